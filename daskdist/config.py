@@ -1,0 +1,48 @@
+"""Settings, kept in Dask's own configuration under ``daskdist``.
+
+Set them as any Dask setting: ``dask.config.set({"daskdist.window-bytes": "256 MiB"})``, a YAML file in
+``~/.config/dask``, or ``DASK_DASKDIST__WINDOW_BYTES``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import dask.config
+from dask.utils import parse_bytes
+
+DEFAULTS: Final[dict[str, Any]] = {
+    # Bytes of blocks and bundles that may be outstanding (asked for, not yet released) on one worker, or in
+    # this process where there is no cluster. Half is for what is read, half for what is batched.
+    "window-bytes": "256 MiB",
+    # The size at which a source that can be cut is cut.
+    "split-bytes": "16 MiB",
+    # The size of the bundle of chunks that one task builds.
+    "bundle-bytes": "16 MiB",
+    # The arity of the tree by which values of several workers are reduced.
+    "split-every": 8,
+    # Threads that read ahead in this process; null means one a core.
+    "num-threads": None,
+    # How many calls of `run` may be under way before a further one waits for the oldest.
+    "max-steps-in-flight": 32,
+    # Seconds to wait for a scheduler to answer.
+    "timeouts": {"connect": 10},
+}
+
+dask.config.update_defaults({"daskdist": DEFAULTS})
+
+
+def in_bytes(name: str) -> int:
+    """A setting that is a size, as a number of bytes."""
+    return int(parse_bytes(setting(name)))
+
+
+def setting(name: str) -> Any:
+    """A setting by its name below ``daskdist``, such as ``"window-bytes"``."""
+    return dask.config.get(f"daskdist.{name}")
+
+
+def num_threads() -> int:
+    """The number of threads that read ahead in this process."""
+    return int(setting("num-threads") or os.cpu_count() or 1)

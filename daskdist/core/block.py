@@ -1,0 +1,210 @@
+"""Rows in memory: blocks, which are columnar; batches, which are cuts of one; bundles, which are lists.
+
+The three have the same methods, and a row of any of them is an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.structure import Leaves, Structure
+from daskdist.errors import StackError
+
+
+class Block:
+    """Elements of one shape: an array a leaf, shape ``(num_rows, ...)``, an element a row.
+
+    Parameters
+    ----------
+    structure
+        How the leaves nest.
+    leaves
+        One array a leaf, all of the same length along axis 0.
+    label
+        Where the rows came from, for messages: a file and a row group, say.
+    source_rows
+        The number of each row within what the label names; None where they are simply 0, 1, 2, ...
+    """
+
+    __slots__ = ("label", "leaves", "source_rows", "structure")
+
+    def __init__(
+        self, structure: Structure, leaves: Sequence[Any], label: str = "", source_rows: Any = None
+    ) -> None:
+        self.structure = structure
+        self.leaves = tuple(map(read_only, leaves))
+        self.label = label
+        self.source_rows = source_rows
+
+    def __len__(self) -> int:
+        return len(self.leaves[0]) if self.leaves else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows themselves, whatever arrays they are views of."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    def item(self, index: int) -> Leaves:
+        """The leaves of one element."""
+        return tuple([leaf[index] for leaf in self.leaves])
+
+    def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """The elements from ``start`` to ``stop``, in order."""
+        return map(self.structure.pack, zip(*[leaf[start:stop] for leaf in self.leaves], strict=True))
+
+    def take(self, rows: Any) -> Block:
+        """The given rows, in the given order: one copy."""
+        source_rows = rows if self.source_rows is None else np.asarray(self.source_rows)[rows]
+        return Block(self.structure, [leaf.take(rows, axis=0) for leaf in self.leaves], self.label, source_rows)
+
+    def where(self, index: int) -> str:
+        """What a message calls one row."""
+        row = index if self.source_rows is None else self.source_rows[index]
+        return f"row {row} of {self.label or 'a block'}"
+
+    def __repr__(self) -> str:
+        shapes = self.structure.pack([f"{leaf.dtype}{list(leaf.shape)}" for leaf in self.leaves])
+        return f"<Block of {len(self)} rows: {shapes}{' from ' + self.label if self.label else ''}>"
+
+
+class Bundle:
+    """Elements whose shapes may differ, such as the chunks one task builds: a tuple of leaves an element."""
+
+    __slots__ = ("_items", "label", "structure")
+
+    def __init__(self, structure: Structure, items: Sequence[Leaves], label: str = "") -> None:
+        self.structure = structure
+        self._items = list(items)
+        self.label = label
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(np.asarray(leaf).nbytes for item in self._items for leaf in item)
+
+    def item(self, index: int) -> Leaves:
+        """The leaves of one element."""
+        return self._items[index]
+
+    def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """The elements from ``start`` to ``stop``, in order."""
+        return map(self.structure.pack, self._items[start:stop])
+
+    def take(self, rows: Any) -> Bundle:
+        return Bundle(self.structure, [self._items[row] for row in rows], self.label)
+
+    def where(self, index: int) -> str:
+        """What a message calls one element."""
+        return f"an element made of {self.label or 'this data'}"
+
+    def __repr__(self) -> str:
+        return f"<Bundle of {len(self)} elements{' from ' + self.label if self.label else ''}>"
+
+
+class Batches:
+    """Chunks that are cuts of the same arrays: what gathering makes, as one array a leaf.
+
+    Parameters
+    ----------
+    rows
+        The rows of all chunks, one after the other.
+    bounds
+        Where in them each chunk begins, and the last ends.
+    inner
+        The shape of a chunk's own elements in rows: ``()``, or ``(2,)`` in a batch of batches of 2.
+    """
+
+    __slots__ = ("bounds", "inner", "rows")
+
+    def __init__(self, rows: Block, bounds: Sequence[int], inner: tuple[int, ...] = ()) -> None:
+        self.rows = rows
+        self.bounds = bounds
+        self.inner = inner
+
+    @property
+    def structure(self) -> Structure:
+        return self.rows.structure
+
+    @property
+    def label(self) -> str:
+        return self.rows.label
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    def item(self, index: int) -> Leaves:
+        """The leaves of one chunk: views."""
+        start, stop = self.bounds[index], self.bounds[index + 1]
+        leaves = tuple([leaf[start:stop] for leaf in self.rows.leaves])
+        if self.inner:
+            leaves = tuple([leaf.reshape(-1, *self.inner, *leaf.shape[1:]) for leaf in leaves])
+        return leaves
+
+    def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """The chunks from ``start`` to ``stop``, in order."""
+        pack = self.rows.structure.pack
+        return (pack(self.item(index)) for index in range(*slice(start, stop).indices(len(self))))
+
+    def take(self, rows: Any) -> Bundle:
+        return Bundle(self.structure, [self.item(row) for row in rows], self.label)
+
+    def where(self, index: int) -> str:
+        """What a message calls one chunk."""
+        return f"a batch of {self.bounds[index + 1] - self.bounds[index]} rows of {self.label or 'this data'}"
+
+
+Rows = Block | Bundle | Batches
+
+
+def read_only(array: Any) -> Any:
+    """A view that cannot be written to, so that a chunk that aliases a block cannot spoil it."""
+    if isinstance(array, np.ndarray) and array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def from_items(
+    structure: Structure, items: Sequence[Leaves], label: str = "", source_rows: Any = None
+) -> Block | Bundle:
+    """A block of elements whose shapes and dtypes agree, else a bundle of them."""
+    columns = list(zip(*items, strict=True))
+    if columns and all(_agree(column) for column in columns):
+        return Block(structure, [np.stack(column) for column in columns], label, source_rows)
+    return Bundle(structure, items, label)
+
+
+def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Leaves:
+    """The leaves of one chunk: those of its elements stacked along a new axis 0.
+
+    Raises
+    ------
+    StackError
+        The elements' shapes or dtypes differ.
+    """
+    leaves = []
+    for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
+        if not _agree(column):
+            kinds = dict.fromkeys(f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}" for leaf in column)
+            where = f" of {label}" if label else ""
+            raise StackError(
+                f"batch: elements{where} do not stack, their leaf {path or '(the element)'} comes as "
+                f"{', '.join(list(kinds)[:4])}. Give them one shape and dtype first, with map(...)"
+            )
+        leaves.append(np.stack(column))
+    return tuple(leaves)
+
+
+def _agree(column: Sequence[Any]) -> bool:
+    first = column[0]
+    shape, dtype = np.shape(first), first.dtype
+    return all(np.shape(leaf) == shape and leaf.dtype == dtype for leaf in column)

@@ -1,0 +1,74 @@
+"""Functions that users give, called so that their failures say where they happened."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from daskdist.core.structure import Structure, call_with
+from daskdist.errors import ArgumentError, UserFunctionError
+
+
+def location(function: Callable[..., Any]) -> str:
+    """Where a function is defined, as ``name (file:line)``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return str(name)
+    return f"{name} ({os.path.relpath(code.co_filename) if _below_here(code.co_filename) else code.co_filename}:{code.co_firstlineno})"
+
+
+def _below_here(path: str) -> bool:
+    return path.startswith(os.getcwd() + os.sep)
+
+
+class UserFunction:
+    """A function a user gave to an operation.
+
+    Parameters
+    ----------
+    function
+        Called with the items of an element that is a tuple, else with the element.
+    operation
+        The name of the operation it was given to.
+    """
+
+    def __init__(self, function: Callable[..., Any], operation: str) -> None:
+        if not callable(function):
+            raise ArgumentError(f"{operation}: expected a function, got {type(function).__name__} {function!r}")
+        self.function = function
+        self.operation = operation
+        # Taken here, where the source file is; on a worker the path would be another.
+        self.location = location(function)
+
+    def __call__(self, element: Any, where: Callable[[], str]) -> Any:
+        """Call it with an element; ``where()`` says which for a message."""
+        try:
+            return call_with(self.function, element)
+        except Exception as error:
+            raise UserFunctionError(
+                f"{self.operation}: {self.location} raised {type(error).__name__}: {error}, on {where()}"
+            ) from error
+
+    def leaves(self, element: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
+        """Its result as leaves and structure; a list at the top counts as a tuple."""
+        result = self(element, where)
+        if type(result) is list:
+            result = tuple(result)
+        try:
+            return Structure.flatten(result)
+        except ArgumentError as error:
+            raise UserFunctionError(f"{self.operation}: {self.location} returned {error}, on {where()}") from None
+
+    def __repr__(self) -> str:
+        return self.location
+
+    def __dask_tokenize__(self) -> object:
+        from dask.tokenize import normalize_token
+
+        return "UserFunction", self.operation, normalize_token(self.function)

@@ -1,0 +1,162 @@
+"""Nodes: an operation's arguments, and what can be said of it before it runs.
+
+A pipeline is an immutable tree of nodes. A node knows the spec and number of its elements, states facts that
+passes rely on (they never look at what operation it is), and lowers itself to primitives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from daskdist.core.primitive import Primitive
+from daskdist.core.spec import ElementSpec
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What holds of an operation, whatever its arguments. Each is proved by a test of the law suite.
+
+    Parameters
+    ----------
+    compute
+        It looks at values and never at order: the same of any one element wherever that stands.
+    keeps_count
+        It gives an element for each it takes.
+    keeps_rows
+        It gives the elements it takes, each as often, unchanged: only their order is another.
+    keeps_spec
+        Its elements have the spec of its input's.
+    per_worker
+        It means the same on each worker's share of the files as it does on the whole.
+    by_count
+        It keeps or drops the first ``count`` elements; ``count`` is a field of its.
+    """
+
+    compute: bool = False
+    keeps_count: bool = False
+    keeps_rows: bool = False
+    keeps_spec: bool = False
+    per_worker: bool = False
+    by_count: bool = False
+
+
+class Node:
+    """One operation of a pipeline. Subclasses are frozen dataclasses whose fields are its arguments."""
+
+    facts: ClassVar[Facts] = Facts()
+    # What users call it: the method that makes it.
+    name: ClassVar[str]
+    # Whether reading ahead in threads gains something where it is part of a pipeline.
+    background: ClassVar[bool] = False
+
+    # Of how many elements of its input each of its elements is made, but for the last; None where that differs.
+    group_size: int | None = None
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The nodes whose elements it takes."""
+        raise NotImplementedError
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        """The same operation on other inputs."""
+        raise NotImplementedError
+
+    @property
+    def spec(self) -> ElementSpec:
+        """The spec of its elements.
+
+        Raises
+        ------
+        SpecUnknown
+            It depends on a function that could not be tried out.
+        """
+        raise NotImplementedError
+
+    @property
+    def cardinality(self) -> int:
+        """The number of its elements, or `UNKNOWN`, or `INFINITE`."""
+        raise NotImplementedError
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        """The primitive it comes down to, on inputs already lowered."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """One line: the operation and its arguments."""
+        arguments = ", ".join(f"{key}={_brief(value)}" for key, value in self._arguments())
+        return f"{self.name}({arguments})"
+
+    def _arguments(self) -> Iterator[tuple[str, Any]]:
+        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if each.repr and value != each.default:
+                yield each.name, value
+
+
+class SpecUnknown(Exception):  # noqa: N818 - a signal between layers
+    """A spec that only the data tells; the message says why."""
+
+
+class Source(Node):
+    """A node without inputs."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return ()
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Transformation(Node):
+    """A node of one input."""
+
+    source: Node = dataclasses.field(repr=False)
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.source,)
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        (source,) = inputs
+        return dataclasses.replace(self, source=source)
+
+    @property
+    def spec(self) -> ElementSpec:
+        if not self.facts.keeps_spec:
+            raise NotImplementedError
+        return self.source.spec
+
+    @property
+    def cardinality(self) -> int:
+        if not (self.facts.keeps_count or self.facts.keeps_rows):
+            raise NotImplementedError
+        return self.source.cardinality
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and everything upstream of it, sinks first."""
+    yield node
+    for source in node.inputs:
+        yield from walk(source)
+
+
+def depth(node: Node) -> int:
+    """The number of nodes on the longest way to a source: a node's place, as far as seeds go."""
+    return 1 + max(map(depth, node.inputs), default=0)
+
+
+def lower(node: Node) -> Primitive:
+    """The whole tree as primitives."""
+    return node.lower(tuple(map(lower, node.inputs)))
+
+
+def _brief(value: Any) -> str:
+    if callable(value) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,59 @@
+"""Every error daskdist raises of its own accord.
+
+::
+
+    DaskdistError
+    ├── ArgumentError          (ValueError)    an argument out of range, or a structure that does not fit
+    ├── StackError             (ValueError)    elements of different shapes meet where one array is made
+    ├── ShardingError          (ValueError)    a dataset cannot be sharded in the way asked for
+    ├── FileError              (OSError)       a file is missing, unreadable or unlike its siblings
+    ├── UserFunctionError      (RuntimeError)  a function given to ``map``, ``filter`` or ``run`` raised
+    ├── UnknownLengthError     (TypeError)     a number of rows is needed and not known
+    ├── UnknownDeviceError     (ValueError)    no such device here
+    ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
+    └── OutOfRangeError        (EOFError)      an iterator is at its end
+
+Each is also a subclass of the builtin that fits, so that code that knows nothing of daskdist can catch it.
+"""
+
+from __future__ import annotations
+
+
+class DaskdistError(Exception):
+    """The root of the tree."""
+
+
+class ArgumentError(DaskdistError, ValueError):
+    """An argument is out of range, or a structure does not fit."""
+
+
+class StackError(DaskdistError, ValueError):
+    """Elements of different shapes meet where one array is made of them."""
+
+
+class ShardingError(DaskdistError, ValueError):
+    """A dataset cannot be sharded in the way asked for."""
+
+
+class FileError(DaskdistError, OSError):
+    """A file is missing, unreadable, or unlike its siblings."""
+
+
+class UserFunctionError(DaskdistError, RuntimeError):
+    """A function the user gave raised; the message says which, where and on what row."""
+
+
+class UnknownLengthError(DaskdistError, TypeError):
+    """A number of rows is needed and not known before the data is read."""
+
+
+class UnknownDeviceError(DaskdistError, ValueError):
+    """No such device here."""
+
+
+class ClusterError(DaskdistError, ConnectionError):
+    """A scheduler or its workers cannot be reached or used."""
+
+
+class OutOfRangeError(DaskdistError, EOFError):
+    """An iterator is at its end."""

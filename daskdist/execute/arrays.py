@@ -1,0 +1,58 @@
+"""A recorded pipeline as Dask arrays."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from daskdist.core.node import Node
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.errors import ArgumentError, UnknownLengthError
+from daskdist.execute.graph import Recorded
+
+
+def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec) -> Any:
+    """One array for each leaf, in the structure of an element; a chunk an element.
+
+    Chunk lengths are known where batches are of rows of known number; else they are NaN, as Dask has it.
+    """
+    import dask.array as da
+    from dask.delayed import Delayed
+
+    if not recorded.is_split:
+        raise UnknownLengthError(
+            "to_dask_array: the number of batches is known only when the data is read; "
+            "persist() the dataset first, or drop the filter"
+        )
+    for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        if not leaf.shape or None in leaf.shape[1:]:
+            raise ArgumentError(f"to_dask_array: leaf {path or '(the element)'} is {leaf}; batch it, in one shape")
+    parts = [Delayed(key, recorded.graph) for key in recorded.keys]
+    lengths = batch_lengths(node, len(parts))
+    structure = spec.structure
+
+    def array(number: int, leaf: TensorSpec) -> Any:
+        blocks = [
+            da.from_delayed(_leaf(part, structure, number), (length, *leaf.shape[1:]), leaf.dtype)
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+        return da.concatenate(blocks) if blocks else da.zeros((0, *leaf.shape[1:]), leaf.dtype)
+
+    return structure.pack([array(number, leaf) for number, leaf in enumerate(spec.leaves)])
+
+
+def _leaf(part: Any, structure: Any, number: int) -> Any:
+    from dask.delayed import delayed
+
+    if structure.num_leaves == 1 and structure.treespec.is_leaf():
+        return part
+    return delayed(operator.itemgetter(number))(delayed(structure.leaves_of)(part))
+
+
+def batch_lengths(node: Node, num_batches: int) -> list[float]:
+    """The rows of each batch, where the last operation says so; NaN otherwise."""
+    size = node.group_size
+    if size is None or node.inputs[0].cardinality < 0:
+        return [float("nan")] * num_batches
+    total = node.inputs[0].cardinality
+    return [min(size, total - k * size) for k in range(num_batches)]

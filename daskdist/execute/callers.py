@@ -1,0 +1,213 @@
+"""Callers: who makes the calls an interpreter asks for.
+
+An interpreter says what is to be called, on which blocks and near which worker. A caller makes the call and
+gives a **handle**, which stands for the result and can be an argument of further calls.
+
+====================  ==========================================  =================================
+caller                makes a call                                a handle is
+====================  ==========================================  =================================
+`Now`                 at once, in this thread                     the result
+`Threads`             on a bounded pool of this process           a future of the pool
+`graph.Record`        never: writes a Dask task                   a reference to the task
+`submit.Submit`       on a Dask cluster, at once                  a Dask future
+`NeverRun`            never: raises                               —
+====================  ==========================================  =================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from daskdist.config import num_threads
+from daskdist.core.block import Rows
+from daskdist.core.node import Node, walk
+from daskdist.errors import DaskdistError
+
+Handle = Any
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a finished call says of its block.
+
+    Parameters
+    ----------
+    num_rows
+        Its elements.
+    nbytes
+        Its size in memory.
+    lengths
+        Of each element that is an array or a nest of them, the length of its first leaf along axis 0.
+    """
+
+    num_rows: int
+    nbytes: int
+    lengths: tuple[int, ...] = ()
+
+
+def report_of(rows: Rows) -> Report:
+    """The report on a block."""
+    return Report(len(rows), rows.nbytes)
+
+
+def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:
+    """Of each element of a block, the length of its first leaf along axis 0."""
+    (rows,) = blocks
+    return tuple(len(np.atleast_1d(rows.item(index)[0])) for index in range(len(rows)))
+
+
+class Caller(Protocol):
+    """See the top of this file."""
+
+    # Calls worth having under way beyond the one that is waited for.
+    num_ahead: int
+    # The most a bundle should hold.
+    bundle_bytes: int
+    bundle_chunks: int
+    # Whether to spend calls on giving up memory early.
+    compacts: bool
+
+    def call(
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+    ) -> Handle:
+        """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be."""
+        ...
+
+    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+        """Call ``function(*args)``."""
+        ...
+
+    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+        """The value of a key of a Dask graph."""
+        ...
+
+    def report(self, handle: Handle, *, wait: bool) -> Report | None:
+        """What is known of a result; None where it is not there yet and ``wait`` is False."""
+        ...
+
+    def result(self, handle: Handle) -> Any:
+        """The result itself, waited for and brought here."""
+        ...
+
+    def close(self) -> None:
+        """Drop what is under way; no call is made after it."""
+        ...
+
+
+class Now:
+    """Each call at once, in this thread."""
+
+    num_ahead = 0
+    bundle_bytes = MIB
+    bundle_chunks = 64
+    compacts = True
+
+    def call(
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+    ) -> Handle:
+        return function(handles, *args)
+
+    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+        return function(*args)
+
+    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+        return compute_key(graph(), key)
+
+    def report(self, handle: Handle, *, wait: bool) -> Report | None:
+        return report_of(handle)
+
+    def result(self, handle: Handle) -> Any:
+        return handle
+
+    def close(self) -> None:
+        pass
+
+
+class Threads:
+    """Calls on a pool of threads, in the order they were asked for.
+
+    A call waits for its blocks in its thread. It cannot wait for ever: what it waits for was asked for
+    earlier, so it is done or in another thread, and the earliest of all waits for nothing.
+    """
+
+    bundle_bytes = MIB
+    bundle_chunks = 64
+    compacts = True
+
+    def __init__(self) -> None:
+        self.num_ahead = num_threads()
+        self._pool = ThreadPoolExecutor(self.num_ahead, thread_name_prefix="daskdist")
+
+    def call(
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+    ) -> Handle:
+        return self._pool.submit(lambda: function([handle.result() for handle in handles], *args))
+
+    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+        return self._pool.submit(function, *args)
+
+    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+        return self._pool.submit(compute_key, graph(), key)
+
+    def report(self, handle: Future[Rows], *, wait: bool) -> Report | None:
+        return report_of(handle.result()) if wait or handle.done() else None
+
+    def result(self, handle: Future[Any]) -> Any:
+        return handle.result()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class NeverRun:
+    """Refuses every call: proof that building a pipeline runs none of it."""
+
+    num_ahead = 0
+    bundle_bytes = MIB
+    bundle_chunks = 64
+    compacts = False
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise DaskdistError("a call was made where none may be")
+
+    call = source = upstream = report = result = _refuse
+
+    def close(self) -> None:
+        pass
+
+
+_chosen: ContextVar[Callable[[], Caller] | None] = ContextVar("daskdist caller", default=None)
+
+
+@contextlib.contextmanager
+def using(make: Callable[[], Caller]) -> Iterator[None]:
+    """Make every pipeline that starts inside run by the callers that ``make`` gives."""
+    token = _chosen.set(make)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def embedded(node: Node) -> Caller:
+    """The caller for a pipeline that runs in this process: threads where reading ahead gains something."""
+    make = _chosen.get()
+    if make is not None:
+        return make()
+    return Threads() if any(each.background for each in walk(node)) else Now()
+
+
+def compute_key(graph: Any, key: Any) -> Any:
+    """One key of a Dask graph, computed in this thread."""
+    from dask.local import get_sync
+    from dask.optimization import cull
+
+    return get_sync(cull(dict(graph), [key])[0], key)

@@ -1,0 +1,156 @@
+"""The end of a pipeline: its elements built into bundles, ahead of use, each where it will be used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
+from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
+from daskdist.execute.interpreter import Interpreter, bundle_size
+
+
+@dataclass(slots=True)
+class Lane:
+    """One consumer's part of a stretch.
+
+    Parameters
+    ----------
+    ref
+        The block its elements are in; None where it has none.
+    places
+        For each step the element's place in that block; -1 for an element of no rows, which is in none.
+    """
+
+    ref: BlockRef | None
+    places: Sequence[int]
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Some consecutive steps: in each, every lane has one element.
+
+    Parameters
+    ----------
+    lanes
+        The consumers' parts, in order.
+    """
+
+    lanes: list[Lane]
+
+    def __len__(self) -> int:
+        return len(self.lanes[0].places)
+
+
+class Delivery:
+    """The elements of a stream, dealt to consumers in turn and built ahead of use.
+
+    Parameters
+    ----------
+    interpreter
+        Runs the stream.
+    primitive
+        What the stream is of.
+    epoch
+        Which pass.
+    workers
+        For each consumer the worker on which its elements are wanted; None for this process.
+    """
+
+    def __init__(
+        self, interpreter: Interpreter, primitive: Primitive, epoch: Epoch, workers: Sequence[str | None] = (None,)
+    ) -> None:
+        self.interpreter = interpreter
+        self.workers = workers
+        self._source: Cursor = interpreter.open(primitive)(epoch)
+        self._waiting = RunQueue()
+        self._ready: deque[Stretch] = deque()
+        self._is_over = False
+        # Bundles begin small, so that the first elements come soon, and double.
+        self._num_steps = 1
+
+    def __iter__(self) -> Iterator[Stretch]:
+        while True:
+            try:
+                yield self.pull()
+            except Exhausted:
+                return
+
+    def pull(self) -> Stretch:
+        """The next stretch; more are built while it is in use.
+
+        Raises
+        ------
+        Exhausted
+            There is none.
+        """
+        self._build_ahead()
+        if not self._ready:
+            raise Exhausted
+        return self._ready.popleft()
+
+    def _build_ahead(self) -> None:
+        interpreter, window = self.interpreter, self.interpreter.bundles
+        while not self._is_over and len(self._ready) <= interpreter.caller.num_ahead:
+            if self._ready and not window.has_room():
+                return
+            try:
+                self._ready.append(self._build())
+            except Exhausted:
+                self._is_over = True
+            except NotReady:
+                return
+
+    def _build(self) -> Stretch:
+        num_lanes, waiting, pull = len(self.workers), self._waiting, self._source.pull
+        # Waited for is only what the consumer needs now; a bundle may hold more steps if they are there.
+        self.interpreter.waits = not self._ready
+        try:
+            waiting.fill(pull, num_lanes)
+            self.interpreter.waits = False
+            if self._is_in_place(waiting.runs[0]):
+                return self._in_place(waiting.pop(len(waiting.runs[0])))
+            num_steps = min(self._num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
+            self._num_steps = 2 * num_steps
+            waiting.fill(pull, num_steps * num_lanes)
+        except Exhausted:
+            if not waiting:
+                raise
+            num_steps = min(self._num_steps, -(-len(waiting) // num_lanes))
+        except NotReady:
+            num_steps = len(waiting) // num_lanes
+            if not num_steps:
+                raise
+        return self._gathered(waiting.pop(num_steps * num_lanes))
+
+    def _is_in_place(self, run: Run) -> bool:
+        # Rows one after the other in a block that lies where they are wanted need no gathering.
+        return (
+            isinstance(run, Selection)
+            and run.which is None
+            and isinstance(run.rows, range)
+            and set(self.workers) <= {run.blocks[0].worker, None}
+            and len(self.workers) == 1
+        )
+
+    def _in_place(self, run: Run) -> Stretch:
+        return Stretch([Lane(run.blocks[0], run.rows)])  # type: ignore[union-attr]
+
+    def _gathered(self, run: Run) -> Stretch:
+        num_lanes = len(self.workers)
+        num_steps = -(-len(run) // num_lanes)
+        parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
+        return Stretch([self._lane(part, worker, num_steps) for part, worker in zip(parts, self.workers, strict=True)])
+
+    def _lane(self, run: Run, worker: str | None, num_steps: int) -> Lane:
+        has_rows = [len(each) > 0 for each in run.selections] if isinstance(run, Groups) else [True] * len(run)
+        has_rows += [False] * (num_steps - len(has_rows))
+        full = np.flatnonzero(has_rows)
+        if not len(full):
+            return Lane(None, [-1] * num_steps)
+        interpreter = self.interpreter
+        ref = interpreter.gather(run.take(full), on=worker, name="gather", function=None, window=interpreter.bundles)
+        return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist())

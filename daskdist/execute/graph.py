@@ -1,0 +1,226 @@
+"""A pipeline as a Dask graph, and back: the only file that touches Dask's task classes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+# Not public, and where graphs are made of: kept to this file.
+from dask._task_spec import List, Task, TaskRef
+
+from daskdist.core.block import Bundle, Rows
+from daskdist.core.node import Source
+from daskdist.core.primitive import Arrange, Compute, Primitive, Read, Split
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import UnknownLengthError
+from daskdist.execute.callers import Handle, Now, Report
+from daskdist.execute.delivery import Delivery
+from daskdist.execute.interpreter import Interpreter
+
+Graph = dict[Any, Any]
+
+
+class Record:
+    """Writes each call as a task of a graph.
+
+    Parameters
+    ----------
+    token
+        Goes into every key, so that keys of different pipelines differ.
+    """
+
+    num_ahead = 0
+    bundle_bytes = 1
+    # One chunk a task, so that a chunk is a key: whoever schedules the graph sees the batches.
+    bundle_chunks = 1
+    compacts = False
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.graph: Graph = {}
+
+    def call(
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+    ) -> Handle:
+        return self._write(name, function, List(*handles), *args)
+
+    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+        return self._write(name, function, *args)
+
+    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+        # The collection's own graph goes in as it is: its tasks and ours are one graph.
+        self.graph.update(graph())
+        return TaskRef(key)
+
+    def _write(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
+        key = (f"{name}-{self.token}", len(self.graph))
+        self.graph[key] = Task(key, function, *args)
+        return TaskRef(key)
+
+    def report(self, handle: Handle, *, wait: bool) -> Report | None:
+        raise UnknownLengthError("how many rows there are is known only when they are read")
+
+    def result(self, handle: Handle) -> Any:
+        raise UnknownLengthError("a recorded call has no result yet")
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A finite pipeline as a graph.
+
+    Parameters
+    ----------
+    graph
+        Tasks by key.
+    keys
+        The keys whose values are the elements in order: one each where ``is_split``, else one key for all,
+        whose value is a list.
+    is_split
+        Whether there is a key for each element.
+    """
+
+    graph: Graph
+    keys: list[tuple[str, int]]
+    is_split: bool
+
+
+def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
+    """The graph of a pipeline.
+
+    Where row counts are known, each element is a key ``(name, i)``. Where they are not, reading and what is
+    fused with it are a task a split, and one task arranges what they give: its value lists all elements.
+    """
+    token = name.rpartition("-")[2]
+    caller = Record(token)
+    try:
+        keys = list(_record_elements(primitive, name, iteration, caller))
+    except UnknownLengthError:
+        caller = Record(token)
+        sources: list[TaskRef] = []
+        rest = _with_blocks_read(primitive, caller, sources)
+        key = (name, 0)
+        caller.graph[key] = Task(key, _arrange_all, List(*sources), rest, iteration)
+        return Recorded(caller.graph, [key], is_split=False)
+    return Recorded(caller.graph, keys, is_split=True)
+
+
+def _record_elements(primitive: Primitive, name: str, iteration: int, caller: Record) -> Iterator[tuple[str, int]]:
+    number = 0
+    for stretch in Delivery(Interpreter(caller), primitive, (iteration,)):
+        (lane,) = stretch.lanes
+        for place in lane.places:
+            key = (name, number)
+            caller.graph[key] = Task(key, _element, lane.ref.handle, place)  # type: ignore[union-attr]
+            yield key
+            number += 1
+
+
+def _element(rows: Rows, place: int) -> Any:
+    return rows.structure.pack(rows.item(place))
+
+
+def _with_blocks_read(primitive: Primitive, caller: Record, sources: list[TaskRef]) -> Primitive:
+    # The same stream, its reads replaced by reads of what tasks have read: filled in by _arrange_all.
+    if isinstance(primitive, Arrange):
+        return replace(primitive, inputs=tuple(_with_blocks_read(each, caller, sources) for each in primitive.inputs))
+    if isinstance(primitive, Compute):
+        return replace(primitive, source=_with_blocks_read(primitive.source, caller, sources))
+    first = len(sources)
+    for split in primitive.splits():
+        if primitive.graph is None:
+            sources.append(caller.source(primitive.function, split, name=primitive.name))
+        else:
+            value = caller.upstream(primitive.graph, split.payload)
+            sources.append(caller._write(primitive.name, primitive.function, split, value))
+    return Read(ReadBlocks(range(first, len(sources))), operator.attrgetter("payload"), primitive.name, in_memory=True)
+
+
+@dataclass(frozen=True)
+class ReadBlocks:
+    """Splits whose payload is the number of a block, and once there are blocks, the block."""
+
+    numbers: range
+    blocks: tuple[Rows, ...] | None = None
+
+    def __call__(self) -> Sequence[Split]:
+        if self.blocks is None:
+            raise UnknownLengthError("the blocks are not read yet")
+        return [Split(f"block {k}", self.blocks[k], len(self.blocks[k])) for k in self.numbers]
+
+
+def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> list[Any]:
+    def filled(part: Primitive) -> Primitive:
+        if isinstance(part, Arrange):
+            return replace(part, inputs=tuple(map(filled, part.inputs)))
+        if isinstance(part, Compute):
+            return replace(part, source=filled(part.source))
+        return replace(part, splits=replace(part.splits, blocks=tuple(blocks)))  # type: ignore[type-var]
+
+    caller = Now()
+    elements: list[Any] = []
+    for stretch in Delivery(Interpreter(caller), filled(primitive), (iteration,)):
+        (lane,) = stretch.lanes
+        rows: Rows = caller.result(lane.ref.handle)  # type: ignore[union-attr]
+        elements += rows.elements(lane.places[0], lane.places[-1] + 1)
+    return elements
+
+
+@dataclass(frozen=True, eq=False)
+class FromGraph(Source):
+    """Elements that keys of a graph hold: what ``persist`` leaves.
+
+    Parameters
+    ----------
+    recorded
+        The graph and its keys.
+    known_spec
+        The spec of the elements.
+    known_cardinality
+        Their number.
+    """
+
+    recorded: Recorded
+    known_spec: ElementSpec
+    known_cardinality: int
+
+    name = "persisted"
+    background = True
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.known_spec
+
+    @property
+    def cardinality(self) -> int:
+        return self.known_cardinality
+
+    def splits(self) -> Sequence[Split]:
+        num_rows = 1 if self.recorded.is_split else None
+        return [Split(f"persisted part {key[1]}", key, num_rows) for key in self.recorded.keys]
+
+    def graph(self) -> Mapping[Any, Any]:
+        return self.recorded.graph
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        function = Bundled(self.known_spec, self.recorded.is_split)
+        return Read(self.splits, function, self.name, graph=self.graph)
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """What a key holds, one element or a list of them, as a bundle."""
+
+    spec: ElementSpec
+    is_one: bool
+
+    def __call__(self, split: Split, value: Any) -> Rows:
+        elements = [value] if self.is_one else value
+        flatten = self.spec.structure.flatten
+        return Bundle(self.spec.structure, [flatten(element)[0] for element in elements], split.label)
+
+

@@ -1,0 +1,250 @@
+"""The interpreter: walks primitives, keeps the window, and asks a caller for every call.
+
+It knows `Read`, `Compute` and `Arrange`, and no operation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from daskdist.config import in_bytes
+from daskdist.core.primitive import (
+    Arrange,
+    Compute,
+    Cursor,
+    Epoch,
+    Exhausted,
+    NotReady,
+    Opener,
+    Primitive,
+    Read,
+    Split,
+)
+from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
+from daskdist.execute.callers import Caller
+from daskdist.execute.gather import gather, picks_of, take_rows
+from daskdist.execute.window import Window
+
+# A block with less than this share of its rows left is replaced by one of just those rows. Each time at most
+# a third as much is copied as was given up, so all copying together stays below one copy of the data.
+_FEW_ROWS_LEFT = 0.25
+
+
+class Interpreter:
+    """Runs one pipeline.
+
+    Parameters
+    ----------
+    caller
+        Who makes the calls.
+    workers
+        The workers that read, in turn; ``(None,)`` for this process.
+    """
+
+    def __init__(self, caller: Caller, workers: Sequence[str | None] = (None,)) -> None:
+        self.caller = caller
+        budget = in_bytes("window-bytes") * len(workers) // 2
+        self.reads = Window(budget)
+        self.bundles = Window(budget)
+        # Whether a cursor may wait for a count: not while there is something to hand out already.
+        self.waits = True
+        self._turns = cycle(workers)
+
+    def open(self, primitive: Primitive) -> Opener:
+        """What starts a stream of the primitive's elements for an epoch."""
+        match primitive:
+            case Read():
+                return lambda epoch: ReadCursor(self, primitive)
+            case Compute():
+                source = self.open(primitive.source)
+                return lambda epoch: ComputeCursor(self, primitive, source(epoch))
+            case Arrange():
+                inputs = [self.open(each) for each in primitive.inputs]
+                return lambda epoch: primitive.arrangement.open(inputs, epoch, self)
+
+    def next_worker(self) -> str | None:
+        """The worker whose turn it is."""
+        return next(self._turns)
+
+    def gather(
+        self, run: Run, *, on: str | None, name: str, function: Callable[[Any], Any] | None, window: Window
+    ) -> BlockRef:
+        """Ask for the rows of a run as one block, on a worker."""
+        flat, picks = picks_of(self._brought_to(run, on))
+        handles = [ref.handle for ref in flat.blocks]
+        handle = self.caller.call(gather, handles, picks, function, on=on, name=name)
+        return self.refer(handle, len(run), int(flat.nbytes), on, window)
+
+    def refer(self, handle: Any, num_rows: int, nbytes: int, on: str | None, window: Window) -> BlockRef:
+        """A reference that holds its bytes of a window for as long as it lives."""
+        window.acquire(nbytes)
+        return BlockRef(handle, num_rows, nbytes, on, window.release)
+
+    def _brought_to(self, run: Run, on: str | None) -> Run:
+        # Rows cross workers, blocks do not: what lies elsewhere is first reduced to the rows wanted, there.
+        if isinstance(run, Selection):
+            return self._flat_brought_to(run, on)
+        whole = Selection.concat(run.selections)
+        moved = self._flat_brought_to(whole, on)
+        if moved is whole:
+            return run
+        stops = np.cumsum([len(selection) for selection in run.selections])
+        return moved.group((0, *stops.tolist()))
+
+    def _flat_brought_to(self, selection: Selection, on: str | None) -> Selection:
+        away = sorted({ref.worker for ref in selection.blocks if ref.worker != on and ref.worker}) if on else []
+        if not away:
+            return selection
+        blocks = list(selection.blocks)
+        rows = np.array(selection.rows)
+        which = np.zeros(len(rows), np.int32) if selection.which is None else selection.which.copy()
+        found = Selection(selection.blocks, np.asarray(selection.rows), which.copy())
+        for worker in away:
+            is_there = np.array([ref.worker == worker for ref in selection.blocks])
+            at = np.flatnonzero(is_there.take(found.which))
+            if len(at):
+                part = self.gather(found.take(at), on=worker, name="take", function=None, window=self.bundles)
+                rows[at] = np.arange(len(at))
+                which[at] = len(blocks)
+                blocks.append(part)
+        return Selection(tuple(blocks), rows, which, selection.inner).without_unused()
+
+    def compact(self, selection: Selection, in_use: Sequence[Run]) -> Selection:
+        """See `daskdist.core.primitive.Context`."""
+        if not self.caller.compacts or selection.which is None:
+            return selection
+        kept = {id(ref) for run in in_use if isinstance(run, Selection) for ref in run.blocks}
+        counts = np.bincount(selection.which, minlength=len(selection.blocks))
+        blocks, rows = list(selection.blocks), selection.rows
+        for place, (ref, count) in enumerate(zip(selection.blocks, counts.tolist(), strict=True)):
+            if id(ref) in kept or count >= _FEW_ROWS_LEFT * ref.num_rows:
+                continue
+            at = np.flatnonzero(selection.which == place)
+            handle = self.caller.call(take_rows, [ref.handle], selection.rows[at], on=ref.worker, name="compact")
+            blocks[place] = self.refer(handle, count, int(count * ref.row_bytes), ref.worker, self.reads)
+            if rows is selection.rows:
+                rows = rows.copy()
+            rows[at] = np.arange(count)
+        return Selection(tuple(blocks), rows, selection.which, selection.inner)
+
+
+class BlockCursor:
+    """Blocks that calls make, in the order of the calls, some of them asked for ahead.
+
+    Subclasses ask for the next one; a block's rows come out as one contiguous run.
+    """
+
+    def __init__(self, interpreter: Interpreter, factor: int | None) -> None:
+        self.interpreter = interpreter
+        self.factor = factor
+        self.pending: deque[BlockRef] = deque()
+        self.is_over = False
+
+    def pull(self) -> Run:
+        while True:
+            self._ask_ahead()
+            if not self.pending:
+                raise Exhausted
+            ref = self.pending[0]
+            if ref.num_rows < 0:
+                self._count(ref)
+            self.pending.popleft()
+            if ref.num_rows:
+                return Selection.whole(ref)
+
+    def _count(self, ref: BlockRef) -> None:
+        interpreter = self.interpreter
+        report = interpreter.caller.report(ref.handle, wait=interpreter.waits)
+        if report is None:
+            raise NotReady
+        interpreter.reads.acquire(report.nbytes - ref.nbytes)
+        ref.num_rows, ref.nbytes = report.num_rows, report.nbytes
+
+    def _ask_ahead(self) -> None:
+        caller, window = self.interpreter.caller, self.interpreter.reads
+        while not self.is_over and len(self.pending) <= caller.num_ahead:
+            if self.pending and not window.has_room(self.pending[-1].nbytes):
+                return
+            try:
+                self.pending.append(self._ask())
+            except Exhausted:
+                self.is_over = True
+            except NotReady:
+                if not self.pending:
+                    raise
+                return
+
+    def _ask(self) -> BlockRef:
+        raise NotImplementedError
+
+
+class ReadCursor(BlockCursor):
+    """The blocks of a source's splits."""
+
+    def __init__(self, interpreter: Interpreter, read: Read) -> None:
+        super().__init__(interpreter, read.factor)
+        self.read = read
+        self._splits: Iterator[Split] | None = None
+
+    def _ask(self) -> BlockRef:
+        if self._splits is None:
+            self._splits = iter(self.read.splits())
+        split = next(self._splits, None)
+        if split is None:
+            raise Exhausted
+        read, caller, worker = self.read, self.interpreter.caller, self.interpreter.next_worker()
+        if read.graph is None:
+            handle = caller.source(read.function, split, on=worker, name=read.name)
+        else:
+            value = caller.upstream(read.graph, split.payload, on=worker)
+            handle = caller.call(OnValue(read.function), [value], split, on=worker, name=read.name)
+        num_rows = -1 if split.num_rows is None or self.factor is None else split.num_rows * self.factor
+        num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
+        return self.interpreter.refer(handle, num_rows, num_bytes, worker, self.interpreter.reads)
+
+
+class ComputeCursor(BlockCursor):
+    """Blocks made of blocks, or of batches gathered for the purpose."""
+
+    def __init__(self, interpreter: Interpreter, compute: Compute, source: Cursor) -> None:
+        super().__init__(interpreter, compute.factor)
+        self.compute = compute
+        self.source = source
+        self.waiting = RunQueue()
+
+    def _ask(self) -> BlockRef:
+        self.waiting.fill(self.source.pull, 1)
+        interpreter, compute = self.interpreter, self.compute
+        run = self.waiting.pop(bundle_size(interpreter.caller, self.waiting.runs[0]))
+        worker = interpreter.next_worker()
+        ref = interpreter.gather(run, on=worker, name=compute.name, function=compute.function, window=interpreter.reads)
+        ref.num_rows = -1 if self.factor is None else len(run) * self.factor
+        return ref
+
+
+@dataclass(frozen=True)
+class OnValue:
+    """A reader of values of a Dask graph, in the form of a call on handles."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, values: Sequence[Any], split: Split) -> Any:
+        return self.function(split, values[0])
+
+
+def bundle_size(caller: Caller, run: Run) -> int:
+    """How many elements from the start of a run one call should take."""
+    if isinstance(run, Selection):
+        first = run[:1].nbytes
+        most = max(caller.bundle_chunks * 1024, 1)
+    else:
+        first = run.selections[0].nbytes
+        most = caller.bundle_chunks
+    return max(min(int(caller.bundle_bytes // max(first, 1)), most), 1)
+

@@ -1,0 +1,87 @@
+"""Named columns put together as elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optree
+
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns make up which leaf.
+
+    Parameters
+    ----------
+    structure
+        The nest of an element.
+    leaves
+        For each leaf the name of its column, or the tuple of names of the columns that are its last axis.
+    """
+
+    structure: Structure
+    leaves: tuple[str | tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, columns: Any, available: Sequence[str]) -> Columns:
+        """From what users write.
+
+        Parameters
+        ----------
+        columns
+            None for all, a list of names (elements are then dicts by name), or a structure of names in which
+            a list stands for one array of all its columns.
+        available
+            The names there are.
+
+        Raises
+        ------
+        ArgumentError
+            A name is not among them.
+        """
+        if columns is None:
+            columns = list(available)
+        if isinstance(columns, list) and all(isinstance(name, str) for name in columns):
+            columns = {name: name for name in columns}
+        found, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list))
+        leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
+        columns = cls(Structure(treespec), leaves)
+        for name in columns.names:
+            if name not in available:
+                raise ArgumentError(f"no column {name!r}; there are {', '.join(map(repr, available))}")
+        return columns
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all columns used, each once."""
+        return list(dict.fromkeys(name for leaf in self.leaves for name in ([leaf] if isinstance(leaf, str) else leaf)))
+
+    def spec(self, column: Callable[[str], TensorSpec]) -> ElementSpec:
+        """The spec of an element, from the spec of a row of each column."""
+        specs = []
+        for leaf in self.leaves:
+            if isinstance(leaf, str):
+                specs.append(column(leaf))
+                continue
+            parts = [column(name) for name in leaf]
+            odd = next((name for name, part in zip(leaf, parts, strict=True) if part.shape), None)
+            if odd is not None:
+                raise ArgumentError(f"column {odd!r} holds arrays and cannot be one of several that make up an array")
+            specs.append(TensorSpec((len(parts),), np.result_type(*[part.dtype for part in parts])))
+        return ElementSpec(self.structure, tuple(specs))
+
+    def arrays(self, column: Callable[[str], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """The leaves, shape ``(num_rows, ...)``, from the array of each column."""
+        return [column(leaf) if isinstance(leaf, str) else _side_by_side(list(map(column, leaf))) for leaf in self.leaves]
+
+
+def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    # Two passes of whole cache lines are faster than one that writes every sixteenth float.
+    return np.ascontiguousarray(np.array(columns).T)

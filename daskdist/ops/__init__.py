@@ -1,0 +1,1 @@
+"""The operations of a dataset, one file each, named like the method."""

@@ -1,0 +1,80 @@
+"""``batch``: consecutive elements stacked along a new first axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from daskdist.core import cardinality
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.selection import Run, RunQueue
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError
+
+# Groups made at a time: enough to share the cost of a pull, few enough that the first comes at once.
+_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Transformation):
+    """Batches of ``batch_size`` elements, the last of which may be shorter."""
+
+    batch_size: int
+    drop_remainder: bool = False
+
+    name = "batch"
+    facts = Facts(per_worker=True)
+
+    def __post_init__(self) -> None:
+        if self.batch_size <= 0:
+            raise ArgumentError(f"batch: batch_size is {self.batch_size}; give 1 or more")
+
+    @property
+    def group_size(self) -> int:  # type: ignore[override]
+        return self.batch_size
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.source.spec.grouped(self.batch_size if self.drop_remainder else None)
+
+    @property
+    def cardinality(self) -> int:
+        return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Arrange(inputs, BatchRows(self.batch_size, self.drop_remainder), grouped=True)
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The arithmetic of it."""
+
+    batch_size: int
+    drop_remainder: bool
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return BatchCursor(inputs[0](epoch), self.batch_size, self.drop_remainder)
+
+
+@dataclass
+class BatchCursor:
+    """Elements not yet in a batch wait."""
+
+    source: Cursor
+    batch_size: int
+    drop_remainder: bool
+    waiting: RunQueue = field(default_factory=RunQueue)
+
+    def pull(self) -> Run:
+        size, waiting = self.batch_size, self.waiting
+        try:
+            waiting.fill(self.source.pull, size)
+        except Exhausted:
+            if not waiting or self.drop_remainder:
+                raise
+            rest = waiting.pop(size)
+            return rest.group((0, len(rest)))
+        # Only a batch that straddles runs is put together; those within one are cuts of it.
+        num_batches = min(max(len(waiting.runs[0]) // size, 1), _AT_ONCE)
+        return waiting.pop(num_batches * size).group(range(0, num_batches * size + 1, size))

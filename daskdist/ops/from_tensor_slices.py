@@ -1,0 +1,78 @@
+"""``Dataset.from_tensor_slices`` and ``Dataset.from_tensors``: arrays that are in memory already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Block
+from daskdist.core.node import Facts, Source
+from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class FromTensorSlices(Source):
+    """One element a row of each leaf."""
+
+    structure: Structure
+    leaves: tuple[np.ndarray, ...] = field(repr=False)
+
+    name = "from_tensor_slices"
+    facts = Facts()
+
+    @classmethod
+    def of(cls, tensors: object) -> FromTensorSlices:
+        """From a nest of arrays of the same length along axis 0."""
+        leaves, structure = Structure.flatten(tensors)
+        lengths = {}
+        for path, leaf in zip(structure.paths, leaves, strict=True):
+            if np.ndim(leaf) == 0:
+                raise ArgumentError(
+                    f"from_tensor_slices: leaf {path or '(the element)'} is a scalar and has no rows; "
+                    "use from_tensors for one element"
+                )
+            lengths[path or "(the element)"] = len(leaf)
+        if len(set(lengths.values())) > 1:
+            raise ArgumentError(f"from_tensor_slices: leaves differ in their number of rows: {lengths}")
+        return cls(structure, leaves)
+
+    @classmethod
+    def of_one(cls, tensors: object) -> FromTensorSlices:
+        """A single element, whole."""
+        leaves, structure = Structure.flatten(tensors)
+        return cls(structure, tuple(np.asarray(leaf)[None] for leaf in leaves))
+
+    @property
+    def spec(self) -> ElementSpec:
+        return ElementSpec(self.structure, tuple(TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in self.leaves))
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.leaves[0]) if self.leaves else 0
+
+    def splits(self) -> Sequence[Split]:
+        num_rows = self.cardinality
+        row_bytes = sum(leaf.nbytes for leaf in self.leaves) / max(num_rows, 1)
+        size = max(int(in_bytes("split-bytes") // max(row_bytes, 1)), 1)
+        splits = []
+        for start in range(0, num_rows, size):
+            stop = min(start + size, num_rows)
+            block = Block(
+                self.structure, [leaf[start:stop] for leaf in self.leaves], f"from_tensor_slices rows {start} on"
+            )
+            splits.append(Split(block.label, block, stop - start, block.nbytes))
+        return splits
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Read(self.splits, _block, "from_tensor_slices", in_memory=True)
+
+
+def _block(split: Split) -> Block:
+    block: Block = split.payload
+    return block

@@ -1,0 +1,71 @@
+"""``repeat``: several passes, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from daskdist.core import cardinality
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.selection import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(Transformation):
+    """``count`` passes over the input; endless where ``count`` is None or negative."""
+
+    count: int | None = None
+
+    name = "repeat"
+    facts = Facts(keeps_spec=True, per_worker=True)
+
+    @property
+    def _count(self) -> int:
+        return -1 if self.count is None else self.count
+
+    @property
+    def cardinality(self) -> int:
+        return cardinality.multiply(self.source.cardinality, self._count)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Arrange(inputs, RepeatRows(self._count), inputs[0].grouped)
+
+
+@dataclass(frozen=True)
+class RepeatRows:
+    """The arithmetic of it."""
+
+    count: int
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return RepeatCursor(inputs[0], epoch, self.count)
+
+
+@dataclass
+class RepeatCursor:
+    """``passes`` passes are over; ``current`` is the one under way."""
+
+    opener: Opener
+    epoch: Epoch
+    count: int
+    passes: int = 0
+    current: Cursor | None = None
+    is_empty: bool = True
+
+    def pull(self) -> Run:
+        while self.count < 0 or self.passes < self.count:
+            if self.current is None:
+                self.current = self.opener((*self.epoch, self.passes))
+            try:
+                run = self.current.pull()
+            except Exhausted:
+                if self.is_empty:
+                    # Nothing in the first pass: there never will be, and endless passes would hang.
+                    raise
+                self.current = None
+                self.passes += 1
+                continue
+            self.is_empty = False
+            return run
+        raise Exhausted

@@ -1,0 +1,145 @@
+"""``shuffle``: an order drawn from a buffer that slides over the elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.seed import generator
+from daskdist.core.selection import Index, Run, RunQueue, Selection, concat
+from daskdist.errors import ArgumentError
+
+# Draws made at a time, at most: few enough for the cache, enough to share the cost of a call.
+_DRAWS = 32_768
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffle(Transformation):
+    """Elements drawn uniformly from a buffer of ``buffer_size`` that is refilled from the input.
+
+    Parameters
+    ----------
+    buffer_size
+        Elements to draw from. As many as there are elements makes the order uniform over all orders.
+    seed
+        Decides the order, together with the operation's place in the pipeline.
+    reshuffle_each_iteration
+        Whether each pass has an order of its own.
+    node_id
+        The operation's place in the pipeline.
+    """
+
+    buffer_size: int
+    seed: int
+    reshuffle_each_iteration: bool = True
+    node_id: int = field(default=0, repr=False)
+
+    name = "shuffle"
+    facts = Facts(keeps_rows=True, keeps_spec=True, per_worker=True)
+
+    def __post_init__(self) -> None:
+        if self.buffer_size <= 0:
+            raise ArgumentError(f"shuffle: buffer_size is {self.buffer_size}; give 1 or more")
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        rows = ShuffleRows(self.buffer_size, self.seed, self.reshuffle_each_iteration, self.node_id)
+        return Arrange(inputs, rows, inputs[0].grouped)
+
+
+@dataclass(frozen=True)
+class ShuffleRows:
+    """The arithmetic of it."""
+
+    buffer_size: int
+    seed: int
+    reshuffle_each_iteration: bool
+    node_id: int
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        rng = generator(self.seed, self.node_id, epoch if self.reshuffle_each_iteration else ())
+        return ShuffleCursor(inputs[0](epoch), self.buffer_size, rng, context)
+
+
+@dataclass
+class ShuffleCursor:
+    """The buffer, and what has been pulled and has not come into it yet.
+
+    The order is that of drawing one slot at a time: output the slot's occupant, put the next element in. So
+    the output of draw t is the element put into its slot by the latest earlier draw of that slot, or the
+    slot's first occupant; sorting the draws by (slot, t) finds it for all of them at once. Draws are
+    consumed one an element, so the order does not depend on how the input was cut.
+    """
+
+    source: Cursor
+    buffer_size: int
+    rng: np.random.Generator
+    context: Context
+    buffer: Run | None = None
+    waiting: RunQueue = field(default_factory=RunQueue)
+
+    def pull(self) -> Run:
+        num_draws = max(min(self.buffer_size, _DRAWS), 1024)
+        try:
+            self.waiting.fill(self.source.pull, num_draws + (self.buffer_size if self.buffer is None else 0))
+        except Exhausted:
+            if self.buffer is None and not self.waiting:
+                raise
+        if self.buffer is None:
+            self.buffer = self.waiting.pop(self.buffer_size)
+        if self.waiting:
+            return self._draw(self.buffer, self.waiting.pop(num_draws))
+        rest, self.buffer = self.buffer, self.buffer[:0].without_unused()
+        if not len(rest):
+            raise Exhausted
+        return rest.take(self.rng.permutation(len(rest)))
+
+    def _draw(self, buffer: Run, incoming: Run) -> Run:
+        size = len(buffer)
+        output, occupants = exchange(self.rng.integers(size, size=len(incoming)), size)
+        pool = concat([buffer, incoming])
+        buffer = pool.take(occupants).without_unused()
+        # A block's last rows can stay long after the others left: keep just them.
+        self.buffer = self.context.compact(buffer, self.waiting.runs) if isinstance(buffer, Selection) else buffer
+        return pool.take(output).without_unused()
+
+
+def exchange(slots: Index, size: int) -> tuple[Index, Index]:
+    """What comes out and what stays when ``slots`` of a buffer are drawn in turn.
+
+    Parameters
+    ----------
+    slots
+        The slot of each draw, shape ``(num_draws,)``.
+    size
+        The number of slots.
+
+    Returns
+    -------
+    output
+        What each draw gives: a slot for its first occupant, or ``size + t`` for what draw t put in.
+    occupants
+        What each slot holds in the end, in the same terms.
+
+    >>> exchange(np.array([1, 0, 1, 1]), 2)
+    (array([1, 0, 2, 4]), array([3, 5]))
+    """
+    num_draws = len(slots)
+    # The draw's number in the low bits makes each key one of a kind, and so any sort a stable one.
+    keys = np.sort(slots << 32 | np.arange(num_draws))
+    slot, draw = keys >> 32, keys & 0xFFFFFFFF
+    is_first = np.empty(num_draws, bool)
+    is_first[:1] = True
+    np.not_equal(slot[1:], slot[:-1], out=is_first[1:])
+    previous = np.empty(num_draws, np.intp)
+    previous[1:] = draw[:-1] + size
+    np.copyto(previous, slot, where=is_first)
+    output = np.empty(num_draws, np.intp)
+    output[draw] = previous
+    is_last = np.append(is_first[1:], True)
+    occupants = np.arange(size)
+    occupants[slot[is_last]] = draw[is_last] + size
+    return output, occupants

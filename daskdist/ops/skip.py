@@ -1,0 +1,56 @@
+"""``skip``: all but the first elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from daskdist.core import cardinality
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
+from daskdist.core.selection import Run
+from daskdist.ops.take import TakeRows
+
+
+@dataclass(frozen=True, eq=False)
+class Skip(Transformation):
+    """What follows the first ``count`` elements; nothing where ``count`` is negative."""
+
+    count: int
+
+    name = "skip"
+    facts = Facts(keeps_spec=True, by_count=True)
+
+    @property
+    def cardinality(self) -> int:
+        return cardinality.beyond(self.source.cardinality, self.count)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        arrangement = TakeRows(0) if self.count < 0 else SkipRows(self.count)
+        return Arrange(inputs, arrangement, inputs[0].grouped)
+
+
+@dataclass(frozen=True)
+class SkipRows:
+    """The arithmetic of it."""
+
+    count: int
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return SkipCursor(inputs[0](epoch), self.count)
+
+
+@dataclass
+class SkipCursor:
+    """``left`` elements are still to be passed over."""
+
+    source: Cursor
+    left: int
+
+    def pull(self) -> Run:
+        while True:
+            run = self.source.pull()
+            passed = min(self.left, len(run))
+            self.left -= passed
+            if passed < len(run):
+                return run[passed:]

@@ -1,0 +1,53 @@
+"""``take``: the first elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from daskdist.core import cardinality
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.selection import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Take(Transformation):
+    """The first ``count`` elements; all where ``count`` is negative."""
+
+    count: int
+
+    name = "take"
+    facts = Facts(keeps_spec=True, by_count=True)
+
+    @property
+    def cardinality(self) -> int:
+        return cardinality.at_most(self.source.cardinality, self.count)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return inputs[0] if self.count < 0 else Arrange(inputs, TakeRows(self.count), inputs[0].grouped)
+
+
+@dataclass(frozen=True)
+class TakeRows:
+    """The arithmetic of it."""
+
+    count: int
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return TakeCursor(inputs[0](epoch), self.count)
+
+
+@dataclass
+class TakeCursor:
+    """``left`` elements are still to come."""
+
+    source: Cursor
+    left: int
+
+    def pull(self) -> Run:
+        if self.left == 0:
+            raise Exhausted
+        run = self.source.pull()[: self.left]
+        self.left -= len(run)
+        return run

@@ -1,0 +1,36 @@
+"""Neighbouring computations made one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from daskdist.core.block import Rows
+from daskdist.core.primitive import Arrange, Compute, Primitive, Read
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One function after another."""
+
+    first: Callable[..., Rows]
+    then: Callable[[Rows], Rows]
+
+    def __call__(self, *args: Any) -> Rows:
+        return self.then(self.first(*args))
+
+
+def fuse(primitive: Primitive) -> Primitive:
+    """The same stream with a call less for each computation that follows another, or a read."""
+    if isinstance(primitive, Arrange):
+        return replace(primitive, inputs=tuple(map(fuse, primitive.inputs)))
+    if not isinstance(primitive, Compute):
+        return primitive
+    source = fuse(primitive.source)
+    if not isinstance(source, (Read, Compute)):
+        return replace(primitive, source=source)
+    factor = None if source.factor is None or primitive.factor is None else source.factor * primitive.factor
+    function = Composed(source.function, primitive.function)
+    name = f"{source.name}-{primitive.name}"
+    return replace(source, function=function, factor=factor, name=name)

@@ -1,0 +1,60 @@
+"""Rewrites of nodes that leave the elements and their order as they are and save work.
+
+Each rule is a function of one node: the better one, or None. They read facts, never names of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from daskdist.core.node import Node, Source
+
+
+def simplify(node: Node) -> Node:
+    """The tree with every rule applied until none applies."""
+    inputs = tuple(map(simplify, node.inputs))
+    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+        node = node.with_inputs(inputs)
+    for rule in RULES:
+        better = rule(node)
+        if better is not None:
+            return simplify(better)
+    return node
+
+
+def count_rows_not_batches(node: Any) -> Node | None:
+    """``batch(b).take(n)`` is ``take(b * n).batch(b)``: batches passed over are never built."""
+    if not node.facts.by_count or node.count < 0 or node.source.group_size is None:
+        return None
+    batch = node.source
+    return batch.with_inputs((replace(node, source=batch.source, count=node.count * batch.group_size),))
+
+
+def count_before_computing(node: Any) -> Node | None:
+    """``map(f).take(n)`` is ``take(n).map(f)``: what is not wanted is not computed."""
+    if not node.facts.by_count or not (node.source.facts.compute and node.source.facts.keeps_count):
+        return None
+    compute = node.source
+    return compute.with_inputs((replace(node, source=compute.source),))
+
+
+def compute_before_reordering(node: Any) -> Node | None:
+    """``shuffle(n).map(f)`` is ``map(f).shuffle(n)``: the function runs in the call that reads."""
+    if not (node.facts.compute and node.facts.keeps_count) or not node.source.facts.keeps_rows:
+        return None
+    below = node.source.source
+    while below.facts.keeps_rows:
+        below = below.source
+    if not (isinstance(below, Source) or below.facts.compute):
+        return None
+    order = node.source
+    return order.with_inputs((node.with_inputs(order.inputs),))
+
+
+RULES: Final[tuple[Callable[[Any], Node | None], ...]] = (
+    count_rows_not_batches,
+    count_before_computing,
+    compute_before_reordering,
+)
