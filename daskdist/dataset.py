@@ -42,6 +42,7 @@ from daskdist.ops.repeat import Repeat
 from daskdist.ops.shuffle import Shuffle
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
+from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.fuse import fuse
 from daskdist.passes.simplify import simplify
 
@@ -231,6 +232,22 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         """
         return self._with(Prefetch(self._node, buffer_size))
 
+    # --- options ---
+
+    def with_options(self, options: Options) -> Dataset:
+        """The same elements, with options that later parts of a pipeline and strategies go by.
+
+        Parameters
+        ----------
+        options
+            Fields left None keep what was set before; others win over it.
+        """
+        return self._with(WithOptions(self._node, options.copy()))
+
+    def options(self) -> Options:
+        """The options in force."""
+        return merged_options(self._node)
+
     # --- batches ---
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
@@ -371,6 +388,18 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         from daskdist.execute.arrays import to_dask_array
 
         return to_dask_array(self._node, self._recorded, self._spec)
+
+    # --- for other parts of daskdist ---
+
+    @property
+    def node(self) -> Node:
+        """The pipeline."""
+        return self._node
+
+    @property
+    def spec(self) -> ElementSpec:
+        """`element_spec` as structure and leaves."""
+        return self._spec
 
     # --- within ---
 

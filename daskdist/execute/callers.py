@@ -97,6 +97,10 @@ class Caller(Protocol):
         """The result itself, waited for and brought here."""
         ...
 
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        """Several results, brought here together."""
+        ...
+
     def close(self) -> None:
         """Drop what is under way; no call is made after it."""
         ...
@@ -126,6 +130,9 @@ class Now:
 
     def result(self, handle: Handle) -> Any:
         return handle
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        return list(handles)
 
     def close(self) -> None:
         pass
@@ -163,6 +170,9 @@ class Threads:
     def result(self, handle: Future[Any]) -> Any:
         return handle.result()
 
+    def results(self, handles: Sequence[Future[Any]]) -> list[Any]:
+        return [handle.result() for handle in handles]
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -178,7 +188,7 @@ class NeverRun:
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")
 
-    call = source = upstream = report = result = _refuse
+    call = source = upstream = report = result = results = _refuse
 
     def close(self) -> None:
         pass

@@ -65,6 +65,9 @@ class Record:
     def result(self, handle: Handle) -> Any:
         raise UnknownLengthError("a recorded call has no result yet")
 
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        return [self.result(handle) for handle in handles]
+
     def close(self) -> None:
         pass
 

@@ -12,7 +12,6 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.selection import Groups, Run
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.errors import ShardingError
 
 
 def piece_bounds(num_rows: int, num_pieces: int) -> list[int]:
@@ -33,16 +32,6 @@ class Deal(Transformation):
 
     name = "deal"
     facts = Facts(per_worker=True)
-
-    def __post_init__(self) -> None:
-        spec = self.source.spec
-        for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
-            if not leaf.shape:
-                raise ShardingError(
-                    f"the elements cannot be split over {self.num_pieces} replicas: leaf {path or '(the element)'} "
-                    "is a scalar and has no batch dimension. Add .batch(global_batch_size) to the dataset, "
-                    "or use distribute_datasets_from_function"
-                )
 
     @property
     def spec(self) -> ElementSpec:

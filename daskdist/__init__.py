@@ -1,0 +1,67 @@
+"""Distributed datasets and synchronous replicas on Dask.
+
+>>> import daskdist
+>>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+>>> for batch in strategy.distribute_dataset(daskdist.Dataset.range(6).batch(4)):
+...     total = strategy.reduce("SUM", strategy.run(lambda x: x.sum(), args=(batch,)), axis=None)
+...     print(batch, total)
+PerReplica:{
+  0: array([0, 1]),
+  1: array([2, 3])
+} 6
+PerReplica:{
+  0: array([4]),
+  1: array([5])
+} 9
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from daskdist.core.names import lazily
+
+if TYPE_CHECKING:
+    from daskdist import data as data
+    from daskdist import distribute as distribute
+    from daskdist import errors as errors
+    from daskdist.core.spec import PerReplicaSpec as PerReplicaSpec
+    from daskdist.core.spec import TensorSpec as TensorSpec
+    from daskdist.dataset import Dataset as Dataset
+    from daskdist.dataset import read_parquet as read_parquet
+    from daskdist.ops.with_options import Options as Options
+    from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
+    from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
+    from daskdist.strategy.distributed import DistributedIterator as DistributedIterator
+    from daskdist.strategy.function import function as function
+    from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
+    from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from daskdist.strategy.reduction import ReduceOp as ReduceOp
+    from daskdist.strategy.values import PerReplica as PerReplica
+
+__version__ = "0.1.0"
+
+_NAMES: Final = {
+    "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
+    "Dataset": "daskdist.dataset:Dataset",
+    "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
+    "DistributedIterator": "daskdist.strategy.distributed:DistributedIterator",
+    "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
+    "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
+    "Options": "daskdist.ops.with_options:Options",
+    "PerReplica": "daskdist.strategy.values:PerReplica",
+    "PerReplicaSpec": "daskdist.core.spec:PerReplicaSpec",
+    "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
+    "TensorSpec": "daskdist.core.spec:TensorSpec",
+    "data": "daskdist.data",
+    "distribute": "daskdist.distribute",
+    "errors": "daskdist.errors",
+    "function": "daskdist.strategy.function:function",
+    "read_parquet": "daskdist.dataset:read_parquet",
+}
+
+__all__ = [*_NAMES]  # noqa: PLE0604
+
+__getattr__ = lazily(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])

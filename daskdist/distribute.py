@@ -1,0 +1,20 @@
+"""The names of ``tf.distribute``."""
+
+from typing import Final
+
+from daskdist.core.names import lazily
+
+_NAMES: Final = {
+    "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
+    "DistributedIterator": "daskdist.strategy.distributed:DistributedIterator",
+    "DistributedValues": "daskdist.strategy.values:DistributedValues",
+    "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
+    "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
+    "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
+    "Strategy": "daskdist.strategy.strategy:Strategy",
+    "experimental": "daskdist.distribute",
+}
+
+__all__ = [*_NAMES]  # noqa: PLE0604
+
+__getattr__ = lazily(__name__, _NAMES)

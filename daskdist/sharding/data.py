@@ -1,0 +1,12 @@
+"""DATA: each split is read once on the cluster, and the pieces of each batch go to all replicas.
+
+Order is the same for any number of workers; rows a worker needs of a block that lies on another are sent.
+"""
+
+from __future__ import annotations
+
+from daskdist.sharding import AutoShardPolicy, Decision, Outlook
+
+
+def decide(outlook: Outlook) -> Decision:
+    return Decision(AutoShardPolicy.DATA, "asked for: each batch is split over all replicas")

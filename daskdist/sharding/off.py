@@ -1,0 +1,9 @@
+"""OFF: no sharding; each worker gets the whole dataset, so its rows come once a worker."""
+
+from __future__ import annotations
+
+from daskdist.sharding import AutoShardPolicy, Decision, Outlook
+
+
+def decide(outlook: Outlook) -> Decision:
+    return Decision(AutoShardPolicy.OFF, "asked for: each worker gets the whole dataset")

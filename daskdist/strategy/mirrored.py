@@ -1,0 +1,53 @@
+"""`MirroredStrategy`: replicas in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+
+from daskdist.dataset import Dataset
+from daskdist.devices import devices as find_devices
+from daskdist.devices import name_of
+from daskdist.execute.callers import Caller, Handle, Now, embedded
+from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.values import regroup
+
+
+class MirroredStrategy(Strategy):
+    """Replicas in this process, one a device; no cluster.
+
+    Parameters
+    ----------
+    devices
+        Their names, such as ``["CPU:0", "CPU:1"]``; one CPU replica if None or empty.
+
+    Raises
+    ------
+    UnknownDeviceError
+        There is no such device, or one is named twice.
+
+    >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
+    >>> sums = [strategy.run(lambda x: x.sum(), args=(batch,)) for batch in batches]
+    >>> sums[0]
+    PerReplica:{
+      0: np.int64(1),
+      1: np.int64(5)
+    }
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None) -> None:
+        found = find_devices(devices or ["CPU:0"])
+        super().__init__([Replica(None, name_of(device)) for device in found], Now())
+
+    def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
+        results = [optree.tree_unflatten(returned.treespec, returned.leaves) for returned in handles]
+        return results[0] if len(results) == 1 else regroup(results)
+
+    def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
+        return list(handle.leaves)
+
+    def reader(self, dataset: Dataset) -> Caller:
+        return embedded(dataset.node)

@@ -1,0 +1,162 @@
+"""`MultiWorkerMirroredStrategy`: replicas on the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+from distributed import Client, LocalCluster, wait
+
+from daskdist.config import setting
+from daskdist.dataset import Dataset
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.submit import Submit
+from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.values import AsyncValue, PerReplica, PickFromReturned, Remote, Returned, regroup
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Replicas on the workers of a Dask cluster, in step.
+
+    Parameters
+    ----------
+    cluster
+        A ``distributed.Client``, a cluster object such as ``LocalCluster``, or the address of a scheduler. If
+        None, a ``LocalCluster`` with a process a core that belongs to the strategy: `close` closes it, and so
+        does the end of a ``with`` block.
+    replicas_per_worker
+        Replicas on each worker; at most as many as it has threads.
+
+    Raises
+    ------
+    ClusterError
+        Nobody answers at the address, or the cluster has no workers.
+    ArgumentError
+        A worker has fewer threads than it is to have replicas.
+
+    Notes
+    -----
+    What `run` and `reduce` return is asynchronous: it is waited for when it is looked at. The workers are
+    those there are when the strategy is made, ordered by name.
+    """
+
+    def __init__(self, cluster: Any = None, *, replicas_per_worker: int = 1) -> None:
+        if replicas_per_worker < 1:
+            raise ArgumentError(f"replicas_per_worker is {replicas_per_worker}; give 1 or more")
+        self._owned: list[Any] = []
+        # Also when nobody closes it: worker processes must not outlive the program.
+        self._finalizer = weakref.finalize(self, _close_all, self._owned)
+        try:
+            self.client = self._connect(cluster, replicas_per_worker)
+            workers = _workers(self.client)
+            for address, num_threads in workers:
+                if replicas_per_worker > num_threads:
+                    raise ArgumentError(
+                        f"replicas_per_worker is {replicas_per_worker}, and worker {address} has {num_threads} threads; "
+                        f"start workers with --nthreads {replicas_per_worker}, or use fewer replicas"
+                    )
+        except BaseException:
+            self._finalizer()
+            raise
+        replicas = [Replica(address, f"CPU:{k}") for address, _ in workers for k in range(replicas_per_worker)]
+        super().__init__(replicas, Submit(self.client, len(workers)))
+        # What each function returned when it was first called, and so returns.
+        self._layouts: dict[Any, tuple[Any, tuple[bool, ...]]] = {}
+        self._in_flight: deque[list[Handle]] = deque()
+
+    def _connect(self, cluster: Any, threads: int) -> Client:
+        if isinstance(cluster, Client):
+            return cluster
+        if cluster is None:
+            # Loopback only, the dashboard too: a cluster for this program is nobody else's business.
+            cluster = LocalCluster(host="127.0.0.1", threads_per_worker=threads, dashboard_address="127.0.0.1:0")
+            self._owned.append(cluster)
+        if isinstance(cluster, str):
+            client = _client_of(cluster)
+        elif hasattr(cluster, "scheduler_address"):
+            client = Client(cluster, set_as_default=False)
+        else:
+            raise ArgumentError(
+                f"MultiWorkerMirroredStrategy: {type(cluster).__name__} is not a Dask client, a cluster or an address"
+            )
+        self._owned.insert(0, client)
+        return client
+
+    def close(self) -> None:
+        """Close the connection, and the cluster if the strategy made it. What it computed is gone after it."""
+        self._in_flight.clear()
+        self._finalizer()
+
+    def __enter__(self) -> MultiWorkerMirroredStrategy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def reader(self, dataset: Dataset) -> Caller:
+        return Submit(self.client, len(self.workers))
+
+    def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
+        treespec, are_none = self._layout(fn, handles)
+        self._in_flight.append(handles)
+        if len(self._in_flight) > setting("max-steps-in-flight"):
+            wait(self._in_flight.popleft())
+        leaves = []
+        for number, is_none in enumerate(are_none):
+            pick = PickFromReturned(number, treespec)
+            values = [AsyncValue(self._caller, Remote(handle, pick)) for handle in handles]
+            leaves.append(None if is_none else values[0] if len(values) == 1 else PerReplica(values))
+        return optree.tree_unflatten(treespec, leaves)
+
+    def _layout(self, fn: Callable[..., Any], handles: list[Handle]) -> tuple[Any, tuple[bool, ...]]:
+        # Known by its code: a function defined anew in each step is still one function.
+        key = getattr(fn, "__code__", fn)
+        if key not in self._layouts:
+            self._layouts[key] = self._caller.result(self._caller.call(layout_of, handles, name="layout"))
+        return self._layouts[key]
+
+    def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
+        treespec = Returned.of([0] * num_leaves).treespec
+        picks = [PickFromReturned(number, treespec) for number in range(num_leaves)]
+        return [AsyncValue(self._caller, Remote(handle, pick)) for pick in picks]
+
+
+def layout_of(results: Sequence[Returned]) -> tuple[Any, tuple[bool, ...]]:
+    """The structure a function returned on all replicas, and which of its leaves are None on all."""
+    # Refuses structures that differ.
+    regroup([optree.tree_unflatten(each.treespec, [0] * len(each.leaves)) for each in results])
+    columns = zip(*[each.leaves for each in results], strict=True)
+    return results[0].treespec, tuple(all(leaf is None for leaf in column) for column in columns)
+
+
+def _client_of(address: str) -> Client:
+    timeout = setting("timeouts.connect")
+    try:
+        return Client(address, timeout=timeout, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ClusterError(f"no Dask scheduler answers at {address!r} within {timeout} s: {error}") from error
+
+
+def _workers(client: Client) -> list[tuple[str, int]]:
+    # The address and number of threads of each, ordered by name where names are numbers, as a LocalCluster's are.
+    timeout = setting("timeouts.connect")
+    try:
+        client.wait_for_workers(1, timeout=timeout)
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(f"the cluster at {client.scheduler.address} has no workers after {timeout} s") from error
+    found = client.scheduler_info(n_workers=-1)["workers"]
+
+    def place(item: tuple[str, dict[str, Any]]) -> tuple[bool, int, str]:
+        name = str(item[1]["name"])
+        return not name.isdecimal(), int(name) if name.isdecimal() else 0, item[0]
+
+    return [(address, info["nthreads"]) for address, info in sorted(found.items(), key=place)]
+
+
+def _close_all(owned: list[Any]) -> None:
+    while owned:
+        owned.pop(0).close()

@@ -1,0 +1,190 @@
+"""Reductions: what is done on a replica, how two partial results combine, and what is made of the last.
+
+Partial results combine in a tree of fixed shape: the replicas of a worker first, in order, then workers, so
+many at a time, in order. So a result does not depend on which part was ready first, to the last bit.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.structure import as_array
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Caller, Handle
+from daskdist.strategy.values import Pick, Returned, fill
+
+Axis = int | tuple[int, ...] | None
+
+
+class ReduceOp(enum.Enum):
+    """How values of replicas become one."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def of(cls, value: object) -> ReduceOp:
+        """An operation, from itself or its name in any case."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        raise ArgumentError(f"{value!r} is not a reduction; there are {', '.join(cls.__members__)}")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One way to reduce.
+
+    Parameters
+    ----------
+    chunk
+        Makes a replica's array its partial result, along an axis or along none.
+    combine
+        Makes two partial results one.
+    finalize
+        Makes the last partial result the result.
+    """
+
+    chunk: Callable[[Any, Axis], Any]
+    combine: Callable[[Any, Any], Any]
+    finalize: Callable[[Any], Any]
+
+
+def _sum(array: Any, axis: Axis) -> Any:
+    return array if axis is None else np.sum(array, axis=axis)
+
+
+def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int]:
+    if axis is None:
+        return array, 1
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return np.sum(array, axis=axis), int(np.prod([array.shape[each] for each in axes]))
+
+
+def _mean(partial: tuple[Any, int]) -> Any:
+    total, count = partial
+    if not np.issubdtype(total.dtype, np.inexact):
+        total = total.astype(np.float64)
+    # No rows at all: 0/0, which is NaN, as NumPy's mean of nothing is; without its warning on a worker.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return total / total.dtype.type(count)
+
+
+REDUCTIONS: Final = {
+    ReduceOp.SUM: Reduction(_sum, lambda a, b: a + b, lambda partial: partial),
+    ReduceOp.MEAN: Reduction(_sum_and_count, lambda a, b: (a[0] + b[0], a[1] + b[1]), _mean),
+}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One node of the tree: chunks of some replicas, or partial results, made one.
+
+    Parameters
+    ----------
+    op
+        The reduction.
+    axis
+        The axis or axes of each array to reduce along; None for none.
+    is_final
+        Whether the result is wanted, and not a partial one.
+    """
+
+    op: ReduceOp
+    axis: Axis
+    is_final: bool
+
+    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any]) -> Any:
+        """From the values of replicas: for each replica a wired list of leaves."""
+        parts = [pick(results[number]) for number, pick in picks]
+        reduction = REDUCTIONS[self.op]
+        arrays = [[_checked(leaf, self.axis) for leaf in leaves] for leaves in fill(replicas, parts)]
+        if self.axis is None:
+            for column in zip(*arrays, strict=True):
+                check_shapes([np.shape(array) for array in column])
+        return self._fold([[reduction.chunk(array, self.axis) for array in leaves] for leaves in arrays])
+
+    def partials(self, results: Sequence[Any]) -> Any:
+        """From partial results."""
+        if self.axis is None:
+            for column in zip(*results, strict=True):
+                check_shapes([np.shape(part[0] if isinstance(part, tuple) else part) for part in column])
+        return self._fold(results)
+
+    def _fold(self, parts: Sequence[list[Any]]) -> Any:
+        reduction = REDUCTIONS[self.op]
+        folded = [functools.reduce(reduction.combine, column) for column in zip(*parts, strict=True)]
+        if not self.is_final:
+            return folded
+        return Returned.of([reduction.finalize(partial) for partial in folded])
+
+
+def _checked(value: Any, axis: Axis) -> Any:
+    array = as_array(value)
+    if array.dtype.kind not in "biufc":
+        raise ArgumentError(f"reduce: a value is {array.dtype}, and only numbers add up")
+    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    for each in axes:
+        if not -array.ndim <= each < array.ndim:
+            raise ArgumentError(
+                f"reduce: axis {each} of a value of shape {array.shape}; use axis=None to reduce over replicas only"
+            )
+    return array
+
+
+def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse values whose shapes differ where they are to be added as they are."""
+    if len(set(shapes)) > 1:
+        raise ArgumentError(
+            f"reduce: the values' shapes differ over the replicas: {', '.join(map(str, shapes))}. "
+            "Give axis=0 to reduce along the rows too; a last batch need not be full"
+        )
+
+
+def fold_tree(
+    caller: Caller,
+    op: ReduceOp,
+    axis: Axis,
+    groups: Sequence[tuple[str | None, Sequence[Handle], Sequence[tuple[int, Pick]], list[Any]]],
+    split_every: int,
+) -> Handle:
+    """Reduce values of replicas in a tree.
+
+    Parameters
+    ----------
+    caller
+        Who makes the calls.
+    op, axis
+        The reduction.
+    groups
+        For each worker its address, the handles and picks its values need, and for each of its replicas the
+        wired leaves.
+    split_every
+        How many partial results of workers are combined at a time.
+
+    Returns
+    -------
+    Handle
+        Of a `Returned` list of the leaves' results.
+    """
+    is_only = len(groups) == 1
+    level = []
+    for worker, handles, picks, replicas in groups:
+        fold = Fold(op, axis, is_only)
+        handle = caller.call(fold.chunks, handles, picks, replicas, on=worker, name="reduce-chunk")
+        level.append((worker, handle))
+    while len(level) > 1:
+        is_last = len(level) <= split_every
+        fold = Fold(op, axis, is_last)
+        level = [
+            (part[0][0], caller.call(fold.partials, [each for _, each in part], on=part[0][0], name="reduce"))
+            for part in (level[k : k + split_every] for k in range(0, len(level), split_every))
+        ]
+    return level[0][1]

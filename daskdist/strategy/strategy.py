@@ -1,0 +1,283 @@
+"""`Strategy`: replicas, the batches they get, the functions they run, and what becomes of the results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import optree
+
+from daskdist.config import setting
+from daskdist.dataset import Dataset
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Caller, Handle
+from daskdist.strategy.distributed import DistributedDataset
+from daskdist.strategy.reduction import Axis, ReduceOp, fold_tree
+from daskdist.strategy.values import (
+    PerReplica,
+    Pick,
+    Returned,
+    Wiring,
+    component,
+    fill,
+    results_of,
+)
+
+_current: ContextVar[Strategy | None] = ContextVar("daskdist strategy", default=None)
+_S = TypeVar("_S", bound="Strategy")
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One device slot.
+
+    Parameters
+    ----------
+    worker
+        The address of the worker it is on; None in this process.
+    device
+        The name of its device there.
+    """
+
+    worker: str | None
+    device: str
+
+
+class Strategy:
+    """Replicas in sync: each step gives every one of them a part of a batch, and runs one function on all.
+
+    Not made directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], caller: Caller) -> None:
+        self._replicas = tuple(replicas)
+        self._caller = caller
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas."""
+        return len(self._replicas)
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Each replica's worker and device, in order of their ids."""
+        return self._replicas
+
+    @property
+    def workers(self) -> tuple[str | None, ...]:
+        """The address of each worker, in order; ``(None,)`` for this process."""
+        return tuple(dict.fromkeys(replica.worker for replica in self._replicas))
+
+    @contextlib.contextmanager
+    def scope(self: _S) -> Iterator[_S]:
+        """Make this the current strategy inside a ``with`` block.
+
+        Raises
+        ------
+        RuntimeError
+            Another strategy is current.
+        """
+        if _current.get() not in (None, self):
+            raise RuntimeError("a scope of another strategy is open; leave it first")
+        token = _current.set(self)
+        try:
+            yield self
+        finally:
+            _current.reset(token)
+
+    def distribute_dataset(self, dataset: Dataset) -> DistributedDataset:
+        """A dataset's batches, each cut into one piece a replica.
+
+        Parameters
+        ----------
+        dataset
+            Batched by the global batch size: n rows over N replicas are cut into contiguous pieces of
+            ``ceil(n / N)`` rows until they run out. How it is sharded over workers is its
+            ``Options.auto_shard_policy``.
+
+        Returns
+        -------
+        DistributedDataset
+            An iterable of steps; each leaf of an element is a `PerReplica`, or with one replica the value.
+
+        Raises
+        ------
+        ShardingError
+            Elements have no batch dimension, or the policy cannot be followed.
+        """
+        if not isinstance(dataset, Dataset):
+            raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")
+        return DistributedDataset(self, dataset)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Call a function on every replica.
+
+        Parameters
+        ----------
+        fn
+            Called once a replica.
+        args, kwargs
+            Nests in which each `PerReplica` stands for the replica's own value. Anything else goes to all.
+        options
+            Taken for compatibility.
+
+        Returns
+        -------
+        nest
+            What the function returns, each leaf a `PerReplica`; on a cluster of asynchronous values. None from
+            every replica is None, and in this process an object all replicas return comes bare. With one
+            replica the plain value comes.
+
+        Notes
+        -----
+        On a cluster the structure of a function's result is learned from its first call, which waits for it.
+        Later calls wait for nothing until ``daskdist.max-steps-in-flight`` of them are under way.
+        """
+        if not isinstance(args, (list, tuple)):
+            raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
+        call = (tuple(args), dict(kwargs or {}))
+        self._check_sizes(call)
+        handles = []
+        name = f"run-{getattr(fn, '__name__', type(fn).__name__)}"
+        for number, replica in enumerate(self._replicas):
+            wiring = Wiring()
+            nest = wiring.wire(component(call, number))
+            handles.append(
+                self._caller.call(
+                    call_on_replica, wiring.handles, wiring.picks, fn, nest, replica, number, on=replica.worker, name=name
+                )
+            )
+        return self._returned(fn, handles)
+
+    def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
+        raise NotImplementedError
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Make one value of every replica's.
+
+        Parameters
+        ----------
+        reduce_op
+            ``"SUM"`` or ``"MEAN"``.
+        value
+            A `PerReplica` or a nest of them.
+        axis
+            The axis, or axes, of each replica's value to reduce along as well, 0 being its rows; None to
+            reduce over the replicas only.
+
+        Returns
+        -------
+        nest
+            An array or number for each `PerReplica`; on a cluster an asynchronous one. MEAN along an axis
+            counts rows, so that a replica weighs as much as it holds; MEAN over replicas only counts
+            replicas. MEAN of integers is float64.
+
+        Raises
+        ------
+        ArgumentError
+            Shapes differ over replicas and no axis is given, a value has no such axis, or a plain value is to
+            be summed over several replicas. On a cluster the first two raise when the result is looked at.
+
+        Notes
+        -----
+        The sum is a tree of fixed shape: inside each worker first, then across workers,
+        ``daskdist.split-every`` at a time. The same values give the same bits.
+        """
+        op = ReduceOp.of(reduce_op)
+        along: Axis = tuple(axis) if isinstance(axis, (list, tuple)) else axis
+        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        if self.num_replicas_in_sync == 1:
+            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
+        self._check_sizes(leaves)
+        spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
+        if op is ReduceOp.SUM and len(spread) < len(leaves):
+            raise ArgumentError(
+                f"reduce: SUM over {self.num_replicas_in_sync} replicas of a value that is not per replica; "
+                "reduce what run returns, or use MEAN"
+            )
+        found = iter(self._fold(op, along, spread) if spread else ())
+        reduced = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        return optree.tree_unflatten(treespec, reduced)
+
+    def _fold(self, op: ReduceOp, axis: Axis, values: list[PerReplica]) -> list[Any]:
+        groups = []
+        for worker in self.workers:
+            wiring = Wiring()
+            replicas = [
+                wiring.wire([value.values[number] for value in values])
+                for number, replica in enumerate(self._replicas)
+                if replica.worker == worker
+            ]
+            groups.append((worker, wiring.handles, wiring.picks, replicas))
+        handle = fold_tree(self._caller, op, axis, groups, setting("split-every"))
+        return self._leaves_of(handle, len(values))
+
+    def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
+        raise NotImplementedError
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of a `PerReplica`, or of a nest with some in it, in replica order, waited for.
+
+        >>> from daskdist import MirroredStrategy
+        >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)
+        (3,)
+        """
+        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        if not any(isinstance(leaf, PerReplica) for leaf in leaves):
+            return (optree.tree_unflatten(treespec, results_of(leaves)),)
+        self._check_sizes(leaves)
+        columns = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) * len(self._replicas) for leaf in leaves]
+        here = iter(results_of([each for column in columns for each in column]))
+        columns = [[next(here) for _ in column] for column in columns]
+        return tuple(optree.tree_unflatten(treespec, row) for row in zip(*columns, strict=True))
+
+    def _check_sizes(self, nest: Any) -> None:
+        for leaf in optree.tree_leaves(nest):
+            if isinstance(leaf, PerReplica) and len(leaf.values) != len(self._replicas):
+                raise ArgumentError(
+                    f"a PerReplica of {len(leaf.values)} values meets a strategy of {len(self._replicas)} replicas; "
+                    "it is of another strategy"
+                )
+
+    def reader(self, dataset: Dataset) -> Caller:
+        """A caller for one pass over a distributed dataset, closed with it."""
+        raise NotImplementedError
+
+    # TensorFlow's older spellings.
+    experimental_distribute_dataset = distribute_dataset
+    experimental_run_v2 = run
+    experimental_run = run
+    experimental_local_results = local_results
+
+    def __repr__(self) -> str:
+        where = "this process" if self.workers == (None,) else f"{len(self.workers)} workers"
+        return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {where}>"
+
+
+def call_on_replica(
+    results: Sequence[Any],
+    picks: Sequence[tuple[int, Pick]],
+    fn: Callable[..., Any],
+    nest: Any,
+    replica: Replica,
+    number: int,
+) -> Returned:
+    """Call a user's function as one replica does, where that is."""
+    parts = [pick(results[index]) for index, pick in picks]
+    args, kwargs = fill(nest, parts)
+    try:
+        return Returned.of(fn(*args, **kwargs))
+    except Exception as error:
+        where = f" on {replica.worker}" if replica.worker else ""
+        error.add_note(f"raised by replica {number} ({replica.device}{where}) in {getattr(fn, '__qualname__', fn)}")
+        raise
+

@@ -1,0 +1,350 @@
+"""Values that replicas have: one each, and perhaps not there yet."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import optree
+
+from daskdist.core.block import Rows
+from daskdist.errors import ArgumentError, DaskdistError
+from daskdist.execute.callers import Caller, Handle
+
+# An expression of so many operations is evaluated although nobody has looked: a total over a million steps
+# must not keep a million steps alive.
+_MOST_OPERATIONS = 64
+
+
+class Pick(Protocol):
+    """Takes a part out of a call's result."""
+
+    # Whether the rest of the result is large, so that it had better stay where it is.
+    is_small_part: bool
+
+    def __call__(self, result: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PickFromRows:
+    """One leaf of one element of a block."""
+
+    place: int
+    leaf: int
+    is_small_part = True
+
+    def __call__(self, result: Rows) -> Any:
+        return result.item(self.place)[self.leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a function gave on a replica, as leaves."""
+
+    leaves: list[Any]
+    treespec: Any
+
+    @classmethod
+    def of(cls, result: Any) -> Returned:
+        return cls(*optree.tree_flatten(result, none_is_leaf=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PickFromReturned:
+    """One leaf of what a function gave, if that is of the structure it gave before."""
+
+    leaf: int
+    treespec: Any
+    is_small_part = False
+
+    def __call__(self, result: Returned) -> Any:
+        if result.treespec != self.treespec:
+            raise DaskdistError(
+                f"run: the function returned the structure {result.treespec} here and {self.treespec} in its "
+                "first call; a function returns one structure"
+            )
+        return result.leaves[self.leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A part of a call's result.
+
+    Parameters
+    ----------
+    handle
+        What the caller gave for the result.
+    pick
+        Takes the part out.
+    keep
+        Held on to for as long as the part may be wanted.
+    """
+
+    handle: Handle
+    pick: Pick
+    keep: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A function of values, some of them asynchronous."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    num_operations: int
+
+
+class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array or number that a cluster may still be computing.
+
+    It is used as what it will be: arithmetic, comparisons, indexing and NumPy's elementwise functions give
+    further asynchronous values and wait for nothing. ``float``, ``int``, ``bool``, ``format``,
+    ``numpy.asarray``, iterating and printing wait, and raise what the function that was to make it raised.
+    """
+
+    __slots__ = ("__weakref__", "_caller", "_source", "_value")
+
+    def __init__(self, caller: Caller, source: Remote | Applied) -> None:
+        self._caller = caller
+        # None once the value is here.
+        self._source: Remote | Applied | None = source
+        self._value: Any = None
+        if isinstance(source, Applied) and source.num_operations > _MOST_OPERATIONS:
+            self.result()
+
+    def result(self) -> Any:
+        """The value, waited for."""
+        return results_of([self])[0]
+
+    def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
+        nested = [each._source for each in args if isinstance(each, AsyncValue)]
+        operations = 1 + sum(each.num_operations for each in nested if isinstance(each, Applied))
+        return AsyncValue(self._caller, Applied(function, args, kwargs, operations))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        # `total += value` asks for the result in place; a new value under the old name is the same to its user.
+        if any(out is not self for out in kwargs.pop("out", ())):
+            return NotImplemented
+        return self._apply(getattr(ufunc, method), *inputs, **kwargs)
+
+    def __getitem__(self, key: Any) -> AsyncValue:
+        return self._apply(operator.getitem, self, key)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.result(), dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(self.result())
+
+    def __int__(self) -> int:
+        return int(self.result())
+
+    def __index__(self) -> int:
+        return operator.index(self.result())
+
+    def __bool__(self) -> bool:
+        return bool(self.result())
+
+    def __len__(self) -> int:
+        return len(self.result())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.result())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.result())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.asarray(self.result()).dtype
+
+    @property
+    def ndim(self) -> int:
+        return np.ndim(self.result())
+
+    def item(self) -> Any:
+        """The value as a Python number."""
+        return self.result().item()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.result(), spec)
+
+    def __repr__(self) -> str:
+        return repr(self.result())
+
+    def __str__(self) -> str:
+        return str(self.result())
+
+    # Equality is elementwise, as an array's is; so, as an array, it does not hash.
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands in a nest for a part that is filled in where it is known."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Stands in a nest for a function of parts."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass
+class Wiring:
+    """What nests with asynchronous values in them need, so that they can be filled elsewhere.
+
+    Parameters
+    ----------
+    handles
+        The results needed, each once.
+    picks
+        For each slot, which result it is part of, and how it is taken out.
+    """
+
+    handles: list[Handle] = field(default_factory=list)
+    picks: list[tuple[int, Pick]] = field(default_factory=list)
+    caller: Caller | None = None
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def wire(self, nest: Any) -> Any:
+        """The nest with slots and expressions for its asynchronous values."""
+        return optree.tree_map(self._wire_leaf, nest, none_is_leaf=True)
+
+    def _wire_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, PerReplica):
+            raise ArgumentError("a PerReplica stands here where one value is needed; hand it to run or reduce")
+        if not isinstance(leaf, AsyncValue):
+            return leaf
+        source = leaf._source
+        if source is None:
+            return leaf._value
+        self.caller = leaf._caller
+        if isinstance(source, Applied):
+            return Expression(source.function, tuple(map(self._wire_leaf, source.args)), source.kwargs)
+        number = self._numbers.setdefault(id(source.handle), len(self.handles))
+        if number == len(self.handles):
+            self.handles.append(source.handle)
+        self.picks.append((number, source.pick))
+        return Slot(len(self.picks) - 1)
+
+
+def fill(nest: Any, parts: Sequence[Any]) -> Any:
+    """A wired nest with its parts in place."""
+
+    def evaluate(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            return parts[leaf.number]
+        if isinstance(leaf, Expression):
+            return leaf.function(*map(evaluate, leaf.args), **leaf.kwargs)
+        return leaf
+
+    return optree.tree_map(evaluate, nest, none_is_leaf=True)
+
+
+def results_of(values: Sequence[Any]) -> list[Any]:
+    """The values of several, of which asynchronous ones are waited for and fetched together."""
+    wiring = Wiring()
+    wired = wiring.wire(list(values))
+    if wiring.caller is not None:
+        wired = fill(wired, _fetch(wiring, wiring.caller))
+    for value, result in zip(values, wired, strict=True):
+        if isinstance(value, AsyncValue):
+            value._value, value._source = result, None
+    return list(wired)
+
+
+def _fetch(wiring: Wiring, caller: Caller) -> list[Any]:
+    # A small part of a large result is taken out where that lies; the result itself does not travel.
+    at_worker: dict[int, list[int]] = {}
+    for slot, (number, pick) in enumerate(wiring.picks):
+        if pick.is_small_part:
+            at_worker.setdefault(number, []).append(slot)
+    handles = list(wiring.handles)
+    for number, slots in at_worker.items():
+        picks = [wiring.picks[slot][1] for slot in slots]
+        handles[number] = caller.call(pick_all, [handles[number]], picks, name="pick")
+    results = caller.results(handles)
+    parts: list[Any] = [
+        None if number in at_worker else pick(results[number]) for number, pick in wiring.picks
+    ]
+    for number, slots in at_worker.items():
+        for slot, part in zip(slots, results[number], strict=True):
+            parts[slot] = part
+    return parts
+
+
+def pick_all(results: Sequence[Any], picks: Sequence[Pick]) -> list[Any]:
+    """Some parts of the one result there is."""
+    return [pick(results[0]) for pick in picks]
+
+
+class DistributedValues:
+    """Values of which each replica has one."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = tuple(values)
+
+
+class PerReplica(DistributedValues):
+    """One value for each replica, in replica order.
+
+    Parameters
+    ----------
+    values
+        Arrays, or whatever a function returned; asynchronous ones on a cluster.
+
+    >>> PerReplica([np.array([1, 2]), np.array([3])])
+    PerReplica:{
+      0: array([1, 2]),
+      1: array([3])
+    }
+    """
+
+    __slots__ = ()
+
+    def _lines(self, show: Callable[[Any], str]) -> str:
+        values = results_of(self.values)
+        return "PerReplica:{\n" + ",\n".join(f"  {k}: {show(value)}" for k, value in enumerate(values)) + "\n}"
+
+    def __repr__(self) -> str:
+        return self._lines(repr)
+
+    def __str__(self) -> str:
+        return self._lines(repr)
+
+
+def component(nest: Any, replica: int) -> Any:
+    """A nest as one replica sees it: every `PerReplica` in it replaced by that replica's value."""
+    return optree.tree_map(
+        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, nest, none_is_leaf=True
+    )
+
+
+def regroup(results: Sequence[Any]) -> Any:
+    """Results of all replicas, of one structure, as one nest of `PerReplica`; an object all share comes bare."""
+    flat = [Returned.of(result) for result in results]
+    treespec = flat[0].treespec
+    for number, each in enumerate(flat):
+        if each.treespec != treespec:
+            raise DaskdistError(
+                f"run: the function returned the structure {treespec} on replica 0 and {each.treespec} on "
+                f"replica {number}; it must be one structure"
+            )
+    leaves = [
+        column[0] if all(leaf is column[0] for leaf in column) else PerReplica(column)
+        for column in zip(*[each.leaves for each in flat], strict=True)
+    ]
+    return optree.tree_unflatten(treespec, leaves)
