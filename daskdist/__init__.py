@@ -58,7 +58,7 @@ _NAMES: Final = {
     "read_parquet": "daskdist.dataset:read_parquet",
 }
 
-__all__ = [*_NAMES]  # noqa: PLE0604
+__all__ = [*_NAMES]
 
 __getattr__ = lazily(__name__, _NAMES)
 

@@ -12,6 +12,6 @@ _NAMES: Final = {
     "experimental": "daskdist.data_experimental",
 }
 
-__all__ = [*_NAMES]  # noqa: PLE0604
+__all__ = [*_NAMES]
 
 __getattr__ = lazily(__name__, _NAMES)

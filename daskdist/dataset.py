@@ -330,7 +330,7 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
           take(count=4)
           batch(batch_size=2)
         """
-        stages = {
+        stages: dict[str, Callable[[], str]] = {
             "pipeline": lambda: display.tree(self._node),
             "simplified": lambda: display.tree(simplify(self._node)),
             "primitives": lambda: display.primitives(self._plan),

@@ -15,6 +15,6 @@ _NAMES: Final = {
     "experimental": "daskdist.distribute",
 }
 
-__all__ = [*_NAMES]  # noqa: PLE0604
+__all__ = [*_NAMES]
 
 __getattr__ = lazily(__name__, _NAMES)

@@ -31,9 +31,7 @@ class Block:
 
     __slots__ = ("label", "leaves", "source_rows", "structure")
 
-    def __init__(
-        self, structure: Structure, leaves: Sequence[Any], label: str = "", source_rows: Any = None
-    ) -> None:
+    def __init__(self, structure: Structure, leaves: Sequence[Any], label: str = "", source_rows: Any = None) -> None:
         self.structure = structure
         self.leaves = tuple(map(read_only, leaves))
         self.label = label

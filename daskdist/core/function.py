@@ -20,11 +20,9 @@ def location(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return str(name)
-    return f"{name} ({os.path.relpath(code.co_filename) if _below_here(code.co_filename) else code.co_filename}:{code.co_firstlineno})"
-
-
-def _below_here(path: str) -> bool:
-    return path.startswith(os.getcwd() + os.sep)
+    path = code.co_filename
+    path = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+    return f"{name} ({path}:{code.co_firstlineno})"
 
 
 class UserFunction:

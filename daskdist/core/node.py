@@ -7,11 +7,11 @@ passes rely on (they never look at what operation it is), and lowers itself to p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from daskdist.core.primitive import Primitive
+from daskdist.core.primitive import Primitive, Split
 from daskdist.core.spec import ElementSpec
 
 
@@ -102,6 +102,10 @@ class SpecUnknown(Exception):  # noqa: N818 - a signal between layers
 
 class Source(Node):
     """A node without inputs."""
+
+    def splits(self) -> Sequence[Split]:
+        """The units it is read in, in order; found when first asked for."""
+        raise NotImplementedError
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
 from typing import Any
 
@@ -178,13 +178,8 @@ class Selection:
         """The selections between consecutive ``bounds``."""
         if self.which is None and isinstance(self.rows, range) and not self.inner:
             blocks, first = self.blocks, self.rows.start
-            return Groups(
-                [
-                    Selection(blocks, range(first + start, first + stop))
-                    for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
-                ]
-            )
-        return Groups([self[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)])
+            return Groups([Selection(blocks, range(first + start, first + stop)) for start, stop in pairwise(bounds)])
+        return Groups([self[start:stop] for start, stop in pairwise(bounds)])
 
 
 def _join_ranges(parts: Sequence[Selection]) -> Selection | None:
@@ -241,7 +236,7 @@ class Groups:
 
     def group(self, bounds: Sequence[int]) -> Groups:
         """One selection for each stretch between consecutive ``bounds``: a batch of batches."""
-        return Groups([_stack(self.selections[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+        return Groups([_stack(self.selections[a:b]) for a, b in pairwise(bounds)])
 
 
 Run = Selection | Groups

@@ -76,7 +76,12 @@ class Caller(Protocol):
     compacts: bool
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        name: str,
     ) -> Handle:
         """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be."""
         ...
@@ -115,7 +120,12 @@ class Now:
     compacts = True
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        name: str,
     ) -> Handle:
         return function(handles, *args)
 
@@ -154,7 +164,12 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.num_ahead, thread_name_prefix="daskdist")
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        name: str,
     ) -> Handle:
         return self._pool.submit(lambda: function([handle.result() for handle in handles], *args))
 

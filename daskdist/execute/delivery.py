@@ -61,7 +61,11 @@ class Delivery:
     """
 
     def __init__(
-        self, interpreter: Interpreter, primitive: Primitive, epoch: Epoch, workers: Sequence[str | None] = (None,)
+        self,
+        interpreter: Interpreter,
+        primitive: Primitive,
+        epoch: Epoch,
+        workers: Sequence[str | None] = (None,),
     ) -> None:
         self.interpreter = interpreter
         self.workers = workers
@@ -111,8 +115,10 @@ class Delivery:
         try:
             waiting.fill(pull, num_lanes)
             self.interpreter.waits = False
-            if self._is_in_place(waiting.runs[0]):
-                return self._in_place(waiting.pop(len(waiting.runs[0])))
+            in_place = self._in_place(waiting.runs[0])
+            if in_place is not None:
+                waiting.pop(len(in_place))
+                return in_place
             num_steps = min(self._num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
             self._num_steps = 2 * num_steps
             waiting.fill(pull, num_steps * num_lanes)
@@ -126,18 +132,12 @@ class Delivery:
                 raise
         return self._gathered(waiting.pop(num_steps * num_lanes))
 
-    def _is_in_place(self, run: Run) -> bool:
+    def _in_place(self, run: Run) -> Stretch | None:
         # Rows one after the other in a block that lies where they are wanted need no gathering.
-        return (
-            isinstance(run, Selection)
-            and run.which is None
-            and isinstance(run.rows, range)
-            and set(self.workers) <= {run.blocks[0].worker, None}
-            and len(self.workers) == 1
-        )
-
-    def _in_place(self, run: Run) -> Stretch:
-        return Stretch([Lane(run.blocks[0], run.rows)])  # type: ignore[union-attr]
+        if len(self.workers) > 1 or not isinstance(run, Selection) or not isinstance(run.rows, range):
+            return None
+        (ref,) = run.blocks
+        return Stretch([Lane(ref, run.rows)]) if self.workers[0] in (None, ref.worker) else None
 
     def _gathered(self, run: Run) -> Stretch:
         num_lanes = len(self.workers)

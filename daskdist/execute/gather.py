@@ -120,4 +120,3 @@ def _check_alike(first: Block, other: Block) -> None:
 def _joined_label(blocks: Sequence[Rows]) -> str:
     labels = list(dict.fromkeys(block.label for block in blocks if block.label))
     return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
-

@@ -42,7 +42,12 @@ class Record:
         self.graph: Graph = {}
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        name: str,
     ) -> Handle:
         return self._write(name, function, List(*handles), *args)
 
@@ -225,5 +230,3 @@ class Bundled:
         elements = [value] if self.is_one else value
         flatten = self.spec.structure.flatten
         return Bundle(self.spec.structure, [flatten(element)[0] for element in elements], split.label)
-
-

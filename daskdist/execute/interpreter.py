@@ -18,7 +18,6 @@ from daskdist.core.primitive import (
     Arrange,
     Compute,
     Cursor,
-    Epoch,
     Exhausted,
     NotReady,
     Opener,
@@ -104,10 +103,11 @@ class Interpreter:
         blocks = list(selection.blocks)
         rows = np.array(selection.rows)
         which = np.zeros(len(rows), np.int32) if selection.which is None else selection.which.copy()
-        found = Selection(selection.blocks, np.asarray(selection.rows), which.copy())
+        places = which.copy()
+        found = Selection(selection.blocks, selection.row_numbers, places)
         for worker in away:
             is_there = np.array([ref.worker == worker for ref in selection.blocks])
-            at = np.flatnonzero(is_there.take(found.which))
+            at = np.flatnonzero(is_there.take(places))
             if len(at):
                 part = self.gather(found.take(at), on=worker, name="take", function=None, window=self.bundles)
                 rows[at] = np.arange(len(at))
@@ -121,12 +121,12 @@ class Interpreter:
             return selection
         kept = {id(ref) for run in in_use if isinstance(run, Selection) for ref in run.blocks}
         counts = np.bincount(selection.which, minlength=len(selection.blocks))
-        blocks, rows = list(selection.blocks), selection.rows
+        blocks, rows = list(selection.blocks), selection.row_numbers
         for place, (ref, count) in enumerate(zip(selection.blocks, counts.tolist(), strict=True)):
             if id(ref) in kept or count >= _FEW_ROWS_LEFT * ref.num_rows:
                 continue
             at = np.flatnonzero(selection.which == place)
-            handle = self.caller.call(take_rows, [ref.handle], selection.rows[at], on=ref.worker, name="compact")
+            handle = self.caller.call(take_rows, [ref.handle], rows[at], on=ref.worker, name="compact")
             blocks[place] = self.refer(handle, count, int(count * ref.row_bytes), ref.worker, self.reads)
             if rows is selection.rows:
                 rows = rows.copy()
@@ -247,4 +247,3 @@ def bundle_size(caller: Caller, run: Run) -> int:
         first = run.selections[0].nbytes
         most = caller.bundle_chunks
     return max(min(int(caller.bundle_bytes // max(first, 1)), most), 1)
-

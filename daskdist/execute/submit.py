@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distributed import Client, Future
+from distributed import Client, Future, wait
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
@@ -25,20 +26,28 @@ class Submit:
         The connection to the cluster.
     num_workers
         How many workers take part; how far calls run ahead grows with it.
+    futures
+        Where its futures are kept note of, for as long as somebody has them.
     """
 
     bundle_chunks = 64
     compacts = True
 
-    def __init__(self, client: Client, num_workers: int) -> None:
+    def __init__(self, client: Client, num_workers: int, futures: weakref.WeakSet[Future] | None = None) -> None:
         self.client = client
         self.num_ahead = 4 * num_workers
         self.bundle_bytes = in_bytes("bundle-bytes")
         self._keys = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count())
         self._reports: dict[str, Future] = {}
+        self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        name: str,
     ) -> Handle:
         return self._submit(name, on, function, list(handles), *args)
 
@@ -51,7 +60,7 @@ class Submit:
         return self.client.get(cull(dict(graph()), [key])[0], key, sync=False)
 
     def _submit(self, name: str, on: str | None, function: Callable[..., Any], *args: Any) -> Future:
-        return self.client.submit(
+        future = self.client.submit(
             function,
             *args,
             key=f"{name}-{next(self._keys)}",
@@ -59,6 +68,8 @@ class Submit:
             allow_other_workers=bool(on),
             pure=False,
         )
+        self.futures.add(future)
+        return future
 
     def report(self, handle: Future, *, wait: bool) -> Report | None:
         # Made on the worker that has the block: the block itself does not travel.
@@ -79,6 +90,18 @@ class Submit:
         # By way of the scheduler it would be five times slower.
         return list(self.client.gather(list(handles), direct=True))
 
+    def wait(self, handles: Sequence[Future]) -> None:
+        """Wait until calls are over, however they end."""
+        with self.client.as_current():
+            wait(handles)
+
     def close(self) -> None:
-        # Whoever is waiting on nothing more drops its handles; these are ours.
+        # What a consumer still has of its results stays; what it has let go of, Dask has let go of too.
         self._reports.clear()
+
+    def release(self) -> None:
+        """Let go of every result, also those that somebody still holds on to, in a traceback say."""
+        self._reports.clear()
+        if self.client.status == "running":
+            for future in list(self.futures):
+                future.release()

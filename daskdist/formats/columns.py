@@ -52,11 +52,11 @@ class Columns:
             columns = {name: name for name in columns}
         found, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list))
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
-        columns = cls(Structure(treespec), leaves)
-        for name in columns.names:
+        made = cls(Structure(treespec), leaves)
+        for name in made.names:
             if name not in available:
                 raise ArgumentError(f"no column {name!r}; there are {', '.join(map(repr, available))}")
-        return columns
+        return made
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +79,9 @@ class Columns:
 
     def arrays(self, column: Callable[[str], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """The leaves, shape ``(num_rows, ...)``, from the array of each column."""
-        return [column(leaf) if isinstance(leaf, str) else _side_by_side(list(map(column, leaf))) for leaf in self.leaves]
+        return [
+            column(leaf) if isinstance(leaf, str) else _side_by_side(list(map(column, leaf))) for leaf in self.leaves
+        ]
 
 
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

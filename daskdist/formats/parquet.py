@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -127,14 +128,16 @@ def _to_numpy(column: Any, name: str, label: str) -> np.ndarray[Any, Any]:
         array = array.dictionary_decode()
         kind = array.type
     if array.null_count and not (pa.types.is_floating(kind) or pa.types.is_temporal(kind)):
-        raise FileError(f"{label}: column {name!r} of type {kind} has {array.null_count} nulls, and only floats have NaN")
+        raise FileError(
+            f"{label}: column {name!r} of type {kind} has {array.null_count} nulls, and only floats have NaN"
+        )
     if pa.types.is_fixed_size_list(kind):
         return _to_numpy(pa.chunked_array([array.flatten()]), name, label).reshape(len(array), kind.list_size)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(array.to_pylist(), np.dtypes.StringDType())
-    found = array.to_numpy(zero_copy_only=False)
+    found: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
     return found.astype("datetime64[D]") if pa.types.is_date(kind) else found
 
 
 def _row_bytes(spec: TensorSpec) -> int:
-    return int(np.prod(spec.shape, dtype=int)) * spec.dtype.itemsize
+    return prod(size or 0 for size in spec.shape) * spec.dtype.itemsize

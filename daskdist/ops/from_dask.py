@@ -60,7 +60,7 @@ class FromDask(Source):
         return cls(collection.rechunk(dict.fromkeys(range(1, collection.ndim), -1)))
 
     @cached_property
-    def spec(self) -> ElementSpec:  # type: ignore[override]
+    def spec(self) -> ElementSpec:
         if self.columns is not None:
             dtypes = self.collection.dtypes
             return self.columns.spec(lambda name: TensorSpec((), _numpy_dtype(dtypes[name])))

@@ -64,7 +64,9 @@ class FromTensorSlices(Source):
         for start in range(0, num_rows, size):
             stop = min(start + size, num_rows)
             block = Block(
-                self.structure, [leaf[start:stop] for leaf in self.leaves], f"from_tensor_slices rows {start} on"
+                self.structure,
+                [leaf[start:stop] for leaf in self.leaves],
+                f"from_tensor_slices rows {start} on",
             )
             splits.append(Split(block.label, block, stop - start, block.nbytes))
         return splits

@@ -46,7 +46,7 @@ class ReadFiles(Source):
         return f"read_{self.format.name}"
 
     @cached_property
-    def spec(self) -> ElementSpec:  # type: ignore[override]
+    def spec(self) -> ElementSpec:
         return self.format.spec(self.paths[0])
 
     @property

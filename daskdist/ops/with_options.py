@@ -61,7 +61,7 @@ class WithOptions(Transformation):
 
 def merged_options(node: Node) -> Options:
     """The options in force at a node: a field set further down the pipeline wins."""
-    merged = Options(AutoShardPolicy.AUTO)
+    merged = Options()
     for source in node.inputs:
         merged = merged_options(source)
     if isinstance(node, WithOptions):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Rows
-from daskdist.core.primitive import Arrange, Compute, Primitive, Read
+from daskdist.core.primitive import Arrange, Compute, Primitive
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,11 @@ def fuse(primitive: Primitive) -> Primitive:
     if not isinstance(primitive, Compute):
         return primitive
     source = fuse(primitive.source)
-    if not isinstance(source, (Read, Compute)):
+    if isinstance(source, Arrange):
         return replace(primitive, source=source)
-    factor = None if source.factor is None or primitive.factor is None else source.factor * primitive.factor
-    function = Composed(source.function, primitive.function)
-    name = f"{source.name}-{primitive.name}"
-    return replace(source, function=function, factor=factor, name=name)
+    changes: dict[str, Any] = {
+        "function": Composed(source.function, primitive.function),
+        "factor": None if source.factor is None or primitive.factor is None else source.factor * primitive.factor,
+        "name": f"{source.name}-{primitive.name}",
+    }
+    return replace(source, **changes)

@@ -29,7 +29,8 @@ def count_rows_not_batches(node: Any) -> Node | None:
     if not node.facts.by_count or node.count < 0 or node.source.group_size is None:
         return None
     batch = node.source
-    return batch.with_inputs((replace(node, source=batch.source, count=node.count * batch.group_size),))
+    better: Node = batch.with_inputs((replace(node, source=batch.source, count=node.count * batch.group_size),))
+    return better
 
 
 def count_before_computing(node: Any) -> Node | None:
@@ -37,7 +38,8 @@ def count_before_computing(node: Any) -> Node | None:
     if not node.facts.by_count or not (node.source.facts.compute and node.source.facts.keeps_count):
         return None
     compute = node.source
-    return compute.with_inputs((replace(node, source=compute.source),))
+    better: Node = compute.with_inputs((replace(node, source=compute.source),))
+    return better
 
 
 def compute_before_reordering(node: Any) -> Node | None:
@@ -50,7 +52,8 @@ def compute_before_reordering(node: Any) -> Node | None:
     if not (isinstance(below, Source) or below.facts.compute):
         return None
     order = node.source
-    return order.with_inputs((node.with_inputs(order.inputs),))
+    better: Node = order.with_inputs((node.with_inputs(order.inputs),))
+    return better
 
 
 RULES: Final[tuple[Callable[[Any], Node | None], ...]] = (

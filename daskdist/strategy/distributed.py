@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node, lower, walk
+from daskdist.core.node import Node, Source, lower, walk
 from daskdist.core.primitive import Exhausted, Primitive
 from daskdist.core.spec import ElementSpec, PerReplicaSpec, TensorSpec
 from daskdist.display import plan as display
@@ -64,7 +64,7 @@ class DistributedDataset:
         self._dataset = dataset
         self._iterations = itertools.count()
         self._spec: ElementSpec = dataset.spec
-        policy = dataset.options().auto_shard_policy
+        policy = dataset.options().auto_shard_policy or AutoShardPolicy.AUTO
         num_replicas = strategy.num_replicas_in_sync
         workers = strategy.workers
         consumers = [replica.worker for replica in strategy.replicas]
@@ -133,8 +133,8 @@ class DistributedDataset:
                     str(sum(replica.worker == worker for replica in strategy.replicas)),
                     str(len(files)) if files else "-",
                     str(len(splits)),
-                    "?" if None in counts else f"{sum(counts):,}",  # type: ignore[arg-type]
-                    "?" if None in sizes else display.size(sum(sizes)),  # type: ignore[arg-type]
+                    "?" if None in counts else f"{sum(counts):,}",
+                    "?" if None in sizes else display.size(sum(sizes)),
                 )
             )
         return "\n".join([*lines, display.table(rows), "pipeline:", display.tree(self._nodes[0])])
@@ -143,10 +143,13 @@ class DistributedDataset:
         nodes = dict(zip([id(p) for p in self._pipelines], self._nodes, strict=True))
         for number, worker in enumerate(self._strategy.workers):
             pipeline = self._pipelines[0] if len(self._pipelines) == 1 else self._pipelines[number]
-            sources = [node for node in walk(nodes[id(pipeline)]) if not node.inputs]
+            sources = [node for node in walk(nodes[id(pipeline)]) if isinstance(node, Source)]
             turn = pipeline.readers.index(worker)
             # Readers take a source's splits in turn.
-            yield worker, [split for node in sources for split in node.splits()[turn :: len(pipeline.readers)]]
+            yield (
+                worker,
+                [split for node in sources for split in node.splits()[turn :: len(pipeline.readers)]],
+            )
 
     def __repr__(self) -> str:
         return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.element_spec}>"
@@ -162,7 +165,10 @@ def num_steps(nodes: Sequence[Node], num_lanes: Sequence[int]) -> int:
     steps: set[int] = set()
     for node, lanes in zip(nodes, num_lanes, strict=True):
         deal, batch = node, node.inputs[0]
-        num_pieces, num_rows = getattr(deal, "num_pieces", 1), batch.inputs[0].cardinality if batch.inputs else UNKNOWN
+        num_pieces, num_rows = (
+            getattr(deal, "num_pieces", 1),
+            batch.inputs[0].cardinality if batch.inputs else UNKNOWN,
+        )
         if batch.group_size is None or num_rows < 0:
             return UNKNOWN
         for number in range(batch.cardinality):

@@ -39,7 +39,7 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     The function is called as it is, each time: nothing is traced or put off.
     """
     if fn is None:
-        return lambda fn: function(fn, input_signature=input_signature)  # type: ignore[call-overload]
+        return lambda fn: function(fn, input_signature=input_signature)
 
     @functools.wraps(fn)
     def checked(*args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster
 
 from daskdist.config import setting
 from daskdist.dataset import Dataset
@@ -56,14 +56,15 @@ class MultiWorkerMirroredStrategy(Strategy):
             for address, num_threads in workers:
                 if replicas_per_worker > num_threads:
                     raise ArgumentError(
-                        f"replicas_per_worker is {replicas_per_worker}, and worker {address} has {num_threads} threads; "
-                        f"start workers with --nthreads {replicas_per_worker}, or use fewer replicas"
+                        f"replicas_per_worker is {replicas_per_worker}, and worker {address} has {num_threads} "
+                        f"threads; start workers with --nthreads {replicas_per_worker}, or use fewer replicas"
                     )
         except BaseException:
             self._finalizer()
             raise
         replicas = [Replica(address, f"CPU:{k}") for address, _ in workers for k in range(replicas_per_worker)]
-        super().__init__(replicas, Submit(self.client, len(workers)))
+        self._submit = Submit(self.client, len(workers))
+        super().__init__(replicas, self._submit)
         # What each function returned when it was first called, and so returns.
         self._layouts: dict[Any, tuple[Any, tuple[bool, ...]]] = {}
         self._in_flight: deque[list[Handle]] = deque()
@@ -89,6 +90,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     def close(self) -> None:
         """Close the connection, and the cluster if the strategy made it. What it computed is gone after it."""
         self._in_flight.clear()
+        if self._finalizer.alive:
+            self._submit.release()
         self._finalizer()
 
     def __enter__(self) -> MultiWorkerMirroredStrategy:
@@ -98,13 +101,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.close()
 
     def reader(self, dataset: Dataset) -> Caller:
-        return Submit(self.client, len(self.workers))
+        return Submit(self.client, len(self.workers), self._submit.futures)
 
     def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
         treespec, are_none = self._layout(fn, handles)
         self._in_flight.append(handles)
         if len(self._in_flight) > setting("max-steps-in-flight"):
-            wait(self._in_flight.popleft())
+            self._submit.wait(self._in_flight.popleft())
         leaves = []
         for number, is_none in enumerate(are_none):
             pick = PickFromReturned(number, treespec)

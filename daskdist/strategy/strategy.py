@@ -153,7 +153,15 @@ class Strategy:
             nest = wiring.wire(component(call, number))
             handles.append(
                 self._caller.call(
-                    call_on_replica, wiring.handles, wiring.picks, fn, nest, replica, number, on=replica.worker, name=name
+                    call_on_replica,
+                    wiring.handles,
+                    wiring.picks,
+                    fn,
+                    nest,
+                    replica,
+                    number,
+                    on=replica.worker,
+                    name=name,
                 )
             )
         return self._returned(fn, handles)
@@ -193,7 +201,7 @@ class Strategy:
         ``daskdist.split-every`` at a time. The same values give the same bits.
         """
         op = ReduceOp.of(reduce_op)
-        along: Axis = tuple(axis) if isinstance(axis, (list, tuple)) else axis
+        along: Axis = axis if axis is None or isinstance(axis, int) else tuple(axis)
         leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
         if self.num_replicas_in_sync == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
@@ -235,10 +243,9 @@ class Strategy:
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
         self._check_sizes(leaves)
-        columns = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) * len(self._replicas) for leaf in leaves]
-        here = iter(results_of([each for column in columns for each in column]))
-        columns = [[next(here) for _ in column] for column in columns]
-        return tuple(optree.tree_unflatten(treespec, row) for row in zip(*columns, strict=True))
+        here = results_of([leaf for number in range(len(self._replicas)) for leaf in component(leaves, number)])
+        rows = [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
+        return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
     def _check_sizes(self, nest: Any) -> None:
         for leaf in optree.tree_leaves(nest):
@@ -280,4 +287,3 @@ def call_on_replica(
         where = f" on {replica.worker}" if replica.worker else ""
         error.add_note(f"raised by replica {number} ({replica.device}{where}) in {getattr(fn, '__qualname__', fn)}")
         raise
-

@@ -275,9 +275,7 @@ def _fetch(wiring: Wiring, caller: Caller) -> list[Any]:
         picks = [wiring.picks[slot][1] for slot in slots]
         handles[number] = caller.call(pick_all, [handles[number]], picks, name="pick")
     results = caller.results(handles)
-    parts: list[Any] = [
-        None if number in at_worker else pick(results[number]) for number, pick in wiring.picks
-    ]
+    parts: list[Any] = [None if number in at_worker else pick(results[number]) for number, pick in wiring.picks]
     for number, slots in at_worker.items():
         for slot, part in zip(slots, results[number], strict=True):
             parts[slot] = part
