@@ -1,15 +1,16 @@
-"""The names of ``tf.data``."""
+"""The names of ``tf.data``, those under its ``experimental`` too."""
 
 from typing import Final
 
 from daskdist.core.names import lazily
 
 _NAMES: Final = {
+    "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
     "Dataset": "daskdist.dataset:Dataset",
     "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",
     "Options": "daskdist.ops.with_options:Options",
     "UNKNOWN_CARDINALITY": "daskdist.core.cardinality:UNKNOWN",
-    "experimental": "daskdist.data_experimental",
+    "experimental": "daskdist.data",
 }
 
 __all__ = [*_NAMES]

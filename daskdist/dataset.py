@@ -191,7 +191,7 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
             ``buffer_size`` is below 1.
 
         >>> [int(x) for x in Dataset.range(5).shuffle(5, seed=1)]
-        [0, 1, 4, 2, 3]
+        [1, 4, 0, 3, 2]
         """
         reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
         seed = fresh_seed() if seed is None else seed

@@ -1,4 +1,4 @@
-"""The names of ``tf.distribute``."""
+"""The names of ``tf.distribute``, those under its ``experimental`` too."""
 
 from typing import Final
 

@@ -115,7 +115,7 @@ class Read:
     name: str
     in_memory: bool = False
     factor: int | None = 1
-    graph: Callable[[], Any] | None = None
+    graph: Callable[[], dict[Any, Any]] | None = None
     grouped = False
 
 

@@ -27,6 +27,6 @@ def generator(seed: int, node: int, epoch: Sequence[int] = ()) -> np.random.Gene
         pass is to draw the same.
 
     >>> [int(generator(1, 0, epoch).integers(100)) for epoch in [(0,), (1,), (0,)]]
-    [57, 81, 57]
+    [47, 97, 47]
     """
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed % 2**64, node, *epoch])))

@@ -31,6 +31,7 @@ from daskdist.core.node import Node, walk
 from daskdist.errors import DaskdistError
 
 Handle = Any
+Graph = dict[Any, Any]
 MIB = 2**20
 
 
@@ -90,7 +91,7 @@ class Caller(Protocol):
         """Call ``function(*args)``."""
         ...
 
-    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         """The value of a key of a Dask graph."""
         ...
 
@@ -132,7 +133,7 @@ class Now:
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
         return function(*args)
 
-    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         return compute_key(graph(), key)
 
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
@@ -176,7 +177,7 @@ class Threads:
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
         return self._pool.submit(function, *args)
 
-    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         return self._pool.submit(compute_key, graph(), key)
 
     def report(self, handle: Future[Rows], *, wait: bool) -> Report | None:
@@ -230,9 +231,9 @@ def embedded(node: Node) -> Caller:
     return Threads() if any(each.background for each in walk(node)) else Now()
 
 
-def compute_key(graph: Any, key: Any) -> Any:
+def compute_key(graph: Graph, key: Any) -> Any:
     """One key of a Dask graph, computed in this thread."""
     from dask.local import get_sync
     from dask.optimization import cull
 
-    return get_sync(cull(dict(graph), [key])[0], key)
+    return get_sync(cull(graph, [key])[0], key)

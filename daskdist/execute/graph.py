@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +15,9 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Compute, Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.callers import Handle, Now, Report
+from daskdist.execute.callers import Graph, Handle, Now, Report
 from daskdist.execute.delivery import Delivery
 from daskdist.execute.interpreter import Interpreter
-
-Graph = dict[Any, Any]
 
 
 class Record:
@@ -54,9 +52,10 @@ class Record:
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
         return self._write(name, function, *args)
 
-    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
+    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         # The collection's own graph goes in as it is: its tasks and ours are one graph.
-        self.graph.update(graph())
+        if key not in self.graph:
+            self.graph.update(graph())
         return TaskRef(key)
 
     def _write(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
@@ -211,7 +210,7 @@ class FromGraph(Source):
         num_rows = 1 if self.recorded.is_split else None
         return [Split(f"persisted part {key[1]}", key, num_rows) for key in self.recorded.keys]
 
-    def graph(self) -> Mapping[Any, Any]:
+    def graph(self) -> Graph:
         return self.recorded.graph
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:

@@ -8,11 +8,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dask.optimization import cull
 from distributed import Client, Future, wait
 
 from daskdist.config import in_bytes
-from daskdist.core.block import Rows
-from daskdist.execute.callers import Handle, Report, report_of
+from daskdist.core.block import Block, Rows
+from daskdist.core.primitive import Split
+from daskdist.execute.callers import Graph, Handle, Report, report_of
 
 
 class Submit:
@@ -52,12 +54,17 @@ class Submit:
         return self._submit(name, on, function, list(handles), *args)
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
-        return self._submit(name, on, function, *args)
+        # Data is sent to its worker, where a task of its size would have to go by way of the scheduler.
+        placed = [self._placed(arg, on) if _has_data(arg) else arg for arg in args]
+        return self._submit(name, on, function, *placed)
 
-    def upstream(self, graph: Callable[[], Any], key: Any, on: str | None = None) -> Handle:
-        from dask.optimization import cull
+    def _placed(self, data: Any, on: str | None) -> Future:
+        future = self.client.scatter(data, workers=[on] if on else None, hash=False)
+        self.futures.add(future)
+        return future
 
-        return self.client.get(cull(dict(graph()), [key])[0], key, sync=False)
+    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
+        return self.client.get(cull(graph(), [key])[0], key, sync=False)
 
     def _submit(self, name: str, on: str | None, function: Callable[..., Any], *args: Any) -> Future:
         future = self.client.submit(
@@ -105,3 +112,7 @@ class Submit:
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()
+
+
+def _has_data(arg: Any) -> bool:
+    return isinstance(arg, Split) and isinstance(arg.payload, Block)

@@ -93,8 +93,13 @@ class FromDask(Source):
         # A query-planned dataframe is planned once, so that its keys and its graph agree.
         return self.collection.optimize() if self.columns is not None else self.collection
 
-    def graph(self) -> Any:
-        return self._lowered.__dask_graph__()
+    def graph(self) -> dict[Any, Any]:
+        """The collection's tasks by key."""
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> dict[Any, Any]:
+        return dict(self._lowered.__dask_graph__())
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Read(self.splits, MakeBlock(self.columns), "from_dask", graph=self.graph)

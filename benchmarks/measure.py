@@ -1,0 +1,196 @@
+"""What every benchmark needs: interleaved timing, figures held against targets, tasks and memory of a cluster."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, Literal
+
+import psutil
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+MIB: Final = 2**20
+_SAMPLE_S: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Parameters
+    ----------
+    what
+        What was measured.
+    ours
+        What daskdist gives, in ``unit``.
+    unit
+        Of ``ours`` and ``peer``.
+    peer
+        What the floor or peer gives; None where there is none.
+    peer_name
+        What that is.
+    target
+        A bound; None for a figure that is only for information.
+    on
+        What the bound is on.
+    bound
+        Whether the target is the least or the most.
+    note
+        Printed below the line.
+    """
+
+    what: str
+    ours: float
+    unit: str
+    peer: float | None = None
+    peer_name: str = ""
+    target: float | None = None
+    on: Literal["ours", "ratio"] = "ours"
+    bound: Literal["least", "most"] = "least"
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """``ours`` over ``peer``."""
+        return self.ours / self.peer if self.peer else None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the target is met; None where there is none."""
+        value = self.ours if self.on == "ours" else self.ratio
+        if self.target is None or value is None:
+            return None
+        return value >= self.target if self.bound == "least" else value <= self.target
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return {**self.__dict__, "ratio": self.ratio, "holds": self.holds}
+
+    def cells(self) -> list[str]:
+        """For the table."""
+        peer = "" if self.peer is None else f"{_number(self.peer)} {self.peer_name}"
+        target = ""
+        if self.target is not None:
+            sign = "≥" if self.bound == "least" else "≤"
+            target = f"{sign} {_number(self.target)}" + (" of peer" if self.on == "ratio" else f" {self.unit}")
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
+        holds = {None: "", True: "yes", False: "NO"}[self.holds]
+        return [self.what, f"{_number(self.ours)} {self.unit}", peer, ratio, target, holds]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def table(figures: Iterable[Figure]) -> str:
+    """Figures as text, a line each, and their notes."""
+    figures = list(figures)
+    rows = [["what", "ours", "floor or peer", "ratio", "target", "holds"], *[each.cells() for each in figures]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    for place, figure in reversed(list(enumerate(figures, 1))):
+        if figure.note:
+            lines.insert(place + 1, f"    {figure.note}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds that each call takes, all in turn and that ``repeats`` times, so that noise hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def import_seconds(statements: dict[str, str], repeats: int) -> dict[str, float]:
+    """Median seconds that each statement takes in a fresh interpreter, without the interpreter's own start."""
+    code = "import time\nstart = time.perf_counter()\n{}\nprint(time.perf_counter() - start)"
+    seconds: dict[str, list[float]] = {name: [] for name in statements}
+    # The first round is not counted: it may write byte code.
+    for number in range(repeats + 1):
+        for name, statement in statements.items():
+            found = float(_fresh(code.format(statement)))
+            if number:
+                seconds[name].append(found)
+    return {name: median(each) for name, each in seconds.items()}
+
+
+def modules_after(statement: str, names: Sequence[str]) -> list[str]:
+    """Which of some modules a statement imports in a fresh interpreter."""
+    code = f"{statement}\nimport sys\nprint(*[name for name in {list(names)!r} if name in sys.modules])"
+    return _fresh(code).split()
+
+
+def _fresh(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+class TaskCounter(SchedulerPlugin):
+    """Counts the tasks that workers finish, by kind; one computed twice counts twice."""
+
+    name = "daskdist-benchmark-task-counter"
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if start == "processing" and finish in ("memory", "erred"):
+            self.counts[kind_of(key)] += 1
+
+
+def kind_of(key: Any) -> str:
+    """What a task does: its key without the parts that make it one of a kind."""
+    parts = str(key[0] if isinstance(key, tuple) else key).split("-")
+    return "-".join(parts[:-2]) if len(parts) > 2 else parts[0]
+
+
+class Memory:
+    """The resident memory of processes while sampled.
+
+    Parameters
+    ----------
+    pids
+        Which processes.
+    """
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._processes = [psutil.Process(pid) for pid in pids]
+        self.idle_bytes = self._now()
+        self._peak_bytes = list(self.idle_bytes)
+
+    def _now(self) -> list[int]:
+        return [process.memory_info().rss for process in self._processes]
+
+    @property
+    def above_idle_bytes(self) -> int:
+        """The most that any of them has had above what it had at first."""
+        return max(peak - idle for peak, idle in zip(self._peak_bytes, self.idle_bytes, strict=True))
+
+    @contextlib.contextmanager
+    def sampled(self) -> Iterator[Memory]:
+        """Sample inside a ``with`` block."""
+        done = threading.Event()
+
+        def sample() -> None:
+            while True:
+                self._peak_bytes = list(map(max, self._peak_bytes, self._now()))
+                if done.wait(_SAMPLE_S):
+                    return
+
+        thread = threading.Thread(target=sample, name="memory")
+        thread.start()
+        try:
+            yield self
+        finally:
+            done.set()
+            thread.join()

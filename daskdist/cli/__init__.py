@@ -1,0 +1,32 @@
+"""The command line: ``daskdist``, or ``python -m daskdist``.
+
+A subcommand's module is imported when the subcommand is used, so that asking for help costs little.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+import click
+
+# Subcommand -> where it is.
+COMMANDS: Final = {"demo": "daskdist.cli.demo:demo"}
+
+
+class _OnUse(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=_OnUse, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="daskdist", message="daskdist %(version)s")
+def main() -> None:
+    """Distributed datasets and synchronous replicas on Dask."""
