@@ -26,8 +26,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "num-threads": None,
     # How many calls of `run` may be under way before a further one waits for the oldest.
     "max-steps-in-flight": 32,
-    # Seconds to wait for a scheduler to answer.
-    "timeouts": {"connect": 10},
+    # Seconds to wait for a scheduler to answer, and for its first worker.
+    "timeouts": {"connect": 8, "workers": 30},
 }
 
 dask.config.update_defaults({"daskdist": DEFAULTS})

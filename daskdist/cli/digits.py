@@ -14,6 +14,7 @@ import numpy as np
 
 from daskdist.dataset import Dataset, read_parquet
 from daskdist.ops.with_options import Options
+from daskdist.sharding import policy_of
 from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.strategy import Strategy
 
@@ -24,9 +25,10 @@ NUM_FILES: Final = 8
 NUM_CLASSES: Final = 10
 NUM_HIDDEN: Final = 64
 PIXELS: Final = [f"pixel_{row}_{column}" for row in range(8) for column in range(8)]
-# Ink runs from 0 to 16.
 _MOST_INK: Final = 16.0
 _HOLD_OUT_EVERY: Final = 5
+# More than there are: every order is equally likely.
+_SHUFFLE_ROWS: Final = 2048
 _LEARNING_RATE: Final = 0.2
 _MOMENTUM: Final = 0.9
 
@@ -38,7 +40,7 @@ class Digits:
     Parameters
     ----------
     x
-        Ink of each pixel, shape ``(num_rows, 64)``, float64 from 0 to 16.
+        Ink of each pixel, shape ``(num_rows, 64)``, float64 from 0 to 1.
     y
         Which digit it is, shape ``(num_rows,)``, int64.
     """
@@ -78,7 +80,7 @@ def load() -> tuple[Digits, Digits]:
 
     x, y = load_digits(return_X_y=True)
     is_held_out = np.arange(len(y)) % _HOLD_OUT_EVERY == 0
-    x, y = x.astype(np.float64), y.astype(np.int64)
+    x, y = x / _MOST_INK, y.astype(np.int64)
     return Digits(x[~is_held_out], y[~is_held_out]), Digits(x[is_held_out], y[is_held_out])
 
 
@@ -97,15 +99,10 @@ def write_files(digits: Digits, directory: Path) -> list[Path]:
 
 
 def read_batches(paths: Sequence[Path], batch_size: int, seed: int, policy: str) -> Dataset:
-    """Shuffled batches ``{"x": (batch, 64), "y": (batch,)}`` of files, ink from 0 to 1."""
+    """Shuffled batches ``{"x": (batch, 64), "y": (batch,)}`` of the rows of files."""
     rows = read_parquet(paths, columns={"x": PIXELS, "y": "label"})
-    batches = rows.shuffle(2048, seed=seed).batch(batch_size).map(scaled)
-    return batches.with_options(Options(auto_shard_policy=policy))  # type: ignore[arg-type]
-
-
-def scaled(batch: dict[str, Array]) -> dict[str, Array]:
-    """Ink from 0 to 1."""
-    return {"x": batch["x"] / _MOST_INK, "y": batch["y"]}
+    options = Options(auto_shard_policy=policy_of(policy))
+    return rows.shuffle(_SHUFFLE_ROWS, seed=seed).batch(batch_size).with_options(options)
 
 
 def fresh_weights(seed: int) -> Weights:
@@ -169,5 +166,5 @@ def train(strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed
 
 def predict(weights: Weights, digits: Digits) -> Array:
     """Which digit each is taken for, shape ``(num_rows,)``."""
-    likeliest: Array = forward(weights, digits.x / _MOST_INK)[1].argmax(axis=1)
+    likeliest: Array = forward(weights, digits.x)[1].argmax(axis=1)
     return likeliest

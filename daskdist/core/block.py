@@ -58,6 +58,41 @@ class Block:
         source_rows = rows if self.source_rows is None else np.asarray(self.source_rows)[rows]
         return Block(self.structure, [leaf.take(rows, axis=0) for leaf in self.leaves], self.label, source_rows)
 
+    def slice(self, start: int, stop: int) -> Block:
+        """Rows ``start`` to ``stop``: views."""
+        rows = range(len(self)) if self.source_rows is None else self.source_rows
+        return Block(self.structure, [leaf[start:stop] for leaf in self.leaves], self.label, rows[start:stop])
+
+    @staticmethod
+    def concat(blocks: Sequence[Block], label: str = "") -> Block:
+        """The rows of all blocks, one after the other: one copy.
+
+        Raises
+        ------
+        StackError
+            Their rows differ in shape or dtype.
+        """
+        first = blocks[0]
+        for block in blocks[1:]:
+            first.check_alike(block)
+        leaves = [np.concatenate(column) for column in zip(*[block.leaves for block in blocks], strict=True)]
+        return Block(first.structure, leaves, label)
+
+    def check_alike(self, other: Block) -> None:
+        """Refuse a block whose rows do not stack with these.
+
+        Raises
+        ------
+        StackError
+            They differ in shape or dtype; the message says in which leaf, and where both are from.
+        """
+        for path, a, b in zip(self.structure.paths, self.leaves, other.leaves, strict=True):
+            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                raise StackError(
+                    f"batch: elements do not stack, leaf {path or '(the element)'} is {a.dtype}{list(a.shape[1:])} "
+                    f"in {self.label or 'one block'} and {b.dtype}{list(b.shape[1:])} in {other.label or 'another'}"
+                )
+
     def where(self, index: int) -> str:
         """What a message calls one row."""
         row = index if self.source_rows is None else self.source_rows[index]
@@ -113,16 +148,17 @@ class Batches:
         The rows of all chunks, one after the other.
     bounds
         Where in them each chunk begins, and the last ends.
-    inner
-        The shape of a chunk's own elements in rows: ``()``, or ``(2,)`` in a batch of batches of 2.
+    inners
+        Of each chunk the shape of its own elements in rows: ``(2,)`` in a batch of batches of 2. None where
+        they are rows.
     """
 
-    __slots__ = ("bounds", "inner", "rows")
+    __slots__ = ("bounds", "inners", "rows")
 
-    def __init__(self, rows: Block, bounds: Sequence[int], inner: tuple[int, ...] = ()) -> None:
+    def __init__(self, rows: Block, bounds: Sequence[int], inners: tuple[tuple[int, ...], ...] | None = None) -> None:
         self.rows = rows
         self.bounds = bounds
-        self.inner = inner
+        self.inners = inners
 
     @property
     def structure(self) -> Structure:
@@ -143,8 +179,8 @@ class Batches:
         """The leaves of one chunk: views."""
         start, stop = self.bounds[index], self.bounds[index + 1]
         leaves = tuple([leaf[start:stop] for leaf in self.rows.leaves])
-        if self.inner:
-            leaves = tuple([leaf.reshape(-1, *self.inner, *leaf.shape[1:]) for leaf in leaves])
+        if self.inners is not None:
+            leaves = tuple([leaf.reshape(-1, *self.inners[index], *leaf.shape[1:]) for leaf in leaves])
         return leaves
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:

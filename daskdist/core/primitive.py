@@ -6,12 +6,12 @@ A pipeline is a tree of primitives. `Read` and `Compute` look at values and neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from daskdist.core.block import Rows
-from daskdist.core.selection import Run, Selection
+from daskdist.core.selection import Run
 
 
 class Exhausted(Exception):  # noqa: N818 - a signal, as StopIteration is
@@ -45,8 +45,8 @@ Opener = Callable[[Epoch], Cursor]
 class Context(Protocol):
     """What a cursor may ask of whoever runs it."""
 
-    def compact(self, selection: Selection, in_use: Sequence[Run]) -> Selection:
-        """The same rows, where blocks with few rows left are replaced by blocks of just those rows.
+    def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
+        """The same elements, where blocks with few rows left are replaced by blocks of just those rows.
 
         Blocks that runs ``in_use`` hold on to are left as they are: they would be kept anyway.
         """

@@ -1,16 +1,16 @@
 """Which rows of which blocks, in what order: all that arranging ever handles.
 
 A **run** is a sequence of elements on their way through arrange operations. There are two kinds, with the
-same four methods (``len``, slicing, ``take``, ``concat``), so that an operation need not know which it has:
-a `Selection`, whose elements are rows of blocks, and `Groups`, whose elements are selections (what ``batch``
-makes of rows).
+same methods (``len``, slicing, ``take``, ``concat``, ``group``), so that an operation need not know which it
+has: a `Selection`, whose elements are rows of blocks, and `Groups`, whose elements are the batches that
+``batch`` makes of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -77,23 +77,14 @@ class Selection:
         Row numbers within their blocks.
     which
         One integer a row, an index into ``blocks``.
-    inner
-        The shape of one element in rows: ``()`` where an element is a row, ``(2,)`` where it is a batch of 2.
     """
 
-    __slots__ = ("blocks", "inner", "rows", "which")
+    __slots__ = ("blocks", "rows", "which")
 
-    def __init__(
-        self,
-        blocks: tuple[BlockRef, ...],
-        rows: range | Index,
-        which: Index | None = None,
-        inner: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, blocks: tuple[BlockRef, ...], rows: range | Index, which: Index | None = None) -> None:
         self.blocks = blocks
         self.rows = rows
         self.which = which
-        self.inner = inner
 
     @classmethod
     def whole(cls, ref: BlockRef) -> Selection:
@@ -101,7 +92,7 @@ class Selection:
         return cls((ref,), range(ref.num_rows))
 
     def __len__(self) -> int:
-        return len(self.rows) // prod(self.inner) if self.inner else len(self.rows)
+        return len(self.rows)
 
     @property
     def row_numbers(self) -> Index:
@@ -109,83 +100,69 @@ class Selection:
         return np.arange(self.rows.start, self.rows.stop) if isinstance(self.rows, range) else self.rows
 
     @property
-    def nbytes(self) -> float:
-        """Bytes of the rows chosen, as far as known."""
-        per_row = max((ref.row_bytes for ref in self.blocks), default=0)
-        return per_row * len(self.rows)
+    def places(self) -> Index:
+        """``which`` as an array."""
+        return np.zeros(len(self.rows), np.intp) if self.which is None else self.which
+
+    @property
+    def element_bytes(self) -> float:
+        """The size of an element, as far as known."""
+        return max((ref.row_bytes for ref in self.blocks), default=0)
 
     def __getitem__(self, part: slice) -> Selection:
-        if self.inner:
-            size = prod(self.inner)
-            start, stop, _ = part.indices(len(self))
-            part = slice(start * size, stop * size)
-        return Selection(self.blocks, self.rows[part], None if self.which is None else self.which[part], self.inner)
+        return Selection(self.blocks, self.rows[part], None if self.which is None else self.which[part])
 
     def take(self, index: Index) -> Selection:
         """The elements at these places."""
-        if self.inner:
-            size = prod(self.inner)
-            index = (index[:, None] * size + np.arange(size)).ravel()
         rows = index + self.rows.start if isinstance(self.rows, range) else self.rows.take(index)
-        return Selection(self.blocks, rows, None if self.which is None else self.which.take(index), self.inner)
+        return Selection(self.blocks, rows, None if self.which is None else self.which.take(index))
 
     @staticmethod
     def concat(parts: Sequence[Selection]) -> Selection:
         """The elements of all parts, one after the other."""
-        parts = [part for part in parts if len(part.rows)] or list(parts[:1])
-        first = parts[0]
+        parts = [part for part in parts if len(part)] or list(parts[:1])
         if len(parts) == 1:
-            return first
-        if any(part.inner != first.inner for part in parts):
-            raise StackError("batches of different sizes meet in one; use drop_remainder=True on the inner batch")
+            return parts[0]
         joined = _join_ranges(parts)
         if joined is not None:
             return joined
-        rows = np.concatenate([part.row_numbers for part in parts])
         places: dict[int, int] = {}
         refs: list[BlockRef] = []
         which = []
-        # Cuts of one run share its blocks, and are one stretch here.
-        for _, stretch in groupby(parts, key=lambda part: id(part.blocks)):
-            same = list(stretch)
-            for ref in same[0].blocks:
+        for part in parts:
+            for ref in part.blocks:
                 if id(ref) not in places:
                     places[id(ref)] = len(refs)
                     refs.append(ref)
-            to = np.array([places[id(ref)] for ref in same[0].blocks], np.intp)
-            if same[0].which is None:
-                which.append(np.full(sum(len(part.rows) for part in same), to[0]))
-            else:
-                which.append(to.take(np.concatenate([part.which for part in same])))
-        return Selection(tuple(refs), rows, None if len(refs) == 1 else np.concatenate(which), first.inner)
+            to = np.array([places[id(ref)] for ref in part.blocks], np.intp)
+            which.append(np.full(len(part), to[0]) if part.which is None else to.take(part.which))
+        rows = np.concatenate([part.row_numbers for part in parts])
+        return Selection(tuple(refs), rows, None if len(refs) == 1 else np.concatenate(which))
 
     def without_unused(self) -> Selection:
         """The same rows, holding on to no block that has none of them."""
         if self.which is None:
-            return self if len(self.rows) else Selection((), range(0), None, self.inner)
+            return self if len(self) else Selection((), range(0))
         counts = np.bincount(self.which, minlength=len(self.blocks))
         used = np.flatnonzero(counts)
         if len(used) == len(self.blocks):
             return self
         blocks = tuple(self.blocks[i] for i in used)
         if len(used) <= 1:
-            return Selection(blocks, self.rows, None, self.inner)
+            return Selection(blocks, self.rows)
         places = np.zeros(len(self.blocks), np.intp)
         places[used] = np.arange(len(used))
-        return Selection(blocks, self.rows, places.take(self.which), self.inner)
+        return Selection(blocks, self.rows, places.take(self.which))
 
-    def group(self, bounds: Sequence[int]) -> Groups:
-        """The selections between consecutive ``bounds``."""
-        if self.which is None and isinstance(self.rows, range) and not self.inner:
-            blocks, first = self.blocks, self.rows.start
-            return Groups([Selection(blocks, range(first + start, first + stop)) for start, stop in pairwise(bounds)])
-        return Groups([self[start:stop] for start, stop in pairwise(bounds)])
+    def group(self, bounds: Index) -> Groups:
+        """A batch of the rows between each two consecutive ``bounds``, which begin with 0."""
+        return Groups(self[: bounds[-1]], bounds)
 
 
 def _join_ranges(parts: Sequence[Selection]) -> Selection | None:
     # Contiguous rows that follow on in one block stay a range, and so a view.
     first = parts[0]
-    if first.inner or not isinstance(first.rows, range):
+    if not isinstance(first.rows, range):
         return None
     stop = first.rows.start
     for part in parts:
@@ -210,33 +187,95 @@ def places_by_value(values: Index) -> Iterator[tuple[int, Index]]:
 
 
 class Groups:
-    """Selections, each one element: batches that are not gathered yet."""
+    """Batches that are not gathered yet, each one element.
 
-    __slots__ = ("selections",)
+    Parameters
+    ----------
+    flat
+        The rows of all batches, one batch after the other.
+    bounds
+        Where in ``flat`` each batch begins and the last ends, shape ``(num_batches + 1,)``.
+    inners
+        Of each batch the shape of its elements in rows: ``(2,)`` for a batch of batches of 2. None where the
+        elements of all are rows.
+    """
 
-    def __init__(self, selections: list[Selection]) -> None:
-        self.selections = selections
+    __slots__ = ("bounds", "flat", "inners")
+
+    def __init__(self, flat: Selection, bounds: Index, inners: tuple[tuple[int, ...], ...] | None = None) -> None:
+        self.flat = flat
+        self.bounds = bounds
+        self.inners = inners
 
     def __len__(self) -> int:
-        return len(self.selections)
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> Index:
+        """The number of elements of each batch."""
+        num_rows = np.diff(self.bounds)
+        return num_rows if self.inners is None else num_rows // np.array([prod(inner) for inner in self.inners])
+
+    @property
+    def element_bytes(self) -> float:
+        """The size of the first batch, as far as known."""
+        return self.flat.element_bytes * float(self.bounds[1] - self.bounds[0])
 
     def __getitem__(self, part: slice) -> Groups:
-        return Groups(self.selections[part])
+        start, stop, _ = part.indices(len(self))
+        bounds = self.bounds[start : max(stop, start) + 1]
+        inners = None if self.inners is None else self.inners[start:stop]
+        return Groups(self.flat[bounds[0] : bounds[-1]], bounds - bounds[0], inners)
 
     def take(self, index: Index) -> Groups:
-        selections = self.selections
-        return Groups([selections[i] for i in index.tolist()])
+        starts, num_rows = self.bounds[index], np.diff(self.bounds)[index]
+        bounds = np.concatenate([[0], np.cumsum(num_rows)])
+        # Of each row: where its batch begins there, less where it begins here, plus the row's place here.
+        rows = np.repeat(starts - bounds[:-1], num_rows) + np.arange(bounds[-1])
+        inners = None if self.inners is None else tuple(self.inners[i] for i in index.tolist())
+        return Groups(self.flat.take(rows), bounds, inners)
 
     @staticmethod
     def concat(parts: Sequence[Groups]) -> Groups:
-        return Groups([selection for part in parts for selection in part.selections])
+        offsets = np.cumsum([0, *(part.bounds[-1] for part in parts)])
+        bounds = [part.bounds[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
+        nested = [part.inners for part in parts if part.inners is not None]
+        inners = tuple(inner for inners in nested for inner in inners) if nested else None
+        return Groups(Selection.concat([part.flat for part in parts]), np.concatenate([*bounds, offsets[-1:]]), inners)
 
     def without_unused(self) -> Groups:
-        return self
+        return Groups(self.flat.without_unused(), self.bounds, self.inners)
 
-    def group(self, bounds: Sequence[int]) -> Groups:
-        """One selection for each stretch between consecutive ``bounds``: a batch of batches."""
-        return Groups([_stack(self.selections[a:b]) for a, b in pairwise(bounds)])
+    def group(self, bounds: Index) -> Groups:
+        """A batch of the batches between each two consecutive ``bounds``, which begin with 0.
+
+        Raises
+        ------
+        StackError
+            Batches that are to be one differ in their number of rows.
+        """
+        lengths = self.lengths.tolist()
+        inners = []
+        for start, stop in pairwise(bounds.tolist()):
+            sizes = set(lengths[start:stop])
+            if len(sizes) > 1:
+                raise StackError(
+                    f"batch: batches of {', '.join(map(str, sorted(sizes)))} rows do not stack; "
+                    "use drop_remainder=True on the inner batch"
+                )
+            inners.append((*sizes, *(self.inners[start] if self.inners else ())))
+        stops = self.bounds[bounds]
+        return Groups(self.flat[: stops[-1]], stops, tuple(inners))
+
+    def cut(self, num_pieces: int) -> Groups:
+        """Each batch as ``num_pieces`` ones, of as many elements each until they run out."""
+        lengths, starts = self.lengths[:, None], self.bounds[:-1, None]
+        ends = np.minimum(np.arange(1, num_pieces + 1) * -(-lengths // num_pieces), lengths)
+        inners = None
+        if self.inners is not None:
+            ends = ends * np.array([[prod(inner)] for inner in self.inners])
+            inners = tuple(inner for inner in self.inners for _ in range(num_pieces))
+        return Groups(self.flat, np.concatenate([[0], (starts + ends).ravel()]), inners)
 
 
 Run = Selection | Groups
@@ -286,14 +325,3 @@ def concat(runs: Sequence[Run]) -> Run:
         return runs[0]
     kind = type(runs[0])
     return kind.concat(runs)  # type: ignore[arg-type]
-
-
-def _stack(batches: list[Selection]) -> Selection:
-    sizes = {len(batch) for batch in batches}
-    if len(sizes) > 1:
-        raise StackError(
-            f"batch: batches of {', '.join(map(str, sorted(sizes)))} rows do not stack; "
-            "use drop_remainder=True on the inner batch"
-        )
-    joined = Selection.concat(batches)
-    return Selection(joined.blocks, joined.rows, joined.which, (sizes.pop(), *batches[0].inner))

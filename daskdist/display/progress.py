@@ -30,8 +30,8 @@ class Progress:
     >>> progress.update(100, loss=1.5, note="epoch 1/2")
     >>> progress.update(200, loss=0.5, note="epoch 2/2")
     >>> print(stream.getvalue(), end="")
-     50 %  epoch 1/2  loss 1.5000  100 rows/s
-    100 %  epoch 2/2  loss 0.5000  100 rows/s
+       50 %  epoch 1/2  loss 1.5000  100 rows/s
+      100 %  epoch 2/2  loss 0.5000  100 rows/s
     """
 
     def __init__(
@@ -56,15 +56,17 @@ class Progress:
         now_s = self._clock()
         share = min(rows / self._num_rows, 1.0) if self._num_rows else 1.0
         rate = rows / max(now_s - self._start_s, 1e-9)
-        parts = [f"{share:4.0%}".replace("%", " %"), note, f"loss {loss:.4f}", f"{rate:,.0f} rows/s"]
+        parts = [f"{100 * share:3.0f} %", note, f"loss {loss:.4f}", f"{rate:,.0f} rows/s"]
         text = "  ".join(part for part in parts if part)
         if not self._redraws:
             if int(share * self._num_lines) > self._lines_written:
                 self._lines_written = int(share * self._num_lines)
-                self._stream.write(text + "\n")
+                self._stream.write(f"  {text}\n")
         elif share == 1.0 or now_s - self._drawn_s >= _REDRAW_S:
             self._drawn_s, self._is_open = now_s, True
-            self._stream.write(f"\r{_bar(share, shutil.get_terminal_size().columns - len(text) - 6)}{text}\x1b[K")
+            room = shutil.get_terminal_size().columns - len(text) - 4
+            bar = _bar(share, min(room, 30), (self._stream.encoding or "").lower().startswith("utf"))
+            self._stream.write(f"\r  {bar}{text}\x1b[K")
         self._stream.flush()
 
     def close(self) -> None:
@@ -75,9 +77,9 @@ class Progress:
             self._stream.flush()
 
 
-def _bar(share: float, room: int) -> str:
-    width = min(room, 30)
+def _bar(share: float, width: int, has_blocks: bool) -> str:
     if width < 5:
         return ""
     full = round(share * width)
-    return "  " + "█" * full + "░" * (width - full) + " "
+    done, open_ = ("█", "░") if has_blocks else ("#", "-")
+    return done * full + open_ * (width - full) + " "

@@ -146,11 +146,12 @@ class Delivery:
         return Stretch([self._lane(part, worker, num_steps) for part, worker in zip(parts, self.workers, strict=True)])
 
     def _lane(self, run: Run, worker: str | None, num_steps: int) -> Lane:
-        has_rows = [len(each) > 0 for each in run.selections] if isinstance(run, Groups) else [True] * len(run)
-        has_rows += [False] * (num_steps - len(has_rows))
+        has_rows = np.zeros(num_steps, bool)
+        has_rows[: len(run)] = run.lengths > 0 if isinstance(run, Groups) else True
         full = np.flatnonzero(has_rows)
         if not len(full):
             return Lane(None, [-1] * num_steps)
         interpreter = self.interpreter
-        ref = interpreter.gather(run.take(full), on=worker, name="gather", function=None, window=interpreter.bundles)
+        run = run if len(full) == len(run) else run.take(full)
+        ref = interpreter.gather(run, on=worker, name="gather", function=None, window=interpreter.bundles)
         return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist())

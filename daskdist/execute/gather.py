@@ -12,62 +12,52 @@ import numpy as np
 from daskdist.core.block import Batches, Block, Bundle, Rows, stack
 from daskdist.core.selection import Index, Run, Selection, places_by_value
 from daskdist.core.structure import Leaves
-from daskdist.errors import StackError
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """Rows to gather, free of references to where the blocks are.
+    """Rows to gather of blocks that are given apart.
 
     Parameters
     ----------
-    selection
-        The rows of all elements, one after the other; its ``blocks`` are empty, and given apart.
-    bounds
-        Where in them each chunk begins and the last ends; None where the elements are the rows themselves.
+    rows, which
+        The rows of all elements, as in a `Selection`.
+    bounds, inners
+        How they are batches, as in `Groups`; None where the elements are the rows themselves.
     """
 
-    selection: Selection
-    bounds: tuple[int, ...] | None
+    rows: range | Index
+    which: Index | None
+    bounds: Index | None
+    inners: tuple[tuple[int, ...], ...] | None
+
+    @classmethod
+    def of(cls, run: Run) -> Picks:
+        """What gathers a run."""
+        if isinstance(run, Selection):
+            return cls(run.rows, run.which, None, None)
+        return cls(run.flat.rows, run.flat.which, run.bounds, run.inners)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Index arrays travel through the scheduler with their task: four bytes do for any block there can be.
-        s = self.selection
-        return _unpickle, (_narrow(s.rows), _narrow(s.which), s.inner, self.bounds)
-
-
-def _unpickle(rows: Any, which: Any, inner: tuple[int, ...], bounds: tuple[int, ...] | None) -> Picks:
-    return Picks(Selection((), rows, which, inner), bounds)
+        return Picks, (_narrow(self.rows), _narrow(self.which), _narrow(self.bounds), self.inners)
 
 
 def _narrow(index: Any) -> Any:
     return index.astype(np.int32) if isinstance(index, np.ndarray) else index
 
 
-def picks_of(run: Run) -> tuple[Selection, Picks]:
-    """What gathers a run, and the selection whose blocks it needs."""
-    if isinstance(run, Selection):
-        flat, bounds = run.without_unused(), None
-    else:
-        flat = Selection.concat(run.selections).without_unused()
-        bounds = (0, *np.cumsum([len(selection.rows) for selection in run.selections]).tolist())
-    return flat, Picks(Selection((), flat.rows, flat.which, flat.inner), bounds)
-
-
 def gather(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Rows] | None = None) -> Rows:
     """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them."""
-    selection, bounds = picks.selection, picks.bounds
     label = _joined_label(blocks)
     rows: Rows
     if all(isinstance(block, Block) for block in blocks):
-        flat = _gather_columns(blocks, selection, label)  # type: ignore[arg-type]
-        rows = flat if bounds is None else Batches(flat, bounds, selection.inner)
+        flat = _gather_columns(blocks, picks, label)  # type: ignore[arg-type]
+        rows = flat if picks.bounds is None else Batches(flat, picks.bounds.tolist(), picks.inners)
     else:
-        items = _gather_items(blocks, selection)
-        structure = blocks[0].structure
-        if bounds is not None:
-            items = [_stacked(structure, items[a:b], selection.inner, label) for a, b in pairwise(bounds)]
-        rows = Bundle(structure, items, label)
+        rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)
+        if picks.bounds is not None:
+            rows = _stacked(rows, picks.bounds, picks.inners)
     return rows if function is None else function(rows)
 
 
@@ -76,16 +66,17 @@ def take_rows(blocks: Sequence[Rows], rows: Index) -> Rows:
     return blocks[0].take(rows)
 
 
-def _gather_columns(blocks: Sequence[Block], selection: Selection, label: str) -> Block:
-    first = blocks[0]
-    rows, which = selection.rows, selection.which
+def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
+    first, rows, which = blocks[0], picks.rows, picks.which
     if isinstance(rows, range):
-        source_rows = rows if first.source_rows is None else first.source_rows[rows.start : rows.stop]
-        return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label, source_rows)
+        return first.slice(rows.start, rows.stop)
     if which is None:
         return first.take(rows)
+    stretches = _stretches(rows, which, 2 * len(blocks))
+    if stretches is not None:
+        return Block.concat([blocks[place].slice(start, stop) for place, start, stop in stretches], label)
     for block in blocks[1:]:
-        _check_alike(first, block)
+        first.check_alike(block)
     parts = [(blocks[place], at, rows[at]) for place, at in places_by_value(which)]
     leaves = []
     for number, leaf in enumerate(first.leaves):
@@ -96,25 +87,32 @@ def _gather_columns(blocks: Sequence[Block], selection: Selection, label: str) -
     return Block(first.structure, leaves, label)
 
 
-def _gather_items(blocks: Sequence[Rows], selection: Selection) -> list[Leaves]:
-    rows = selection.rows.tolist() if isinstance(selection.rows, np.ndarray) else selection.rows
-    if selection.which is None:
+def _stretches(rows: Index, which: Index, at_most: int) -> list[tuple[int, int, int]] | None:
+    # Of rows one after the other in a block: the block's place, and where in it they start and stop.
+    starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1])) + 1
+    if len(starts) >= at_most:
+        return None
+    starts = np.concatenate([[0], starts])
+    lengths = np.diff(starts, append=len(rows))
+    first = rows[starts]
+    return list(zip(which[starts].tolist(), first.tolist(), (first + lengths).tolist(), strict=True))
+
+
+def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
+    rows = picks.rows if isinstance(picks.rows, range) else picks.rows.tolist()
+    if picks.which is None:
         return [blocks[0].item(row) for row in rows]
-    return [blocks[place].item(row) for place, row in zip(selection.which.tolist(), rows, strict=True)]
+    return [blocks[place].item(row) for place, row in zip(picks.which.tolist(), rows, strict=True)]
 
 
-def _stacked(structure: Any, items: list[Leaves], inner: tuple[int, ...], label: str) -> Leaves:
-    leaves = stack(structure, items, label)
-    return tuple(leaf.reshape(-1, *inner, *leaf.shape[1:]) for leaf in leaves) if inner else leaves
-
-
-def _check_alike(first: Block, other: Block) -> None:
-    for path, a, b in zip(first.structure.paths, first.leaves, other.leaves, strict=True):
-        if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-            raise StackError(
-                f"batch: elements do not stack, leaf {path or '(the element)'} is {a.dtype}{list(a.shape[1:])} in "
-                f"{first.label} and {b.dtype}{list(b.shape[1:])} in {other.label}"
-            )
+def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...] | None) -> Bundle:
+    chunks = []
+    for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        leaves = stack(elements.structure, [elements.item(k) for k in range(start, stop)], elements.label)
+        if inners is not None:
+            leaves = tuple(leaf.reshape(-1, *inners[number], *leaf.shape[1:]) for leaf in leaves)
+        chunks.append(leaves)
+    return Bundle(elements.structure, chunks, elements.label)
 
 
 def _joined_label(blocks: Sequence[Rows]) -> str:

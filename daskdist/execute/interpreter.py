@@ -6,7 +6,7 @@ It knows `Read`, `Compute` and `Arrange`, and no operation.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -25,9 +25,9 @@ from daskdist.core.primitive import (
     Read,
     Split,
 )
-from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
+from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
 from daskdist.execute.callers import Caller
-from daskdist.execute.gather import gather, picks_of, take_rows
+from daskdist.execute.gather import Picks, gather, take_rows
 from daskdist.execute.window import Window
 
 # A block with less than this share of its rows left is replaced by one of just those rows. Each time at most
@@ -75,10 +75,10 @@ class Interpreter:
         self, run: Run, *, on: str | None, name: str, function: Callable[[Any], Any] | None, window: Window
     ) -> BlockRef:
         """Ask for the rows of a run as one block, on a worker."""
-        flat, picks = picks_of(self._brought_to(run, on))
-        handles = [ref.handle for ref in flat.blocks]
-        handle = self.caller.call(gather, handles, picks, function, on=on, name=name)
-        return self.refer(handle, len(run), int(flat.nbytes), on, window)
+        run = self._brought_to(run.without_unused(), on)
+        blocks = run.blocks if isinstance(run, Selection) else run.flat.blocks
+        handle = self.caller.call(gather, [ref.handle for ref in blocks], Picks.of(run), function, on=on, name=name)
+        return self.refer(handle, len(run), int(run_bytes(run)), on, window)
 
     def refer(self, handle: Any, num_rows: int, nbytes: int, on: str | None, window: Window) -> BlockRef:
         """A reference that holds its bytes of a window for as long as it lives."""
@@ -87,51 +87,44 @@ class Interpreter:
 
     def _brought_to(self, run: Run, on: str | None) -> Run:
         # Rows cross workers, blocks do not: what lies elsewhere is first reduced to the rows wanted, there.
-        if isinstance(run, Selection):
-            return self._flat_brought_to(run, on)
-        whole = Selection.concat(run.selections)
-        moved = self._flat_brought_to(whole, on)
-        if moved is whole:
-            return run
-        stops = np.cumsum([len(selection) for selection in run.selections])
-        return moved.group((0, *stops.tolist()))
+        if isinstance(run, Groups):
+            return Groups(self._rows_brought_to(run.flat, on), run.bounds, run.inners)
+        return self._rows_brought_to(run, on)
 
-    def _flat_brought_to(self, selection: Selection, on: str | None) -> Selection:
-        away = sorted({ref.worker for ref in selection.blocks if ref.worker != on and ref.worker}) if on else []
-        if not away:
+    def _rows_brought_to(self, selection: Selection, on: str | None) -> Selection:
+        elsewhere = sorted({ref.worker for ref in selection.blocks if ref.worker not in (None, on)} if on else ())
+        if not elsewhere:
             return selection
+        rows, which = selection.row_numbers.copy(), selection.places.copy()
         blocks = list(selection.blocks)
-        rows = np.array(selection.rows)
-        which = np.zeros(len(rows), np.int32) if selection.which is None else selection.which.copy()
-        places = which.copy()
-        found = Selection(selection.blocks, selection.row_numbers, places)
-        for worker in away:
+        for worker in elsewhere:
             is_there = np.array([ref.worker == worker for ref in selection.blocks])
-            at = np.flatnonzero(is_there.take(places))
-            if len(at):
-                part = self.gather(found.take(at), on=worker, name="take", function=None, window=self.bundles)
-                rows[at] = np.arange(len(at))
-                which[at] = len(blocks)
-                blocks.append(part)
-        return Selection(tuple(blocks), rows, which, selection.inner).without_unused()
+            at = np.flatnonzero(is_there.take(selection.places))
+            wanted = selection.take(at)
+            rows[at], which[at] = np.arange(len(at)), len(blocks)
+            blocks.append(self.gather(wanted, on=worker, name="take", function=None, window=self.bundles))
+        return Selection(tuple(blocks), rows, which).without_unused()
 
-    def compact(self, selection: Selection, in_use: Sequence[Run]) -> Selection:
+    def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
         """See `daskdist.core.primitive.Context`."""
+        if isinstance(run, Groups):
+            return Groups(self._rows_compacted(run.flat, in_use), run.bounds, run.inners)
+        return self._rows_compacted(run, in_use)
+
+    def _rows_compacted(self, selection: Selection, in_use: Iterable[Run]) -> Selection:
         if not self.caller.compacts or selection.which is None:
             return selection
-        kept = {id(ref) for run in in_use if isinstance(run, Selection) for ref in run.blocks}
+        kept = {id(ref) for run in in_use for ref in (run.flat if isinstance(run, Groups) else run).blocks}
         counts = np.bincount(selection.which, minlength=len(selection.blocks))
-        blocks, rows = list(selection.blocks), selection.row_numbers
+        blocks, rows = list(selection.blocks), selection.row_numbers.copy()
         for place, (ref, count) in enumerate(zip(selection.blocks, counts.tolist(), strict=True)):
             if id(ref) in kept or count >= _FEW_ROWS_LEFT * ref.num_rows:
                 continue
             at = np.flatnonzero(selection.which == place)
             handle = self.caller.call(take_rows, [ref.handle], rows[at], on=ref.worker, name="compact")
             blocks[place] = self.refer(handle, count, int(count * ref.row_bytes), ref.worker, self.reads)
-            if rows is selection.rows:
-                rows = rows.copy()
             rows[at] = np.arange(count)
-        return Selection(tuple(blocks), rows, selection.which, selection.inner)
+        return Selection(tuple(blocks), rows, selection.which)
 
 
 class BlockCursor:
@@ -238,12 +231,13 @@ class OnValue:
         return self.function(split, values[0])
 
 
+def run_bytes(run: Run) -> float:
+    """The size of all elements of a run, as far as known."""
+    flat = run if isinstance(run, Selection) else run.flat
+    return flat.element_bytes * len(flat)
+
+
 def bundle_size(caller: Caller, run: Run) -> int:
-    """How many elements from the start of a run one call should take."""
-    if isinstance(run, Selection):
-        first = run[:1].nbytes
-        most = max(caller.bundle_chunks * 1024, 1)
-    else:
-        first = run.selections[0].nbytes
-        most = caller.bundle_chunks
-    return max(min(int(caller.bundle_bytes // max(first, 1)), most), 1)
+    """How many elements of a run one call should take: up to so many bytes, and not more chunks than agreed."""
+    most = caller.bundle_chunks if isinstance(run, Groups) else caller.bundle_chunks * 1024
+    return max(min(int(caller.bundle_bytes // max(run.element_bytes, 1)), most), 1)

@@ -44,7 +44,7 @@ class Columns:
         Raises
         ------
         ArgumentError
-            A name is not among them.
+            A name is not among them, something is no name, or there is no column at all.
         """
         if columns is None:
             columns = list(available)
@@ -52,8 +52,12 @@ class Columns:
             columns = {name: name for name in columns}
         found, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list))
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
+        if not leaves or () in leaves:
+            raise ArgumentError(f"columns: an array of no columns; there are {', '.join(map(repr, available))}")
         made = cls(Structure(treespec), leaves)
         for name in made.names:
+            if not isinstance(name, str):
+                raise ArgumentError(f"columns: {name!r} is not a name; give names, or a structure of them")
             if name not in available:
                 raise ArgumentError(f"no column {name!r}; there are {', '.join(map(repr, available))}")
         return made
@@ -61,7 +65,9 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """The names of all columns used, each once."""
-        return list(dict.fromkeys(name for leaf in self.leaves for name in ([leaf] if isinstance(leaf, str) else leaf)))
+        return list(
+            dict.fromkeys(name for leaf in self.leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,)))
+        )
 
     def spec(self, column: Callable[[str], TensorSpec]) -> ElementSpec:
         """The spec of an element, from the spec of a row of each column."""
@@ -74,7 +80,12 @@ class Columns:
             odd = next((name for name, part in zip(leaf, parts, strict=True) if part.shape), None)
             if odd is not None:
                 raise ArgumentError(f"column {odd!r} holds arrays and cannot be one of several that make up an array")
-            specs.append(TensorSpec((len(parts),), np.result_type(*[part.dtype for part in parts])))
+            try:
+                dtype = np.result_type(*[part.dtype for part in parts])
+            except TypeError:
+                kinds = ", ".join(f"{name!r} ({part.dtype})" for name, part in zip(leaf, parts, strict=True))
+                raise ArgumentError(f"columns {kinds} have no dtype in common, so they make no array") from None
+            specs.append(TensorSpec((len(parts),), dtype))
         return ElementSpec(self.structure, tuple(specs))
 
     def arrays(self, column: Callable[[str], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:

@@ -19,7 +19,7 @@ import numpy as np
 from daskdist.core.block import Block
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.errors import FileError
+from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.formats.columns import Columns
 from daskdist.formats.paths import is_remote
 
@@ -45,7 +45,11 @@ class Parquet:
 
     def list_splits(self, path: str, file: int, like: str) -> Sequence[Split]:
         with _opened(path) as opened:
-            metadata, spec = opened.metadata, self._spec(opened.schema_arrow, path)
+            metadata = opened.metadata
+            try:
+                spec = self._spec(opened.schema_arrow, path)
+            except ArgumentError as error:
+                raise FileError(f"{path}: {error}; {like} has what is asked for") from None
         expected = self.spec(like) if path != like else spec
         if spec != expected:
             raise FileError(f"{path}: its elements are {spec.packed}, those of {like} are {expected.packed}")
@@ -63,9 +67,12 @@ class Parquet:
             try:
                 # Splits are read side by side already; threads within one would only contend.
                 table = file.read_row_group(group, columns=columns.names, use_threads=False)
-            except (OSError, ValueError) as error:
+                arrays = columns.arrays(lambda name: _to_numpy(table.column(name), name, split.label))
+            except DaskdistError:
+                raise
+            # KeyError and ArrowNotImplementedError (a NotImplementedError): of names and types that are garbage.
+            except (OSError, ValueError, KeyError, NotImplementedError) as error:
                 raise FileError(f"{split.label}: damaged or cut short: {error}") from error
-        arrays = columns.arrays(lambda name: _to_numpy(table.column(name), name, split.label))
         return Block(columns.structure, arrays, split.label)
 
     def _spec(self, schema: Any, path: str) -> ElementSpec:
@@ -78,23 +85,31 @@ class Parquet:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
+        # Checksums are compared where the file has them.
         if is_remote(path):
             import fsspec
 
-            with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as file:
+            with (
+                fsspec.open(path, "rb") as stream,
+                pq.ParquetFile(stream, page_checksum_verification=True) as file,
+            ):
                 yield file
         else:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 yield file
-    except pa.ArrowInvalid as error:
-        size = "" if is_remote(path) else f" of {os.path.getsize(path)} bytes"
-        raise FileError(f"{path}: not a Parquet file, or one cut short{size}: {error}") from error
+    except DaskdistError:
+        raise
     except FileNotFoundError as error:
         raise FileError(f"{path}: gone since it was listed") from error
+    except PermissionError as error:
+        raise FileError(f"{path}: may not be read: {error}") from error
+    # What pyarrow raises for an index that is garbage depends on where the garbage is.
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        size = "" if is_remote(path) else f" of {os.path.getsize(path)} bytes"
+        raise FileError(f"{path}: not a Parquet file, or one cut short{size}: {error}") from error
 
 
 def _column_spec(field: Any, path: str) -> TensorSpec:
@@ -132,7 +147,8 @@ def _to_numpy(column: Any, name: str, label: str) -> np.ndarray[Any, Any]:
             f"{label}: column {name!r} of type {kind} has {array.null_count} nulls, and only floats have NaN"
         )
     if pa.types.is_fixed_size_list(kind):
-        return _to_numpy(pa.chunked_array([array.flatten()]), name, label).reshape(len(array), kind.list_size)
+        inner = _to_numpy(pa.chunked_array([array.flatten()]), name, label)
+        return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(array.to_pylist(), np.dtypes.StringDType())
     found: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)

@@ -38,14 +38,15 @@ def _expand_one(path: str, suffix: str) -> list[str]:
     found = _expand_remote(path, suffix) if is_remote(path) else _expand_local(path, suffix)
     if found:
         return found
+    if not is_remote(path) and os.path.isdir(_local(path)):
+        raise FileError(f"no file matches: the directory {path!r} has none whose name ends in {suffix!r}")
     kind = "no file matches" if glob.has_magic(path) else "no such file:"
-    where = "" if is_remote(path) else f" (looked in {Path(path).absolute().parent})"
+    where = "" if is_remote(path) else f" (looked in {Path(_local(path)).parent})"
     raise FileError(f"{kind} {path!r}{where}")
 
 
 def _expand_local(path: str, suffix: str) -> list[str]:
-    # Absolute, because a worker's working directory is another.
-    path = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+    path = _local(path)
     if os.path.isfile(path):
         return [path]
     if os.path.isdir(path):
@@ -53,10 +54,18 @@ def _expand_local(path: str, suffix: str) -> list[str]:
     return sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
 
 
+def _local(path: str) -> str:
+    # Absolute, because a worker's working directory is another.
+    return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+
+
 def _expand_remote(path: str, suffix: str) -> list[str]:
     import fsspec
 
-    fs, inner = fsspec.core.url_to_fs(path)
+    try:
+        fs, inner = fsspec.core.url_to_fs(path)
+    except ValueError as error:
+        raise FileError(f"{path!r} cannot be opened: {error}") from None
     if glob.has_magic(inner):
         names = fs.glob(inner)
     elif fs.isdir(inner):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from daskdist.core import cardinality
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
@@ -74,7 +76,7 @@ class BatchCursor:
             if not waiting or self.drop_remainder:
                 raise
             rest = waiting.pop(size)
-            return rest.group((0, len(rest)))
+            return rest.group(np.array([0, len(rest)]))
         # Only a batch that straddles runs is put together; those within one are cuts of it.
         num_batches = min(max(len(waiting.runs[0]) // size, 1), _AT_ONCE)
-        return waiting.pop(num_batches * size).group(range(0, num_batches * size + 1, size))
+        return waiting.pop(num_batches * size).group(np.arange(num_batches + 1) * size)

@@ -57,7 +57,7 @@ class Deal(Transformation):
 
 @dataclass(frozen=True)
 class DealGroups:
-    """Each batch cut into selections."""
+    """Batches that are not gathered yet, cut by arithmetic."""
 
     num_pieces: int
 
@@ -74,8 +74,7 @@ class DealCursor:
 
     def pull(self) -> Run:
         batches: Groups = self.source.pull()  # type: ignore[assignment]  # its input is grouped
-        cut = [batch.group(piece_bounds(len(batch), self.num_pieces)) for batch in batches.selections]
-        return Groups.concat(cut)
+        return batches.cut(self.num_pieces)
 
 
 @dataclass(frozen=True)

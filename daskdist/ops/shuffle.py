@@ -10,7 +10,7 @@ import numpy as np
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.seed import generator
-from daskdist.core.selection import Index, Run, RunQueue, Selection, concat
+from daskdist.core.selection import Index, Run, RunQueue, concat
 from daskdist.errors import ArgumentError
 
 # Draws made at a time, at most: few enough for the cache, enough to share the cost of a call.
@@ -101,9 +101,8 @@ class ShuffleCursor:
         size = len(buffer)
         output, occupants = exchange(self.rng.integers(size, size=len(incoming)), size)
         pool = concat([buffer, incoming])
-        buffer = pool.take(occupants).without_unused()
         # A block's last rows can stay long after the others left: keep just them.
-        self.buffer = self.context.compact(buffer, self.waiting.runs) if isinstance(buffer, Selection) else buffer
+        self.buffer = self.context.compact(pool.take(occupants).without_unused(), self.waiting.runs)
         return pool.take(output).without_unused()
 
 
@@ -129,8 +128,10 @@ def exchange(slots: Index, size: int) -> tuple[Index, Index]:
     """
     num_draws = len(slots)
     # The draw's number in the low bits makes each key one of a kind, and so any sort a stable one.
-    keys = np.sort(slots << 32 | np.arange(num_draws))
-    slot, draw = keys >> 32, keys & 0xFFFFFFFF
+    bits = num_draws.bit_length()
+    keys: Index = slots.astype(np.uint32 if size << bits < 2**32 else np.int64)
+    keys = np.sort((keys << bits) | np.arange(num_draws, dtype=keys.dtype))
+    slot, draw = (keys >> bits).astype(np.intp), (keys & ((1 << bits) - 1)).astype(np.intp)
     is_first = np.empty(num_draws, bool)
     is_first[:1] = True
     np.not_equal(slot[1:], slot[:-1], out=is_first[1:])

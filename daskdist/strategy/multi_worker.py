@@ -146,7 +146,7 @@ def _client_of(address: str) -> Client:
 
 def _workers(client: Client) -> list[tuple[str, int]]:
     # The address and number of threads of each, ordered by name where names are numbers, as a LocalCluster's are.
-    timeout = setting("timeouts.connect")
+    timeout = setting("timeouts.workers")
     try:
         client.wait_for_workers(1, timeout=timeout)
     except (OSError, TimeoutError) as error:

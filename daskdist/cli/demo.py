@@ -1,0 +1,383 @@
+"""``daskdist demo``: real digits, real files, a real cluster, and a network trained on it in step."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from daskdist.cli import digits as job
+from daskdist.config import setting
+from daskdist.display.progress import Progress
+from daskdist.errors import ClusterError, DaskdistError, FileError
+from daskdist.strategy.mirrored import MirroredStrategy
+from daskdist.strategy.strategy import Strategy
+
+# Library -> the name it is installed by.
+_NEEDED: Final = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+_DEFAULT_WORKERS: Final = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the replicas are: on a cluster of one's own, one that is joined, or in this process."""
+
+    num_workers: int | None
+    scheduler: str | None
+    scheduler_file: str | None
+    embedded: bool
+    num_replicas: int | None
+
+    def __post_init__(self) -> None:
+        named = [
+            option
+            for option, value in (
+                ("--workers", self.num_workers),
+                ("--scheduler", self.scheduler),
+                ("--scheduler-file", self.scheduler_file),
+                ("--embedded", self.embedded or None),
+            )
+            if value is not None
+        ]
+        if len(named) > 1:
+            raise click.UsageError(f"{' and '.join(named)} exclude each other; give one of them")
+        if self.num_replicas is not None and not self.embedded:
+            raise click.UsageError("--replicas goes with --embedded; on a cluster each worker is one replica")
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the cluster is somebody else's."""
+        return self.scheduler is not None or self.scheduler_file is not None
+
+    @contextlib.contextmanager
+    def strategy(self) -> Iterator[Strategy]:
+        """The replicas there; a cluster that was started is closed with the block."""
+        if self.embedded:
+            yield MirroredStrategy([f"CPU:{k}" for k in range(self.num_replicas or 1)])
+            return
+        # The cluster's library takes a second to import, and embedded replicas need none of it.
+        from distributed import Client, LocalCluster
+
+        from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
+
+        with contextlib.ExitStack() as stack:
+            target: Any = self.scheduler
+            if self.scheduler_file is not None:
+                target = stack.enter_context(_client_of_file(Client, self.scheduler_file))
+            elif target is None:
+                target = stack.enter_context(
+                    LocalCluster(
+                        n_workers=self.num_workers or _DEFAULT_WORKERS,
+                        threads_per_worker=1,
+                        host="127.0.0.1",
+                        dashboard_address="127.0.0.1:0",
+                    )
+                )
+            yield stack.enter_context(MultiWorkerMirroredStrategy(target))
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and how."""
+
+    policy: str
+    num_epochs: int
+    batch_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of it; the fields of ``--json``.
+
+    Parameters
+    ----------
+    policy
+        How the data was sharded: as asked for, or what ``auto`` came to.
+    workers, replicas
+        How many there were; no workers where replicas are in this process.
+    steps, rows
+        Steps of training, and rows of all of them.
+    final_loss
+        The mean loss a row in the last epoch.
+    accuracy
+        The share of the held-out digits that are recognised.
+    seconds
+        Time from the first batch to the last.
+    rows_per_s
+        Rows trained on a second.
+    losses
+        The mean loss of each step.
+    picture
+        The path of the picture.
+    """
+
+    policy: str
+    workers: int
+    replicas: int
+    steps: int
+    rows: int
+    final_loss: float
+    accuracy: float
+    seconds: float
+    rows_per_s: float
+    losses: list[float]
+    picture: str
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(1), help="Worker processes to start on this machine.  [default: 2]")
+@click.option("--scheduler", metavar="ADDRESS", help="Join the cluster of this scheduler instead.")
+@click.option(
+    "--scheduler-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Join the cluster of the scheduler that wrote this file instead.",
+)
+@click.option("--embedded", is_flag=True, help="Use no cluster: replicas in this process instead.")
+@click.option("--replicas", type=click.IntRange(1), help="Replicas in this process, with --embedded.  [default: 1]")
+@click.option(
+    "--policy",
+    type=click.Choice(["auto", "file", "data", "off"]),
+    default="auto",
+    show_default=True,
+    help="How the data is sharded over workers.",
+)
+@click.option("--epochs", type=click.IntRange(1), default=12, show_default=True, help="Passes over the data.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Rows a step, all replicas together.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Fixes the order of the rows and the first weights.",
+)
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to write the Parquet files, and leave them.  [default: a temporary directory]",
+)
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("daskdist-demo.png"),
+    show_default=True,
+    help="Where to save the picture (PNG).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and nothing else.")
+def demo(
+    workers: int | None,
+    scheduler: str | None,
+    scheduler_file: str | None,
+    embedded: bool,
+    replicas: int | None,
+    policy: str,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    data: Path | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Train a small network on handwritten digits, on every worker of a Dask cluster in step.
+
+    Writes the 1,797 digits that come with scikit-learn as 8 Parquet files, starts a cluster of two worker
+    processes on this machine, reads, shuffles, batches and shards the files there, and trains a network of one
+    hidden layer by synchronous data-parallel gradient descent. Shows how the data was sharded, the loss, and
+    how many held-out digits are recognised, and saves a picture of it.
+
+    Workers of a cluster that is joined read the files themselves. If they do not share this machine's file
+    system, name a directory with --data that they see under the same path.
+    """
+    place = Place(workers, scheduler, scheduler_file, embedded, replicas)
+    _check_libraries()
+    if not output.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no directory {output.absolute().parent}", param_hint="--output")
+    stream = io.StringIO() if as_json else sys.stdout
+    try:
+        with _quiet_cluster():
+            summary = _run(place, Training(policy, epochs, batch_size, seed), data, output, stream)
+    except (DaskdistError, OSError) as error:
+        hint = ""
+        if isinstance(error, FileError) and place.is_joined:
+            hint = " (workers read the files themselves: give --data DIR, a directory they see too)"
+        raise click.ClickException(" ".join(str(error).split()) + hint) from error
+    if as_json:
+        click.echo(json.dumps(asdict(summary)))
+
+
+def _run(place: Place, training: Training, data: Path | None, output: Path, stream: Any) -> Summary:
+    def say(text: str = "") -> None:
+        click.echo(text, file=stream)
+
+    train_on, held_out = job.load()
+    with contextlib.ExitStack() as stack:
+        if data is None:
+            # A cluster's workers let go of the files before they are removed.
+            data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
+        paths = job.write_files(train_on, data)
+        say(f"{click.style('Digits', bold=True)}   {len(train_on):,} to train on, {len(held_out):,} held out")
+        say(f"         {len(paths)} Parquet files in {data}")
+        start_s = time.perf_counter()
+        strategy = stack.enter_context(place.strategy())
+        took_s = time.perf_counter() - start_s
+        batches = strategy.distribute_dataset(
+            job.read_batches(paths, training.batch_size, training.seed, training.policy)
+        )
+        say(f"{click.style('Cluster', bold=True)}  {_described(place, strategy)}, ready in {took_s:.1f} s")
+        say(f"\n{click.style('Plan', bold=True)}")
+        say("\n".join(f"  {line}" for line in batches.explain().splitlines()))
+        say(f"\n{click.style('Training', bold=True)}")
+
+        copies = len(strategy.workers) if batches.sharding.policy.name == "OFF" else 1
+        num_rows = len(train_on) * copies * training.num_epochs
+        steps, seconds = _train(strategy, batches, training, Progress(num_rows, stream))
+
+    predicted = job.predict(steps[-1].weights, held_out)
+    rows = sum(step.num_rows for step in steps)
+    last = [step for step in steps if step.epoch == steps[-1].epoch]
+    summary = Summary(
+        policy=training.policy if training.policy != "auto" else batches.sharding.policy.name.lower(),
+        workers=0 if place.embedded else len(strategy.workers),
+        replicas=strategy.num_replicas_in_sync,
+        steps=len(steps),
+        rows=rows,
+        final_loss=float(np.average([step.loss for step in last], weights=[step.num_rows for step in last])),
+        accuracy=float((predicted == held_out.y).mean()),
+        seconds=seconds,
+        rows_per_s=rows / seconds,
+        losses=[step.loss for step in steps],
+        picture=str(output.absolute()),
+    )
+    draw(output, steps, summary, held_out, predicted)
+    num_right = int((predicted == held_out.y).sum())
+    say(f"\n{click.style('Result', bold=True)}")
+    say(f"  recognises  {summary.accuracy:.1%} of the held-out digits ({num_right} of {len(held_out)})")
+    say(f"  loss        {summary.losses[0]:.3f} in the first step, {summary.final_loss:.3f} in the last epoch")
+    say(f"  speed       {rows:,} rows in {seconds:.1f} s, {summary.rows_per_s:,.0f} rows/s, {len(steps)} steps")
+    say(f"  picture     {output}")
+    return summary
+
+
+def _train(strategy: Strategy, batches: Any, training: Training, progress: Progress) -> tuple[list[job.Step], float]:
+    steps, rows = [], 0
+    start_s = time.perf_counter()
+    try:
+        for step in job.train(strategy, batches, training.num_epochs, training.seed):
+            steps.append(step)
+            rows += step.num_rows
+            progress.update(rows, loss=step.loss, note=f"epoch {step.epoch + 1}/{training.num_epochs}")
+    finally:
+        progress.close()
+    return steps, time.perf_counter() - start_s
+
+
+def _described(place: Place, strategy: Strategy) -> str:
+    if place.embedded:
+        count = strategy.num_replicas_in_sync
+        return f"none; {count} {'replica' if count == 1 else 'replicas'} in this process"
+    count = len(strategy.workers)
+    return f"{count} worker {'process' if count == 1 else 'processes'}" + (" joined" * place.is_joined)
+
+
+def _check_libraries() -> None:
+    missing = [name for library, name in _NEEDED.items() if importlib.util.find_spec(library) is None]
+    if missing:
+        raise click.ClickException(
+            f"the demo needs {' and '.join(missing)}; install with: pip install 'daskdist[demo]'"
+        )
+
+
+def _client_of_file(client: Any, scheduler_file: str) -> Any:
+    timeout_s = setting("timeouts.connect")
+    try:
+        return client(scheduler_file=scheduler_file, timeout=timeout_s, set_as_default=False)
+    except (OSError, TimeoutError, ValueError, KeyError) as error:
+        raise ClusterError(
+            f"no Dask scheduler answers at the address in {scheduler_file!r} within {timeout_s} s: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet_cluster() -> Iterator[None]:
+    # Connections that fail or close are reported here once, and in words.
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: job.Digits, predicted: job.Array) -> None:
+    """Save a picture: the loss of every step and epoch, and some held-out digits with what they are taken for."""
+    from matplotlib.figure import Figure
+
+    ink, right, wrong = "#1f3b57", "#2b7a4b", "#c0392b"
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=[2.6, 1])
+    axes = upper.subplots()
+    epochs = np.array([step.epoch for step in steps])
+    starts = np.flatnonzero(np.diff(epochs, prepend=-1))
+    ends = np.append(starts[1:], len(steps))
+    # Steps stand within their epoch, so that the axis counts passes over the data.
+    places = np.concatenate(
+        [k + np.arange(1, e - s + 1) / (e - s) for k, (s, e) in enumerate(zip(starts, ends, strict=True))]
+    )
+    means = [
+        np.average(summary.losses[s:e], weights=[step.num_rows for step in steps[s:e]])
+        for s, e in zip(starts, ends, strict=True)
+    ]
+    axes.plot(places, summary.losses, color=ink, alpha=0.35, linewidth=1, label="each step")
+    axes.plot(np.arange(len(means)) + 0.5, means, "o-", color=ink, markersize=4, label="mean of the epoch")
+    axes.set_yscale("log")
+    axes.set_xlim(0, len(means))
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("cross-entropy a row")
+    axes.grid(which="both", axis="y", alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    replicas = f"{summary.replicas} {'replica' if summary.replicas == 1 else 'replicas'}"
+    axes.set_title(
+        f"Handwritten digits on {replicas}, sharded by {summary.policy}: "
+        f"{summary.accuracy:.1%} of held-out digits recognised"
+    )
+    # Mistakes first, for they tell more.
+    is_wrong = predicted != held_out.y
+    shown = np.argsort(~is_wrong, kind="stable")[:20]
+    lower.suptitle(
+        f"Held-out digits, and what each is taken for: all {is_wrong.sum()} mistakes first"
+        if is_wrong.sum() <= 20
+        else f"Held-out digits, and what each is taken for: 20 of {is_wrong.sum()} mistakes",
+        fontsize=10,
+    )
+    for each, cell in zip(shown, lower.subplots(2, 10).flat, strict=True):
+        cell.imshow(held_out.x[each].reshape(8, 8), cmap="gray_r")
+        cell.set_xticks([])
+        cell.set_yticks([])
+        color = wrong if is_wrong[each] else right
+        cell.spines[:].set_color(color)
+        text = f"{predicted[each]}, is {held_out.y[each]}" if is_wrong[each] else str(predicted[each])
+        cell.set_title(text, fontsize=8, color=color, pad=2)
+    figure.savefig(output, dpi=130, format="png")

@@ -1,0 +1,36 @@
+"""Law suites for those who add a node, a format, a device or a sharding policy, and proof that nothing runs.
+
+A suite is a class of tests. Subclass it in a test file and say what is to be tested; pytest does the rest::
+
+    class TestCsv(FormatLaws):
+        def make_format(self):
+            return Csv()
+
+        def write(self, directory):
+            path = directory / "a.csv"
+            path.write_text("1\\n2\\n")
+            return {str(path): [np.int64(1), np.int64(2)]}
+
+A law that does not hold raises `AssertionError`, and the message says which and on what.
+"""
+
+from daskdist.testing.devices import DeviceLaws
+from daskdist.testing.equality import check, same_element, same_elements, same_multiset
+from daskdist.testing.formats import FormatLaws
+from daskdist.testing.never_run import never_run
+from daskdist.testing.nodes import Elements, NodeLaws, elements_of
+from daskdist.testing.policies import PolicyLaws
+
+__all__ = [
+    "DeviceLaws",
+    "Elements",
+    "FormatLaws",
+    "NodeLaws",
+    "PolicyLaws",
+    "check",
+    "elements_of",
+    "never_run",
+    "same_element",
+    "same_elements",
+    "same_multiset",
+]

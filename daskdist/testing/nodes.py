@@ -1,0 +1,263 @@
+"""Laws of nodes: facts that are declared hold, and what is said before running is what comes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+from dask.base import tokenize
+
+from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.node import Node, Source, SpecUnknown, lower
+from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import Structure
+from daskdist.execute.callers import Now, using
+from daskdist.execute.embedded import iterate
+from daskdist.passes.fuse import fuse
+from daskdist.passes.simplify import simplify
+from daskdist.testing.equality import check, same_elements, same_multiset
+from daskdist.testing.never_run import never_run
+
+# How many elements are looked at, so that endless nodes can be tested too.
+_MOST = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Elements(Source):
+    """Given elements, of any shapes, in blocks of a given length.
+
+    Parameters
+    ----------
+    known_spec
+        Their spec.
+    elements
+        The elements.
+    num_rows
+        Elements a block.
+    """
+
+    known_spec: ElementSpec
+    elements: tuple[Any, ...] = field(repr=False)
+    num_rows: int = 4
+
+    name = "elements"
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.known_spec
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.elements)
+
+    def splits(self) -> Sequence[Split]:
+        parts = [self.elements[start : start + self.num_rows] for start in range(0, len(self.elements), self.num_rows)]
+        return [Split(f"elements {k * self.num_rows} on", part, len(part)) for k, part in enumerate(parts)]
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Read(self.splits, ReadElements(self.known_spec.structure), "elements", in_memory=True)
+
+
+@dataclass(frozen=True)
+class ReadElements:
+    """Some elements as a block, or as a bundle where their shapes differ."""
+
+    structure: Structure
+
+    def __call__(self, split: Split) -> Block | Bundle:
+        items = [Structure.flatten(element)[0] for element in split.payload]
+        return from_items(self.structure, items, split.label)
+
+
+def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> list[Any]:
+    """The first elements of a pipeline, at most 100, computed in this thread.
+
+    Parameters
+    ----------
+    node
+        The pipeline.
+    optimised
+        Whether passes rewrite it first.
+    iteration
+        Which pass over it this counts as.
+    """
+    primitive = fuse(lower(simplify(node))) if optimised else lower(node)
+    with using(Now):
+        return list(itertools.islice(iterate(node, primitive, iteration), _MOST))
+
+
+class NodeLaws:
+    """Laws of nodes. Subclass it, and give in `nodes` some that differ in every argument they can have."""
+
+    def nodes(self) -> Sequence[Node]:
+        """Finite or endless pipelines, each with a node under test at its end; not two that are alike."""
+        raise NotImplementedError
+
+    def test_is_frozen(self) -> None:
+        for node in self.nodes():
+            check(dataclasses.is_dataclass(node), f"{node}: not a dataclass")
+            name = dataclasses.fields(node)[0].name  # type: ignore[arg-type]
+            try:
+                setattr(node, name, getattr(node, name))
+            except dataclasses.FrozenInstanceError:
+                continue
+            check(False, f"{node}: its field {name} can be set; make it frozen")
+
+    def test_hashes_and_pickles(self) -> None:
+        for node in self.nodes():
+            hash(node)
+            copy = cloudpickle.loads(cloudpickle.dumps(node))
+            check(_token(copy) == _token(node), f"{node}: a pickled copy has another token")
+            same_elements(elements_of(copy), elements_of(node), f"{node}: a pickled copy")
+
+    def test_token_is_deterministic_and_its_own(self) -> None:
+        for node, again in zip(self.nodes(), self.nodes(), strict=True):
+            check(_token(node) == _token(again), f"{node}: built again it has another token")
+        tokens = [_token(node) for node in self.nodes()]
+        check(len(set(tokens)) == len(tokens), "two different nodes have one token")
+
+    def test_str_is_a_line(self) -> None:
+        for node in self.nodes():
+            text = str(node)
+            check(text.startswith(node.name) and "\n" not in text, f"{text!r} is not a line that begins with its name")
+
+    def test_building_runs_nothing(self) -> None:
+        with never_run():
+            for node in self.nodes():
+                _spec(node)
+                str(node)
+                _ = node.cardinality
+                fuse(lower(simplify(node)))
+
+    def test_spec_is_of_what_comes(self) -> None:
+        for node in self.nodes():
+            spec = _spec(node)
+            if spec is None:
+                continue
+            for place, element in enumerate(elements_of(node)):
+                leaves, structure = Structure.flatten(element)
+                check(structure == spec.structure, f"{node}: element {place} is {structure}, its spec {spec.structure}")
+                for leaf, expected in zip(leaves, spec.leaves, strict=True):
+                    check(
+                        expected.is_compatible_with(leaf),
+                        f"{node}: element {place} has {leaf.dtype}{list(np.shape(leaf))}, its spec is {expected}",
+                    )
+
+    def test_cardinality_is_the_number_that_comes(self) -> None:
+        for node in self.nodes():
+            number, stated = len(elements_of(node)), node.cardinality
+            if stated == INFINITE:
+                check(number == _MOST, f"{node}: said to be endless, and {number} elements came")
+            elif stated != UNKNOWN:
+                check(number == min(stated, _MOST), f"{node}: {stated} elements were said to come, and {number} came")
+
+    def test_group_size_is_of_what_comes(self) -> None:
+        for node in self.nodes():
+            if node.group_size is None:
+                continue
+            sizes = [len(Structure.flatten(element)[0][0]) for element in elements_of(node)]
+            check(
+                all(size == node.group_size for size in sizes[:-1]),
+                f"{node}: says it groups by {node.group_size}, and made groups of {sizes}",
+            )
+
+    def test_comes_the_same_each_time(self) -> None:
+        for node in self.nodes():
+            same_elements(elements_of(node), elements_of(node), f"{node}: a second run")
+
+    def test_comes_the_same_however_its_input_is_cut(self) -> None:
+        for node, given in self._with_inputs():
+            expected = elements_of(_on(node, given, len(given) or 1))
+            for num_rows in (1, 3):
+                same_elements(elements_of(_on(node, given, num_rows)), expected, f"{node} on blocks of {num_rows}")
+
+    def test_passes_leave_it_as_it_is(self) -> None:
+        for node in self.nodes():
+            same_elements(elements_of(node, optimised=True), elements_of(node), f"{node}: optimised")
+
+    def test_fact_compute(self) -> None:
+        for node, given in self._with_inputs():
+            if not node.facts.compute:
+                continue
+            alone = [elements_of(_on(node, [element])) for element in given]
+            whole = list(itertools.chain(*alone))
+            same_elements(elements_of(_on(node, given)), whole, f"{node}: against one element at a time")
+            same_elements(
+                elements_of(_on(node, given[::-1])),
+                list(itertools.chain(*alone[::-1])),
+                f"{node}: on its elements in reverse",
+            )
+
+    def test_fact_keeps_count(self) -> None:
+        for node, given in self._with_inputs():
+            if not node.facts.keeps_count:
+                continue
+            for part in (given, given[:1], []):
+                number = len(elements_of(_on(node, part)))
+                check(number == len(part), f"{node}: made {number} elements of {len(part)}")
+
+    def test_fact_keeps_rows(self) -> None:
+        for node, given in self._with_inputs():
+            if node.facts.keeps_rows:
+                same_multiset(elements_of(_on(node, given)), given, f"{node}")
+
+    def test_fact_keeps_spec(self) -> None:
+        for node, _ in self._with_inputs():
+            if node.facts.keeps_spec:
+                check(_spec(node) == _spec(node.inputs[0]), f"{node}: its spec is not its input's")
+
+    def test_fact_by_count(self) -> None:
+        for node, given in self._with_inputs():
+            if not node.facts.by_count:
+                continue
+            check(isinstance(getattr(node, "count", None), int), f"{node}: has no number `count`")
+            keeps = len(elements_of(_with_count(_on(node, given), 0))) == 0
+            for count in range(len(given) + 2):
+                came = elements_of(_with_count(_on(node, given), count))
+                same_elements(came, given[:count] if keeps else given[count:], f"{node} with count={count}")
+
+    def test_fact_per_worker(self) -> None:
+        # A grouping makes other groups of other rows: what it promises is that no row is lost.
+        for node, given in self._with_inputs():
+            if not node.facts.per_worker or node.group_size is not None or not _spec(node):
+                continue
+            shares = [elements_of(_on(node, given[worker::2])) for worker in range(2)]
+            whole = elements_of(_on(node, given))
+            if len(whole) < _MOST:
+                same_multiset([*shares[0], *shares[1]], whole, f"{node}: on two workers' shares")
+
+    def _with_inputs(self) -> Iterator[tuple[Node, list[Any]]]:
+        for node in self.nodes():
+            if len(node.inputs) == 1:
+                yield node, elements_of(node.inputs[0])
+
+
+def _on(node: Node, elements: Sequence[Any], num_rows: int = 4) -> Node:
+    spec = _spec(node.inputs[0])
+    if spec is None:
+        check(elements, f"{node}: the spec of its input is not known, so give that elements")
+        spec = ElementSpec.of(elements[0])
+    return node.with_inputs((Elements(spec, tuple(elements), num_rows),))
+
+
+def _with_count(node: Any, count: int) -> Node:
+    changed: Node = replace(node, count=count)
+    return changed
+
+
+def _spec(node: Node) -> ElementSpec | None:
+    try:
+        return node.spec
+    except SpecUnknown:
+        return None
+
+
+def _token(node: Node) -> str:
+    return str(tokenize(node, ensure_deterministic=True))

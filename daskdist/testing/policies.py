@@ -1,0 +1,95 @@
+"""Laws of sharding policies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from daskdist.errors import ShardingError
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook
+from daskdist.testing.equality import check
+
+
+class PolicyLaws:
+    """Laws of a policy. Subclass it, and say what it decides; it is tried on every kind of pipeline."""
+
+    def decide(self, outlook: Outlook) -> Decision:
+        """What the policy comes to."""
+        raise NotImplementedError
+
+    def outlooks(self) -> Iterator[Outlook]:
+        """What it is tried on."""
+        for num_pipelines in (2, 3, 8):
+            for number in (1, 2):
+                for sources in itertools.combinations(_sources(), number):
+                    for obstacles in ((), ("take",), ("take", "skip", "take")):
+                        yield Outlook(num_pipelines, sources, obstacles)
+
+    def _outcomes(self) -> Iterator[tuple[Outlook, Decision | ShardingError]]:
+        for outlook in self.outlooks():
+            try:
+                yield outlook, self.decide(outlook)
+            except ShardingError as error:
+                yield outlook, error
+
+    def test_is_pure(self) -> None:
+        for (outlook, first), (_, again) in zip(self._outcomes(), self._outcomes(), strict=True):
+            same = str(first) == str(again) if isinstance(first, Exception) else first == again
+            check(same, f"{outlook}: first {first}, then {again}")
+
+    def test_comes_to_something_that_can_be_done(self) -> None:
+        for outlook, found in self._outcomes():
+            if isinstance(found, Exception):
+                continue
+            check(isinstance(found, Decision), f"{outlook}: {found!r} is not a Decision")
+            check(found.policy is not AutoShardPolicy.AUTO, f"{outlook}: AUTO is no decision")
+            check(
+                found.policy is AutoShardPolicy.FILE or not found.by_split,
+                f"{outlook}: only FILE shards by split, not {found.policy.name}",
+            )
+
+    def test_says_why(self) -> None:
+        for outlook, found in self._outcomes():
+            text = str(found) if isinstance(found, Exception) else found.reason
+            check(text and "\n" not in text, f"{outlook}: {text!r} is not a line")
+            if isinstance(found, Decision):
+                check(not text.endswith("."), f"{outlook}: {text!r} is a sentence, and should be a clause")
+
+    def test_an_error_says_what_to_do(self) -> None:
+        for outlook, found in self._outcomes():
+            if isinstance(found, Exception):
+                check("Use " in str(found) or "use " in str(found), f"{outlook}: no way out in {str(found)!r}")
+
+    def test_file_only_where_each_worker_gets_some(self) -> None:
+        for outlook, found in self._outcomes():
+            if isinstance(found, Exception) or found.policy is not AutoShardPolicy.FILE:
+                continue
+            check(not outlook.obstacles, f"{outlook}: FILE in spite of {outlook.obstacles}")
+            for source in outlook.sources:
+                parts = source.num_splits() if found.by_split and source.is_splittable else source.num_files
+                check(
+                    parts is not None and parts >= outlook.num_pipelines,
+                    f"{outlook}: FILE gives {parts} parts of {source.name} to {outlook.num_pipelines} workers",
+                )
+
+    def test_counts_splits_only_where_files_are_few(self) -> None:
+        def refuse() -> int:
+            raise AssertionError("splits were counted although there is a file for every worker")
+
+        for num_files in (8, 9):
+            source = FileSource("read_many", num_files, True, refuse)
+            try:
+                self.decide(Outlook(8, (source,), ()))
+            except ShardingError:
+                continue
+
+
+def _sources() -> list[FileSource]:
+    return [
+        FileSource("range", None, False, lambda: 0),
+        FileSource("read_few_splittable", 1, True, lambda: 12),
+        FileSource("read_few_short", 1, True, lambda: 1),
+        FileSource("read_few_whole", 2, False, lambda: 2),
+        FileSource("read_many", 9, True, lambda: 90),
+        FileSource("read_many_whole", 9, False, lambda: 9),
+    ]

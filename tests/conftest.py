@@ -1,0 +1,96 @@
+"""What tests share: Dask clusters of real processes, and small Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client, LocalCluster
+
+import daskdist
+
+StartCluster = Callable[[int, int], Client]
+ParquetFiles = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="session")
+def start_cluster() -> Iterator[StartCluster]:
+    """Gives a client of a cluster of so many worker processes, of so many threads each; each is started once."""
+    started: dict[tuple[int, int], Client] = {}
+
+    def start(num_workers: int, num_threads: int = 1) -> Client:
+        if (num_workers, num_threads) not in started:
+            made = LocalCluster(
+                n_workers=num_workers,
+                threads_per_worker=num_threads,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+            )
+            started[num_workers, num_threads] = Client(made, set_as_default=False)
+        return started[num_workers, num_threads]
+
+    yield start
+    for client in started.values():
+        cluster = client.cluster
+        client.close()
+        cluster.close()
+
+
+@pytest.fixture(scope="session")
+def client(start_cluster: StartCluster) -> Client:
+    """A client of two worker processes of one thread each."""
+    return start_cluster(2, 1)
+
+
+@pytest.fixture(scope="session")
+def cluster(client: Client) -> LocalCluster:
+    """Those two worker processes."""
+    return client.cluster
+
+
+@pytest.fixture
+def on_cluster(client: Client) -> Iterator[daskdist.MultiWorkerMirroredStrategy]:
+    """A strategy of two replicas, each in a process of its own."""
+    strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    yield strategy
+    strategy.close()
+
+
+@pytest.fixture
+def parquet_files(tmp_path: Path) -> ParquetFiles:
+    """Writes files ``part-0.parquet``, ... and gives their paths.
+
+    Rows have a number ``id``, counted through all files, and a feature ``x`` that is half of it; ``rows`` is
+    the rows of every file, or a list of the rows of each, and ``row_group`` the most rows of a group.
+    """
+
+    def write(
+        rows: int | Sequence[int] = 6,
+        files: int | None = None,
+        row_group: int | None = None,
+        folder: str = "data",
+        **options: Any,
+    ) -> list[str]:
+        counts = [rows] * (files or 1) if isinstance(rows, int) else list(rows)
+        bounds = np.cumsum([0, *counts])
+        where = tmp_path / folder
+        where.mkdir(exist_ok=True)
+        paths = []
+        for number, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+            ids = np.arange(start, stop)
+            paths.append(str(where / f"part-{number}.parquet"))
+            table = pa.table({"id": ids, "x": (ids / 2).astype(np.float32)})
+            pq.write_table(table, paths[-1], row_group_size=row_group, **options)
+        return paths
+
+    return write
+
+
+def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:
+    """A strategy of replicas in this process."""
+    return daskdist.MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])

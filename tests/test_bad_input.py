@@ -1,0 +1,520 @@
+"""Bad input: each a clear error that names what it must, nothing lost and nothing hanging."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import socket
+import time
+from pathlib import Path
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import AutoShardPolicy, Dataset, Options, PerReplica, errors, read_parquet
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def policy(name: str) -> Options:
+    return Options(auto_shard_policy=name)
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "builtin", "says"),
+    [
+        (lambda: Dataset.range(4).batch(0), errors.ArgumentError, ValueError, ["batch_size is 0", "1 or more"]),
+        (lambda: Dataset.range(4).batch(-3), errors.ArgumentError, ValueError, ["batch_size is -3"]),
+        (lambda: Dataset.range(4).batch(2.5), errors.ArgumentError, ValueError, ["batch", "2.5"]),
+        (lambda: Dataset.range(4).batch("2"), errors.ArgumentError, ValueError, ["batch", "'2'"]),
+        (lambda: Dataset.range(4).shuffle(0), errors.ArgumentError, ValueError, ["shuffle", "0"]),
+        (lambda: Dataset.range(4).map(3), errors.ArgumentError, ValueError, ["map", "int"]),
+        (lambda: Dataset.range(), errors.ArgumentError, ValueError, ["range(stop)"]),
+        (
+            lambda: Dataset.from_tensor_slices({"a": [1, 2], "b": [1]}),
+            errors.ArgumentError,
+            ValueError,
+            ["'a'", "2", "'b'", "1"],
+        ),
+        (lambda: Dataset.from_tensor_slices(np.float32(1)), errors.ArgumentError, ValueError, ["from_tensors"]),
+        (lambda: Options(auto_shard_policy="ring"), errors.ArgumentError, ValueError, ["'ring'", "OFF", "DATA"]),
+        (lambda: mirrored(2).distribute_dataset([1, 2]), errors.ArgumentError, ValueError, ["list"]),
+        (lambda: mirrored(2).run(len, args=np.ones(2)), errors.ArgumentError, ValueError, ["args=(batch,)"]),
+        (lambda: mirrored(1).reduce("MAX", 1, axis=None), errors.ArgumentError, ValueError, ["'MAX'", "SUM", "MEAN"]),
+        (lambda: daskdist.MirroredStrategy(["CPU"]), errors.UnknownDeviceError, ValueError, ["'CPU'", "'CPU:0'"]),
+        (lambda: daskdist.MirroredStrategy(["TPU:0"]), errors.UnknownDeviceError, ValueError, ["TPU", "CPU"]),
+        (
+            lambda: daskdist.MirroredStrategy(["CPU:0", "/cpu:0"]),
+            errors.UnknownDeviceError,
+            ValueError,
+            ["'CPU:0'", "'/cpu:0'", "one device"],
+        ),
+        (lambda: daskdist.MultiWorkerMirroredStrategy(3.5), errors.ArgumentError, ValueError, ["float"]),
+        (
+            lambda: daskdist.MultiWorkerMirroredStrategy(replicas_per_worker=0),
+            errors.ArgumentError,
+            ValueError,
+            ["replicas_per_worker is 0"],
+        ),
+        (
+            lambda: mirrored(2).distribute_dataset(Dataset.range(8)),
+            errors.ShardingError,
+            ValueError,
+            ["2 replicas", "batch(", "distribute_datasets_from_function"],
+        ),
+        (
+            lambda: mirrored(2).distribute_dataset(
+                Dataset.range(8).batch(4).map(lambda x: {"rows": x, "total": x.sum()})
+            ),
+            errors.ShardingError,
+            ValueError,
+            ["'total'", "scalar"],
+        ),
+    ],
+)
+def test_argument_is_refused_when_the_pipeline_is_built(build, error, builtin, says):
+    with pytest.raises(error) as caught:
+        build()
+    assert isinstance(caught.value, builtin)
+    for phrase in says:
+        assert phrase in str(caught.value)
+
+
+def test_elements_that_do_not_stack():
+    ds = Dataset.range(4).map(lambda x: {"v": np.zeros(int(x))}).batch(2)
+    with pytest.raises(errors.StackError, match=r"\['v'\].*float64\[0\].*float64\[1\]") as caught:
+        list(ds)
+    assert "batch" in str(caught.value)
+
+
+def test_elements_of_different_dtypes_do_not_stack():
+    ds = Dataset.range(4).map(lambda x: np.float32(x) if x < 3 else np.float64(x)).batch(4)
+    with pytest.raises(errors.StackError, match=r"float32.*float64"):
+        list(ds)
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("name", ["none-*.parquet", "missing.parquet", "empty", "foo://bucket/a.parquet"])
+def test_no_file_matches(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    path = name if "://" in name else str(tmp_path / name)
+    with pytest.raises(errors.FileError) as caught:
+        read_parquet(path)
+    assert isinstance(caught.value, OSError)
+    assert name in str(caught.value)
+
+
+def test_one_pattern_of_several_matches_nothing(tmp_path, parquet_files):
+    with pytest.raises(errors.FileError, match="none-"):
+        read_parquet([*parquet_files(), str(tmp_path / "none-*")])
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"id,x\n1,2\n" * 50, b"PAR1" + bytes(100) + b"PAR1"])
+def test_a_file_that_is_not_parquet(tmp_path, content):
+    path = tmp_path / "table.parquet"
+    path.write_bytes(content)
+    with pytest.raises(errors.FileError, match=rf"table\.parquet: not a Parquet file.*{len(content)} bytes"):
+        read_parquet(str(path))
+
+
+def test_a_later_file_that_is_not_parquet_is_named(parquet_files):
+    paths = parquet_files(files=3)
+    Path(paths[1]).write_text("not a table")
+    with pytest.raises(errors.FileError, match=re.escape(paths[1])):
+        list(read_parquet(paths).batch(4))
+
+
+def test_a_file_cut_short_anywhere_is_named(parquet_files):
+    (path,) = parquet_files(20, row_group=10)
+    whole = Path(path).read_bytes()
+    for length in range(0, len(whole), 11):
+        Path(path).write_bytes(whole[:length])
+        with pytest.raises(errors.FileError, match=re.escape(path)):
+            list(read_parquet(path).batch(5))
+
+
+def test_a_damaged_index_is_an_error_of_ours_or_none(parquet_files):
+    (path,) = parquet_files(20, row_group=10)
+    whole = Path(path).read_bytes()
+    rng = np.random.default_rng(0)
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    num_failed = 0
+    for at in rng.integers(start, len(whole), 150):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        Path(path).write_bytes(bytes(damaged))
+        try:
+            list(read_parquet(path).batch(5))
+        except errors.FileError as error:
+            assert path in str(error)  # noqa: PT017 - not every damage shows
+            num_failed += 1
+    assert num_failed > 20
+
+
+def damage(path: str, row_group: int) -> None:
+    """Overwrite the pages of one row group."""
+    column = pq.read_metadata(path).row_group(row_group).column(0)
+    start = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * column.total_compressed_size)
+
+
+def test_a_damaged_page_names_file_and_row_group_and_spares_what_is_before(parquet_files):
+    paths = parquet_files(20, files=2, row_group=5)
+    damage(paths[1], 2)
+    elements = iter(read_parquet(paths, columns="id").batch(5))
+    for k in range(6):
+        np.testing.assert_array_equal(next(elements), np.arange(5 * k, 5 * k + 5))
+    with pytest.raises(errors.FileError, match=re.escape(f"{paths[1]} row group 2")):
+        next(elements)
+
+
+def test_a_changed_byte_is_found_where_the_file_has_checksums(parquet_files):
+    (path,) = parquet_files(2000, compression="none", use_dictionary=False, write_page_checksum=True)
+    column = pq.read_metadata(path).row_group(0).column(0)
+    with open(path, "r+b") as file:
+        file.seek(column.data_page_offset + column.total_compressed_size // 2)
+        file.write(b"\x77")
+    with pytest.raises(errors.FileError, match=re.escape(f"{path} row group 0")):
+        list(read_parquet(path, columns="id").batch(100))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["data", "file"])
+def test_a_damaged_page_on_a_cluster(on_cluster, parquet_files, name):
+    paths = parquet_files(10, files=2, row_group=5)
+    damage(paths[1], 1)
+    ds = read_parquet(paths, columns="id").batch(10).with_options(policy(name))
+    with pytest.raises(errors.FileError, match=re.escape(f"{paths[1]} row group 1")):
+        for batch in on_cluster.distribute_dataset(ds):
+            on_cluster.local_results(batch)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"id": np.arange(3), "x": np.ones(3)},  # another dtype
+        {"id": np.arange(3)},  # a column missing
+        {"id": np.arange(3), "x": np.ones(3, "float32"), "y": np.ones(3)},  # a column more
+    ],
+)
+@pytest.mark.parametrize("columns", [None, ["id", "x"]])
+def test_files_of_different_schemas_are_both_named(parquet_files, other, columns):
+    paths = parquet_files(files=2)
+    pq.write_table(pa.table(other), paths[1])
+    ds = read_parquet(paths, columns)
+    if columns and "y" in other:
+        assert len(list(ds)) == 9  # a column that is not asked for does not matter
+        return
+    with pytest.raises(errors.FileError) as caught:
+        list(ds)
+    assert paths[0] in str(caught.value)
+    assert paths[1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (["id", "z"], ["'z'", "'id'", "'x'"]),
+        ({"f": ["x", "y"]}, ["'y'"]),
+        ([], ["no columns", "'id'"]),
+        ({"f": []}, ["no columns"]),
+        ({"f": 3}, ["3"]),
+        ({"f": ["id", "s"]}, ["'id'", "'s'", "dtype"]),
+        ({"f": ["id", "v"]}, ["'v'", "arrays"]),
+    ],
+)
+def test_columns_that_make_no_element(tmp_path, columns, says):
+    path = str(tmp_path / "a.parquet")
+    vector = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0]), 2)
+    pq.write_table(pa.table({"id": [1], "x": [1.0], "s": ["text"], "v": vector}), path)
+    with pytest.raises(errors.ArgumentError) as caught:
+        read_parquet(path, columns)
+    for phrase in says:
+        assert phrase in str(caught.value)
+
+
+# --- functions that raise ---
+
+
+def reciprocal(x):
+    return 1 // (x - 7)
+
+
+def is_fine(x):
+    return 1 // (x - 7) < 5
+
+
+def line_of(function) -> str:
+    return f"{Path(__file__).name}:{inspect.getsourcelines(function)[1]}"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "function", "row"),
+    [
+        (lambda ds: ds.map(reciprocal), reciprocal, "row 1 of {1} row group 0"),
+        (lambda ds: ds.map(reciprocal).batch(4), reciprocal, "row 1 of {1} row group 0"),
+        (lambda ds: ds.skip(2).map(reciprocal), reciprocal, "row 1 of {1} row group 0"),
+        (lambda ds: ds.filter(lambda x: x % 2 == 1).map(reciprocal), reciprocal, "row 1 of {1} row group 0"),
+        (lambda ds: ds.map(lambda x: x + 0).map(reciprocal), reciprocal, "row 1 of {1} row group 0"),
+        (lambda ds: ds.shuffle(6, seed=1).map(reciprocal), reciprocal, "row 1 of {1} row group 0"),
+        (lambda ds: ds.filter(is_fine), is_fine, "row 1 of {1} row group 0"),
+        (lambda ds: ds.shuffle(12, seed=1).filter(is_fine), is_fine, "row 1 of {1} row group 0"),
+        (lambda ds: ds.repeat(2).filter(is_fine), is_fine, "row 1 of {1} row group 0"),
+        (lambda ds: ds.batch(3).map(reciprocal), reciprocal, "a batch of 3 rows of {1} row group 0"),
+    ],
+)
+def test_a_function_that_raises_is_told_with_its_place(parquet_files, pipeline, function, row):
+    paths = parquet_files(6, files=2)
+    with pytest.raises(errors.UserFunctionError) as caught:
+        list(pipeline(read_parquet(paths, "id")))
+    message = str(caught.value)
+    operation = "filter" if function is is_fine else "map"
+    assert message.startswith(f"{operation}: {function.__name__} (")
+    assert line_of(function) in message
+    assert "ZeroDivisionError" in message
+    assert message.endswith(row.format(*paths))
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["data", "file", "off"])
+def test_a_function_that_raises_on_a_cluster(on_cluster, parquet_files, name):
+    paths = parquet_files(6, files=2)
+    ds = read_parquet(paths, "id").map(reciprocal).batch(4).with_options(policy(name))
+    with pytest.raises(errors.UserFunctionError) as caught:
+        for batch in on_cluster.distribute_dataset(ds):
+            total = on_cluster.reduce("SUM", on_cluster.run(np.sum, args=(batch,)), axis=None)
+            float(total)
+    message = str(caught.value)
+    assert message.startswith("map: reciprocal (")
+    assert line_of(reciprocal) in message
+    assert f"row 1 of {paths[1]} row group 0" in message
+
+
+def test_an_iterator_that_failed_fails_again_and_does_not_skip(parquet_files):
+    ds = read_parquet(parquet_files(6, files=2), "id").map(reciprocal).batch(4)
+    iterator = iter(mirrored(2).distribute_dataset(ds))
+    iterator.get_next()
+    for _ in range(3):
+        with pytest.raises(errors.UserFunctionError):
+            iterator.get_next()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: None, ["None"]),
+        (lambda x: {"a": x} if x < 2 else x, ["structure"]),
+        (lambda x: object(), ["object"]),
+        (lambda x, y: x, ["TypeError"]),
+    ],
+)
+def test_a_function_that_returns_no_element(function, says):
+    with pytest.raises(errors.UserFunctionError) as caught:
+        list(Dataset.range(4).map(function))
+    assert line_of(function) in str(caught.value)
+    for phrase in says:
+        assert phrase in str(caught.value)
+
+
+def test_a_predicate_that_returns_no_bool():
+    with pytest.raises(errors.UserFunctionError, match=r"filter: .*returned.*one bool"):
+        list(Dataset.range(4).filter(lambda x: x))
+
+
+def reciprocal_of_piece(x):
+    return 1 / int(x[0])
+
+
+@pytest.mark.parametrize(
+    "strategy_name", ["mirrored", pytest.param("on_cluster", marks=pytest.mark.cluster)], indirect=False
+)
+def test_a_replica_function_that_raises_names_its_replica(request, strategy_name):
+    strategy = mirrored(2) if strategy_name == "mirrored" else request.getfixturevalue(strategy_name)
+    pieces = PerReplica((np.array([1]), np.array([0])))
+    with pytest.raises(ZeroDivisionError) as caught:
+        repr(strategy.run(reciprocal_of_piece, args=(pieces,)))
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "replica 1" in told
+    assert "reciprocal_of_piece" in told
+    # The strategy is none the worse for it.
+    pieces = PerReplica((np.array([1]), np.array([2])))
+    assert float(strategy.reduce("SUM", strategy.run(reciprocal_of_piece, args=(pieces,)), axis=None)) == 1.5
+
+
+def one_or_two(x):
+    return x if int(x) < 5 else (x, x)
+
+
+@pytest.mark.cluster
+def test_another_structure_in_a_later_call_is_an_error_when_looked_at(on_cluster):
+    assert repr(on_cluster.run(one_or_two, args=(1,)))
+    later = on_cluster.run(one_or_two, args=(9,))
+    with pytest.raises(errors.DaskdistError, match="structure.*first call"):
+        repr(later)
+
+
+def test_structures_that_differ_over_replicas():
+    with pytest.raises(errors.DaskdistError, match="structure.*replica 1"):
+        mirrored(2).run(one_or_two, args=(PerReplica((np.int64(1), np.int64(9))),))
+
+
+@pytest.mark.cluster
+def test_structures_that_differ_over_replicas_on_a_cluster(on_cluster):
+    with pytest.raises(errors.DaskdistError, match="structure.*replica 1"):
+        repr(on_cluster.run(one_or_two, args=(PerReplica((np.int64(1), np.int64(9))),)))
+
+
+# --- reduce ---
+
+UNEVEN = PerReplica((np.array([1, 2, 3]), np.array([5])))
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_shapes_that_differ_need_an_axis(op):
+    with pytest.raises(errors.ArgumentError, match=r"\(3,\).*\(1,\).*axis=0"):
+        mirrored(2).reduce(op, UNEVEN, axis=None)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_shapes_that_differ_on_a_cluster_show_when_looked_at(on_cluster, op):
+    result = on_cluster.reduce(op, UNEVEN, axis=None)
+    with pytest.raises(errors.ArgumentError, match=r"\(3,\).*\(1,\).*axis=0"):
+        np.asarray(result)
+
+
+@pytest.mark.parametrize("axis", [0, -1, (0,)])
+def test_an_axis_a_value_does_not_have(axis):
+    with pytest.raises(errors.ArgumentError, match=r"axis.*shape \(\)"):
+        mirrored(2).reduce("SUM", PerReplica((np.float64(1), np.float64(2))), axis=axis)
+
+
+def test_an_axis_named_twice():
+    with pytest.raises(errors.ArgumentError, match="axis"):
+        mirrored(2).reduce("SUM", PerReplica((np.ones(2), np.ones(2))), axis=(0, -1))
+
+
+@pytest.mark.parametrize("value", [3.0, np.ones(2), {"a": 1}, None])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_plain_value_is_not_summed_over_several_replicas(value, axis):
+    with pytest.raises(errors.ArgumentError, match="SUM over 2 replicas.*MEAN"):
+        mirrored(2).reduce("SUM", value, axis=axis)
+
+
+def test_text_is_not_reduced():
+    with pytest.raises(errors.ArgumentError, match="only numbers"):
+        mirrored(2).reduce("SUM", PerReplica((np.array(["a"]), np.array(["b"]))), axis=0)
+
+
+def test_a_value_of_another_strategy():
+    batch = next(iter(mirrored(3).distribute_dataset(Dataset.range(6).batch(6))))
+    for use in (lambda s: s.run(len, args=(batch,)), lambda s: s.reduce("SUM", batch, axis=0)):
+        with pytest.raises(errors.ArgumentError, match="3 values.*2 replicas"):
+            use(mirrored(2))
+
+
+# --- sharding ---
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("pipeline", "says"),
+    [
+        (lambda paths: read_parquet(paths, "id").batch(4), ["1 files", "1 splits", "2 workers", "DATA"]),
+        (lambda paths: Dataset.range(8).batch(4), ["range", "no files", "DATA"]),
+        (lambda paths: Dataset.from_tensor_slices(np.ones(8)).batch(4), ["from_tensor_slices", "DATA"]),
+        (lambda paths: read_parquet(paths * 2, "id").take(5).batch(4), ["take", "DATA"]),
+        (lambda paths: read_parquet(paths * 2, "id").batch(4).skip(1), ["skip", "DATA"]),
+    ],
+)
+def test_what_file_sharding_refuses(on_cluster, parquet_files, pipeline, says):
+    ds = pipeline(parquet_files(8)).with_options(policy("file"))
+    with pytest.raises(errors.ShardingError) as caught:
+        on_cluster.distribute_dataset(ds)
+    for phrase in ["FILE", *says]:
+        assert phrase in str(caught.value)
+
+
+def test_a_policy_that_does_not_exist():
+    options = Options()
+    with pytest.raises(errors.ArgumentError, match="'files'.*FILE"):
+        options.experimental_distribute.auto_shard_policy = "files"
+    with pytest.raises(AttributeError, match="auto_shard_polcy.*auto_shard_policy"):
+        options.auto_shard_polcy = AutoShardPolicy.FILE
+
+
+# --- clusters ---
+
+
+@pytest.mark.cluster
+def test_more_replicas_than_slots(client):
+    with pytest.raises(errors.ArgumentError, match=r"replicas_per_worker is 2.*1 thread"):
+        daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker=2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(30)
+def test_nobody_listens_is_an_error_within_ten_seconds():
+    address = f"tcp://127.0.0.1:{free_port()}"
+    start = time.monotonic()
+    with pytest.raises(errors.ClusterError, match=re.escape(address)) as caught:
+        daskdist.MultiWorkerMirroredStrategy(address)
+    assert time.monotonic() - start < 10
+    assert isinstance(caught.value, ConnectionError)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(30)
+def test_someone_else_listens():
+    # Accepts and says nothing, as a server of another protocol may.
+    with socket.create_server(("127.0.0.1", 0)) as server, dask.config.set({"daskdist.timeouts.connect": 2}):
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(errors.ClusterError, match=re.escape(address)):
+            daskdist.MultiWorkerMirroredStrategy(address)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1", "gopher://127.0.0.1:1"])
+@pytest.mark.timeout(30)
+def test_an_address_that_is_none(address):
+    start = time.monotonic()
+    with pytest.raises(errors.ClusterError, match=re.escape(address)):
+        daskdist.MultiWorkerMirroredStrategy(address)
+    assert time.monotonic() - start < 10
+
+
+# --- the end ---
+
+
+@pytest.mark.parametrize("strategy_name", ["mirrored", pytest.param("on_cluster", marks=pytest.mark.cluster)])
+def test_past_the_end(request, strategy_name):
+    strategy = mirrored(2) if strategy_name == "mirrored" else request.getfixturevalue(strategy_name)
+    iterator = iter(strategy.distribute_dataset(Dataset.range(4).batch(4)))
+    iterator.get_next()
+    for _ in range(3):
+        with pytest.raises(errors.OutOfRangeError):
+            iterator.get_next()
+    assert next(iterator, "nothing") == "nothing"
+    missing = iterator.get_next_as_optional()
+    assert not missing.has_value()
+    with pytest.raises(errors.ArgumentError, match="no value"):
+        missing.get_value()
