@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from daskdist.ops.with_options import Options as Options
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
     from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
-    from daskdist.strategy.distributed import DistributedIterator as DistributedIterator
     from daskdist.strategy.function import function as function
+    from daskdist.strategy.iterator import DistributedIterator as DistributedIterator
     from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from daskdist.strategy.reduction import ReduceOp as ReduceOp
@@ -43,7 +43,7 @@ _NAMES: Final = {
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
     "Dataset": "daskdist.dataset:Dataset",
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
-    "DistributedIterator": "daskdist.strategy.distributed:DistributedIterator",
+    "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "Options": "daskdist.ops.with_options:Options",

@@ -6,7 +6,7 @@ from daskdist.core.names import lazily
 
 _NAMES: Final = {
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
-    "DistributedIterator": "daskdist.strategy.distributed:DistributedIterator",
+    "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
     "DistributedValues": "daskdist.strategy.values:DistributedValues",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
-import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -249,11 +250,11 @@ def test_columns_that_make_no_element(tmp_path, columns, says):
 
 
 def reciprocal(x):
-    return 1 // (x - 7)
+    return x + 1 // int(not np.any(x == 7))
 
 
 def is_fine(x):
-    return 1 // (x - 7) < 5
+    return x < 1 // int(x != 7) * 99
 
 
 def line_of(function) -> str:
@@ -486,11 +487,12 @@ def test_nobody_listens_is_an_error_within_ten_seconds():
 @pytest.mark.cluster
 @pytest.mark.timeout(30)
 def test_someone_else_listens():
-    # Accepts and says nothing, as a server of another protocol may.
-    with socket.create_server(("127.0.0.1", 0)) as server, dask.config.set({"daskdist.timeouts.connect": 2}):
+    # Accepts and says nothing, as a server of another protocol may. In a process of its own, lest a hang spread.
+    with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(errors.ClusterError, match=re.escape(address)):
-            daskdist.MultiWorkerMirroredStrategy(address)
+        program = f"import daskdist; daskdist.MultiWorkerMirroredStrategy({address!r})"
+        ended = subprocess.run([sys.executable, "-c", program], timeout=20, capture_output=True, text=True)
+    assert re.search(f"ClusterError: .*{re.escape(address)}", ended.stderr)
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1", "gopher://127.0.0.1:1"])

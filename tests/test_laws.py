@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import dask.array as da
 import numpy as np
@@ -81,7 +82,7 @@ class TestMap(NodeLaws):
             rows().map(lambda d: (d["b"], {"n": 1.0})).node,
             rows().batch(4).map(lambda d: d["b"].sum(axis=1)).node,
             Dataset.range(6).map(lambda x: [x, x]).node,
-            Dataset.range(6).batch(4).batch(2).map(np.negative).node,
+            Dataset.range(7).batch(2, drop_remainder=True).batch(2).map(np.negative).node,
             Dataset.range(0).map(lambda x: x / 2).node,
         ]
 
@@ -146,13 +147,18 @@ class TestOthers(NodeLaws):
 
 class TestDeal(NodeLaws):
     def nodes(self):
-        chains = [rows().batch(4), rows().batch(4).map(lambda d: d["b"]), rows().batch(4, drop_remainder=True)]
-        return [rebatch(ds.node, ds.spec, pieces) for ds in chains for pieces in (2, 3, 4)]
+        # Pieces without rows are nobody's element; replicas' tests have them.
+        chains = [rows(8).batch(4), rows(8).batch(4).map(lambda d: d["b"]), rows(8).batch(4, drop_remainder=True)]
+        return [rebatch(ds.node, ds.spec, pieces) for ds in chains for pieces in (2, 4)]
 
 
 class TestPersisted(NodeLaws):
+    @pytest.fixture(autouse=True)
+    def _persisted(self):
+        self.kept = [rows().batch(4).persist().node, rows().filter(lambda d: d["a"] > 2).persist().node]
+
     def nodes(self):
-        return [rows().batch(4).persist().node, rows().filter(lambda d: d["a"] > 2).persist().node]
+        return self.kept
 
 
 class TestParquet(FormatLaws):
@@ -164,7 +170,7 @@ class TestParquet(FormatLaws):
         for number, (num_rows, group) in enumerate([(5, 2), (0, 1), (3, 8)]):
             path = directory / f"{number}.parquet"
             n = np.arange(num_rows) + 10 * number
-            f, g, t = n.astype("float32"), n.astype("float32") / 2, n.astype("datetime64[s]")
+            f, g, t = n.astype("float32"), n.astype("float32") / 2, n.astype("datetime64[ms]")
             pq.write_table(pa.table({"f": f, "n": n, "g": g, "t": t}), path, row_group_size=group)
             written[str(path)] = [{"x": np.stack([f[k], g[k]]), "y": n[k], "when": t[k]} for k in range(num_rows)]
         return written
@@ -223,10 +229,9 @@ def test_every_one_is_tested():
 def test_every_operation_is_tested():
     suites = [each for each in globals().values() if isinstance(each, type) and issubclass(each, NodeLaws)]
     suites.remove(NodeLaws)
-    suites.remove(TestReadFiles)
+    # Those two have their nodes of a fixture; one is of no operation.
+    suites = [each for each in suites if each not in (TestReadFiles, TestPersisted)]
     tested = {type(node).__module__ for suite in suites for node in suite().nodes()}
-    from pathlib import Path
-
     operations = {path.stem for path in Path(daskdist.__file__).parent.joinpath("ops").glob("*.py")} - {"__init__"}
     assert operations - {name.rpartition(".")[2] for name in tested} == {"read_files"}
 

@@ -10,6 +10,8 @@ from typing import Final
 
 import click
 
+from daskdist import __version__
+
 # Subcommand -> where it is.
 COMMANDS: Final = {"demo": "daskdist.cli.demo:demo"}
 
@@ -27,6 +29,6 @@ class _OnUse(click.Group):
 
 
 @click.group(cls=_OnUse, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="daskdist", message="daskdist %(version)s")
+@click.version_option(__version__, message="daskdist %(version)s")
 def main() -> None:
     """Distributed datasets and synchronous replicas on Dask."""

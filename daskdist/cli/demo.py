@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
-import logging
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 import numpy as np
 
 from daskdist.cli import digits as job
-from daskdist.config import setting
 from daskdist.display.progress import Progress
 from daskdist.errors import ClusterError, DaskdistError, FileError
 from daskdist.strategy.mirrored import MirroredStrategy
@@ -61,6 +61,14 @@ class Place:
         """Whether the cluster is somebody else's."""
         return self.scheduler is not None or self.scheduler_file is not None
 
+    def __str__(self) -> str:
+        if self.embedded:
+            return f"none, {_counted(self.num_replicas or 1, 'replica', 'replicas')} in this process ... "
+        if self.is_joined:
+            return f"joining {self.scheduler or self.scheduler_file} ... "
+        count = _counted(self.num_workers or _DEFAULT_WORKERS, "worker process", "worker processes")
+        return f"starting {count} ... "
+
     @contextlib.contextmanager
     def strategy(self) -> Iterator[Strategy]:
         """The replicas there; a cluster that was started is closed with the block."""
@@ -68,14 +76,14 @@ class Place:
             yield MirroredStrategy([f"CPU:{k}" for k in range(self.num_replicas or 1)])
             return
         # The cluster's library takes a second to import, and embedded replicas need none of it.
-        from distributed import Client, LocalCluster
+        from distributed import LocalCluster
 
         from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
 
         with contextlib.ExitStack() as stack:
             target: Any = self.scheduler
             if self.scheduler_file is not None:
-                target = stack.enter_context(_client_of_file(Client, self.scheduler_file))
+                target = _address_in(self.scheduler_file)
             elif target is None:
                 target = stack.enter_context(
                     LocalCluster(
@@ -137,8 +145,10 @@ class Summary:
     picture: str
 
 
-@click.command()
-@click.option("--workers", type=click.IntRange(1), help="Worker processes to start on this machine.  [default: 2]")
+@click.command(short_help="Train a small network on real digits, on a cluster.")
+@click.option(
+    "--workers", metavar="N", type=click.IntRange(1), help="Worker processes to start on this machine.  [default: 2]"
+)
 @click.option("--scheduler", metavar="ADDRESS", help="Join the cluster of this scheduler instead.")
 @click.option(
     "--scheduler-file",
@@ -147,7 +157,9 @@ class Summary:
     help="Join the cluster of the scheduler that wrote this file instead.",
 )
 @click.option("--embedded", is_flag=True, help="Use no cluster: replicas in this process instead.")
-@click.option("--replicas", type=click.IntRange(1), help="Replicas in this process, with --embedded.  [default: 1]")
+@click.option(
+    "--replicas", metavar="N", type=click.IntRange(1), help="Replicas in this process, with --embedded.  [default: 1]"
+)
 @click.option(
     "--policy",
     type=click.Choice(["auto", "file", "data", "off"]),
@@ -155,9 +167,12 @@ class Summary:
     show_default=True,
     help="How the data is sharded over workers.",
 )
-@click.option("--epochs", type=click.IntRange(1), default=12, show_default=True, help="Passes over the data.")
+@click.option(
+    "--epochs", metavar="N", type=click.IntRange(1), default=12, show_default=True, help="Passes over the data."
+)
 @click.option(
     "--batch-size",
+    metavar="N",
     type=click.IntRange(1),
     default=128,
     show_default=True,
@@ -165,6 +180,7 @@ class Summary:
 )
 @click.option(
     "--seed",
+    metavar="N",
     type=click.IntRange(0),
     default=0,
     show_default=True,
@@ -215,8 +231,7 @@ def demo(
         raise click.BadParameter(f"there is no directory {output.absolute().parent}", param_hint="--output")
     stream = io.StringIO() if as_json else sys.stdout
     try:
-        with _quiet_cluster():
-            summary = _run(place, Training(policy, epochs, batch_size, seed), data, output, stream)
+        summary = _run(place, Training(policy, epochs, batch_size, seed), data, output, stream)
     except (DaskdistError, OSError) as error:
         hint = ""
         if isinstance(error, FileError) and place.is_joined:
@@ -226,28 +241,26 @@ def demo(
         click.echo(json.dumps(asdict(summary)))
 
 
-def _run(place: Place, training: Training, data: Path | None, output: Path, stream: Any) -> Summary:
-    def say(text: str = "") -> None:
-        click.echo(text, file=stream)
+def _run(place: Place, training: Training, data: Path | None, output: Path, stream: TextIO) -> Summary:
+    def say(text: str, *, ends: bool = True) -> None:
+        click.echo(text, file=stream, nl=ends)
 
-    train_on, held_out = job.load()
     with contextlib.ExitStack() as stack:
         if data is None:
-            # A cluster's workers let go of the files before they are removed.
+            # Made before the cluster: its workers let go of the files before they are removed.
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
-        paths = job.write_files(train_on, data)
-        say(f"{click.style('Digits', bold=True)}   {len(train_on):,} to train on, {len(held_out):,} held out")
-        say(f"         {len(paths)} Parquet files in {data}")
+        say(f"{_bold('Cluster')}  {place}", ends=False)
         start_s = time.perf_counter()
         strategy = stack.enter_context(place.strategy())
-        took_s = time.perf_counter() - start_s
+        say(f"ready in {time.perf_counter() - start_s:.1f} s")
+        train_on, held_out = job.load()
+        paths = job.write_files(train_on, data)
+        say(f"{_bold('Digits')}   {len(train_on):,} to train on, {len(held_out):,} held out")
+        say(f"         {len(paths)} Parquet files in {data}")
         batches = strategy.distribute_dataset(
             job.read_batches(paths, training.batch_size, training.seed, training.policy)
         )
-        say(f"{click.style('Cluster', bold=True)}  {_described(place, strategy)}, ready in {took_s:.1f} s")
-        say(f"\n{click.style('Plan', bold=True)}")
-        say("\n".join(f"  {line}" for line in batches.explain().splitlines()))
-        say(f"\n{click.style('Training', bold=True)}")
+        say(f"\n{_bold('Plan')}\n{textwrap.indent(batches.explain(), '  ')}\n\n{_bold('Training')}")
 
         copies = len(strategy.workers) if batches.sharding.policy.name == "OFF" else 1
         num_rows = len(train_on) * copies * training.num_epochs
@@ -255,14 +268,13 @@ def _run(place: Place, training: Training, data: Path | None, output: Path, stre
 
     predicted = job.predict(steps[-1].weights, held_out)
     rows = sum(step.num_rows for step in steps)
-    last = [step for step in steps if step.epoch == steps[-1].epoch]
     summary = Summary(
         policy=training.policy if training.policy != "auto" else batches.sharding.policy.name.lower(),
         workers=0 if place.embedded else len(strategy.workers),
         replicas=strategy.num_replicas_in_sync,
         steps=len(steps),
         rows=rows,
-        final_loss=float(np.average([step.loss for step in last], weights=[step.num_rows for step in last])),
+        final_loss=_means_of_epochs(steps)[-1],
         accuracy=float((predicted == held_out.y).mean()),
         seconds=seconds,
         rows_per_s=rows / seconds,
@@ -271,7 +283,7 @@ def _run(place: Place, training: Training, data: Path | None, output: Path, stre
     )
     draw(output, steps, summary, held_out, predicted)
     num_right = int((predicted == held_out.y).sum())
-    say(f"\n{click.style('Result', bold=True)}")
+    say(f"\n{_bold('Result')}")
     say(f"  recognises  {summary.accuracy:.1%} of the held-out digits ({num_right} of {len(held_out)})")
     say(f"  loss        {summary.losses[0]:.3f} in the first step, {summary.final_loss:.3f} in the last epoch")
     say(f"  speed       {rows:,} rows in {seconds:.1f} s, {summary.rows_per_s:,.0f} rows/s, {len(steps)} steps")
@@ -292,12 +304,12 @@ def _train(strategy: Strategy, batches: Any, training: Training, progress: Progr
     return steps, time.perf_counter() - start_s
 
 
-def _described(place: Place, strategy: Strategy) -> str:
-    if place.embedded:
-        count = strategy.num_replicas_in_sync
-        return f"none; {count} {'replica' if count == 1 else 'replicas'} in this process"
-    count = len(strategy.workers)
-    return f"{count} worker {'process' if count == 1 else 'processes'}" + (" joined" * place.is_joined)
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _bold(text: str) -> str:
+    return click.style(text, bold=True)
 
 
 def _check_libraries() -> None:
@@ -308,26 +320,22 @@ def _check_libraries() -> None:
         )
 
 
-def _client_of_file(client: Any, scheduler_file: str) -> Any:
-    timeout_s = setting("timeouts.connect")
+def _address_in(scheduler_file: str) -> str:
     try:
-        return client(scheduler_file=scheduler_file, timeout=timeout_s, set_as_default=False)
-    except (OSError, TimeoutError, ValueError, KeyError) as error:
+        return str(json.loads(Path(scheduler_file).read_text())["address"])
+    except (ValueError, KeyError, TypeError) as error:
         raise ClusterError(
-            f"no Dask scheduler answers at the address in {scheduler_file!r} within {timeout_s} s: {error}"
+            f"{scheduler_file!r} is not a scheduler file; make one with: dask scheduler --scheduler-file FILE"
         ) from error
 
 
-@contextlib.contextmanager
-def _quiet_cluster() -> Iterator[None]:
-    # Connections that fail or close are reported here once, and in words.
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _means_of_epochs(steps: Sequence[job.Step]) -> list[float]:
+    means = []
+    for _, group in itertools.groupby(steps, lambda step: step.epoch):
+        epoch = list(group)
+        weights = [step.num_rows for step in epoch]
+        means.append(float(np.average([step.loss for step in epoch], weights=weights)))
+    return means
 
 
 def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: job.Digits, predicted: job.Array) -> None:
@@ -336,42 +344,29 @@ def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: jo
 
     ink, right, wrong = "#1f3b57", "#2b7a4b", "#c0392b"
     figure = Figure(figsize=(9, 6), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=[2.6, 1])
+    upper, lower = np.ravel(figure.subfigures(2, 1, height_ratios=[2.6, 1]))
     axes = upper.subplots()
-    epochs = np.array([step.epoch for step in steps])
-    starts = np.flatnonzero(np.diff(epochs, prepend=-1))
-    ends = np.append(starts[1:], len(steps))
-    # Steps stand within their epoch, so that the axis counts passes over the data.
-    places = np.concatenate(
-        [k + np.arange(1, e - s + 1) / (e - s) for k, (s, e) in enumerate(zip(starts, ends, strict=True))]
-    )
-    means = [
-        np.average(summary.losses[s:e], weights=[step.num_rows for step in steps[s:e]])
-        for s, e in zip(starts, ends, strict=True)
-    ]
+    means = _means_of_epochs(steps)
+    # Steps are spread evenly, so that the axis counts passes over the data.
+    places = np.linspace(0, len(means), len(steps) + 1)[1:]
     axes.plot(places, summary.losses, color=ink, alpha=0.35, linewidth=1, label="each step")
     axes.plot(np.arange(len(means)) + 0.5, means, "o-", color=ink, markersize=4, label="mean of the epoch")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlim(0, len(means))
     axes.set_xlabel("epochs")
     axes.set_ylabel("cross-entropy a row")
     axes.grid(which="both", axis="y", alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    replicas = f"{summary.replicas} {'replica' if summary.replicas == 1 else 'replicas'}"
     axes.set_title(
-        f"Handwritten digits on {replicas}, sharded by {summary.policy}: "
-        f"{summary.accuracy:.1%} of held-out digits recognised"
+        f"{summary.accuracy:.1%} of held-out digits recognised "
+        f"({_counted(summary.replicas, 'replica', 'replicas')}, policy {summary.policy})"
     )
     # Mistakes first, for they tell more.
     is_wrong = predicted != held_out.y
     shown = np.argsort(~is_wrong, kind="stable")[:20]
-    lower.suptitle(
-        f"Held-out digits, and what each is taken for: all {is_wrong.sum()} mistakes first"
-        if is_wrong.sum() <= 20
-        else f"Held-out digits, and what each is taken for: 20 of {is_wrong.sum()} mistakes",
-        fontsize=10,
-    )
+    lower.suptitle(f"Held-out digits and what they are taken for, the {is_wrong.sum()} mistakes first", fontsize=10)
     for each, cell in zip(shown, lower.subplots(2, 10).flat, strict=True):
         cell.imshow(held_out.x[each].reshape(8, 8), cmap="gray_r")
         cell.set_xticks([])

@@ -102,8 +102,6 @@ class Read:
         Makes a split a block: ``function(split)``, or ``function(split, value)`` where there is a ``graph``.
     name
         What tasks are called.
-    in_memory
-        Whether the data is in this process's memory already, so that reading ahead gains nothing.
     factor
         Rows of the block for each row of the split; None where only reading tells, as after a filter.
     graph
@@ -113,7 +111,6 @@ class Read:
     splits: Splits
     function: Callable[..., Rows]
     name: str
-    in_memory: bool = False
     factor: int | None = 1
     graph: Callable[[], dict[Any, Any]] | None = None
     grouped = False
@@ -154,11 +151,14 @@ class Arrange:
         What it does.
     grouped
         Whether its elements are batches not gathered yet (a run of it is `Groups`).
+    name
+        What plans call it.
     """
 
     inputs: tuple[Primitive, ...]
     arrangement: Arrangement
     grouped: bool
+    name: str
 
 
 Primitive = Read | Compute | Arrange

@@ -63,10 +63,6 @@ class Structure:
     def num_leaves(self) -> int:
         return int(self.treespec.num_leaves)
 
-    def is_tuple(self) -> bool:
-        """Whether the element is a plain tuple, whose items are given to a user's function one by one."""
-        return self.treespec.type is tuple
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and bool(self.treespec == other.treespec)
 

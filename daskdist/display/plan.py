@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node
-from daskdist.core.primitive import Arrange, Compute, Primitive
+from daskdist.core.primitive import Arrange, Compute, Primitive, Split
 
 
 def tree(node: Node) -> str:
@@ -24,20 +25,27 @@ def _lines(node: Node, indent: int) -> Iterator[str]:
 
 
 def primitives(primitive: Primitive) -> str:
-    """What a pipeline comes down to: what is computed in tasks, and what is arithmetic."""
-    return "\n".join(_primitive_lines(primitive, 0))
+    """What a pipeline comes down to: what is computed in tasks, and what is arithmetic in between."""
+    lines = list(_primitive_lines(primitive, 0))
+    if isinstance(primitive, Arrange):
+        lines.append("  compute  gather, a task a bundle of elements")
+    return "\n".join(lines)
 
 
 def _primitive_lines(primitive: Primitive, indent: int) -> Iterator[str]:
     pad = "  " * (indent + 1)
     if isinstance(primitive, Arrange):
+        names = [primitive.name]
+        while len(primitive.inputs) == 1 and isinstance(primitive.inputs[0], Arrange):
+            primitive = primitive.inputs[0]
+            names.append(primitive.name)
         for source in primitive.inputs:
             yield from _primitive_lines(source, indent + (len(primitive.inputs) > 1))
-        yield f"{pad}arrange  {primitive.arrangement}"
+        yield f"{pad}arrange  {', '.join(reversed(names))}"
     elif isinstance(primitive, Compute):
         yield from _primitive_lines(primitive.source, indent)
-        where = "in the gather task" if primitive.source.grouped else "a task a block"
-        yield f"{pad}compute  {primitive.name}, {where}"
+        gathers = isinstance(primitive.source, Arrange)
+        yield f"{pad}compute  {'gather-' * gathers}{primitive.name}, a task a {'bundle' if gathers else 'block'}"
     else:
         yield f"{pad}compute  {primitive.name}, a task a split"
 
@@ -58,6 +66,35 @@ def size(num_bytes: float) -> str:
             break
         num_bytes /= 1024
     return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker reads."""
+
+    worker: str
+    num_replicas: int
+    splits: Sequence[Split]
+
+
+def shares_table(shares: Sequence[Share]) -> str:
+    """What each worker reads, a line a worker; ``?`` where only reading tells."""
+    rows: list[tuple[str, ...]] = [("worker", "replicas", "files", "splits", "rows", "bytes")]
+    for number, share in enumerate(shares):
+        files = {split.file for split in share.splits if split.file is not None}
+        num_rows = [split.num_rows for split in share.splits if split.num_rows is not None]
+        num_bytes = [split.num_bytes for split in share.splits if split.num_bytes is not None]
+        rows.append(
+            (
+                f"{number} {share.worker}",
+                f"{share.num_replicas}",
+                f"{len(files)}" if files else "-",
+                f"{len(share.splits)}",
+                f"{sum(num_rows):,}" if len(num_rows) == len(share.splits) else "?",
+                size(sum(num_bytes)) if len(num_bytes) == len(share.splits) else "?",
+            )
+        )
+    return table(rows)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

@@ -45,13 +45,10 @@ class Report:
         Its elements.
     nbytes
         Its size in memory.
-    lengths
-        Of each element that is an array or a nest of them, the length of its first leaf along axis 0.
     """
 
     num_rows: int
     nbytes: int
-    lengths: tuple[int, ...] = ()
 
 
 def report_of(rows: Rows) -> Report:

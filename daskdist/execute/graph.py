@@ -144,7 +144,7 @@ def _with_blocks_read(primitive: Primitive, caller: Record, sources: list[TaskRe
         else:
             value = caller.upstream(primitive.graph, split.payload)
             sources.append(caller._write(primitive.name, primitive.function, split, value))
-    return Read(ReadBlocks(range(first, len(sources))), operator.attrgetter("payload"), primitive.name, in_memory=True)
+    return Read(ReadBlocks(range(first, len(sources))), operator.attrgetter("payload"), primitive.name)
 
 
 @dataclass(frozen=True)

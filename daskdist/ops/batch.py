@@ -45,7 +45,7 @@ class Batch(Transformation):
         return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Arrange(inputs, BatchRows(self.batch_size, self.drop_remainder), grouped=True)
+        return Arrange(inputs, BatchRows(self.batch_size, self.drop_remainder), grouped=True, name=self.name)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Deal(Transformation):
         # Batches that are not gathered yet are cut by arithmetic, and only the pieces are gathered, each where
         # it is wanted. What a function made of a batch is cut where it lies.
         if inputs[0].grouped:
-            return Arrange(inputs, DealGroups(self.num_pieces), grouped=True)
+            return Arrange(inputs, DealGroups(self.num_pieces), grouped=True, name=self.name)
         return Compute(inputs[0], DealRows(self.num_pieces), "deal", factor=self.num_pieces)
 
 

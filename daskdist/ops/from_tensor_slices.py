@@ -72,7 +72,7 @@ class FromTensorSlices(Source):
         return splits
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, _block, "from_tensor_slices", in_memory=True)
+        return Read(self.splits, _block, "from_tensor_slices")
 
 
 def _block(split: Split) -> Block:

@@ -48,7 +48,7 @@ class Range(Source):
         return [Split(f"range rows {k * size} on", part, len(part), len(part) * 8) for k, part in enumerate(parts)]
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, _read, "range", in_memory=True)
+        return Read(self.splits, _read, "range")
 
 
 def _read(split: Split) -> Block:

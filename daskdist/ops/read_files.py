@@ -83,5 +83,14 @@ class ReadFiles(Source):
         known = self.__dict__.get("_splits") if self.shard is None else None
         return replace(self, shard=(index, num_shards), by_split=by_split, known=known)
 
+    def __str__(self) -> str:
+        shard = (
+            ""
+            if self.shard is None
+            else f", {'splits' if self.by_split else 'files'} {self.shard[0]} mod {self.shard[1]}"
+        )
+        first = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files: {self.paths[0]} ..."
+        return f"{self.name}({first}{shard})"
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Read(self.splits, self.format.read, self.name)

@@ -29,7 +29,7 @@ class Repeat(Transformation):
         return cardinality.multiply(self.source.cardinality, self._count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Arrange(inputs, RepeatRows(self._count), inputs[0].grouped)
+        return Arrange(inputs, RepeatRows(self._count), inputs[0].grouped, name=self.name)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Shuffle(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = ShuffleRows(self.buffer_size, self.seed, self.reshuffle_each_iteration, self.node_id)
-        return Arrange(inputs, rows, inputs[0].grouped)
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Skip(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         arrangement = TakeRows(0) if self.count < 0 else SkipRows(self.count)
-        return Arrange(inputs, arrangement, inputs[0].grouped)
+        return Arrange(inputs, arrangement, inputs[0].grouped, name=self.name)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Take(Transformation):
         return cardinality.at_most(self.source.cardinality, self.count)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return inputs[0] if self.count < 0 else Arrange(inputs, TakeRows(self.count), inputs[0].grouped)
+        return inputs[0] if self.count < 0 else Arrange(inputs, TakeRows(self.count), inputs[0].grouped, name=self.name)
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,15 @@ class Elements(Source):
         return len(self.elements)
 
     def splits(self) -> Sequence[Split]:
-        parts = [self.elements[start : start + self.num_rows] for start in range(0, len(self.elements), self.num_rows)]
-        return [Split(f"elements {k * self.num_rows} on", part, len(part)) for k, part in enumerate(parts)]
+        splits = []
+        for start in range(0, len(self.elements), self.num_rows):
+            part = self.elements[start : start + self.num_rows]
+            num_bytes = sum(leaf.nbytes for element in part for leaf in Structure.flatten(element)[0])
+            splits.append(Split(f"elements {start} on", part, len(part), num_bytes))
+        return splits
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, ReadElements(self.known_spec.structure), "elements", in_memory=True)
+        return Read(self.splits, ReadElements(self.known_spec.structure), "elements")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,183 @@
+"""Iterators over distributed datasets."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from daskdist.core.primitive import Exhausted
+from daskdist.errors import ArgumentError, OutOfRangeError
+from daskdist.execute.callers import Caller, lengths_of
+from daskdist.execute.delivery import Delivery, Lane
+from daskdist.execute.interpreter import Interpreter
+from daskdist.strategy.values import AsyncValue, PerReplica, PickFromRows, Remote
+
+if TYPE_CHECKING:
+    from daskdist.strategy.distributed import DistributedDataset
+
+
+class Optional:
+    """The next value of an iterator, or none.
+
+    >>> Optional(None, None).has_value()
+    False
+    """
+
+    def __init__(self, value: Any, element_spec: Any, *, has_value: bool = False) -> None:
+        self._value = value
+        self._has_value = has_value
+        self.element_spec = element_spec
+
+    def has_value(self) -> bool:
+        """Whether there is one."""
+        return self._has_value
+
+    def get_value(self) -> Any:
+        """The value.
+
+        Raises
+        ------
+        ArgumentError
+            There is none.
+        """
+        if not self._has_value:
+            raise ArgumentError("this optional has no value: the iterator is at its end; ask has_value() first")
+        return self._value
+
+
+class _Feed:
+    """The elements of one pipeline, a step at a time.
+
+    Parameters
+    ----------
+    delivery
+        Gives them.
+    caller
+        Who makes calls.
+    asks_lengths
+        Whether to ask how many rows each has, where arithmetic does not tell.
+    """
+
+    def __init__(self, delivery: Delivery, caller: Caller, asks_lengths: bool) -> None:
+        self.delivery = delivery
+        self.caller = caller
+        self.asks_lengths = asks_lengths
+        self.lanes: list[Lane] = []
+        self.position = self.length = 0
+
+    def next(self) -> list[tuple[Lane, int]] | None:
+        """Each replica's lane and its place in that; None at the end."""
+        if self.position == self.length:
+            try:
+                stretch = self.delivery.pull()
+            except Exhausted:
+                return None
+            self.lanes = [self._without_empty(lane) if self.asks_lengths else lane for lane in stretch.lanes]
+            self.position, self.length = 0, len(stretch)
+        step = [(lane, lane.places[self.position]) for lane in self.lanes]
+        self.position += 1
+        return step
+
+    def _without_empty(self, lane: Lane) -> Lane:
+        if lane.ref is None:
+            return lane
+        lengths = self.caller.result(self.caller.call(lengths_of, [lane.ref.handle], name="lengths"))
+        return Lane(lane.ref, [place if place >= 0 and lengths[place] else -1 for place in lane.places])
+
+
+class DistributedIterator:
+    """A place in a distributed dataset: each value is one step's, for all replicas."""
+
+    def __init__(self, dataset: DistributedDataset, caller: Caller, iteration: int) -> None:
+        self._dataset = dataset
+        self._caller = caller
+        # The threads of a caller end with its iterator, closed or dropped.
+        self._finalizer = weakref.finalize(self, caller.close)
+        self._is_here = dataset.strategy.workers == (None,)
+        self._structure = dataset.spec.structure
+        self._error: Exception | None = None
+        self._feeds = []
+        self._num_lanes = [len(pipeline.consumers) for pipeline in dataset.pipelines]
+        for pipeline in dataset.pipelines:
+            interpreter = Interpreter(caller, pipeline.readers)
+            delivery = Delivery(interpreter, pipeline.primitive, (iteration,), pipeline.consumers)
+            # Pieces that a function's results were cut into: only they tell whether a step has rows.
+            asks_lengths = len(dataset.pipelines) > 1 and not pipeline.primitive.grouped
+            self._feeds.append(_Feed(delivery, caller, asks_lengths))
+        self._empty = tuple(leaf.zeros() for leaf in dataset.spec.leaves) if sum(self._num_lanes) > 1 else ()
+
+    @property
+    def element_spec(self) -> Any:
+        """As of the dataset."""
+        return self._dataset.element_spec
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.get_next()
+        except OutOfRangeError:
+            raise StopIteration from None
+
+    def get_next(self) -> Any:
+        """The next step's values.
+
+        Returns
+        -------
+        nest
+            In the structure of an element, a `PerReplica` a leaf; with one replica the plain value. A replica
+            for which no rows are left has zero rows.
+
+        Raises
+        ------
+        OutOfRangeError
+            There are no more.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._step()
+        except BaseException as error:
+            # What failed once is not passed over in silence the next time.
+            if isinstance(error, Exception):
+                self._error = error
+            self.close()
+            raise
+
+    def get_next_as_optional(self) -> Optional:
+        """The next step's values, or at the end an `Optional` without."""
+        try:
+            return Optional(self.get_next(), self.element_spec, has_value=True)
+        except OutOfRangeError:
+            return Optional(None, self.element_spec)
+
+    def close(self) -> None:
+        """Stop reading ahead and let go of what was read."""
+        self._feeds = []
+        self._finalizer()
+
+    def _step(self) -> Any:
+        while True:
+            steps = [feed.next() for feed in self._feeds]
+            if all(step is None for step in steps):
+                raise OutOfRangeError("the iterator is at its end; iterate over the dataset again for another pass")
+            places: list[tuple[Lane, int] | None] = []
+            for step, num_lanes in zip(steps, self._num_lanes, strict=True):
+                places += [None] * num_lanes if step is None else step
+            values = [None if place is None or place[1] < 0 else self._leaves(*place) for place in places]
+            # A step is one if any replica has a row.
+            if any(leaves is not None for leaves in values):
+                break
+        rows = [self._empty if leaves is None else leaves for leaves in values]
+        if len(rows) == 1:
+            return self._structure.pack(rows[0])
+        return self._structure.pack([PerReplica(column) for column in zip(*rows, strict=True)])
+
+    def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
+        ref = lane.ref
+        if self._is_here:
+            return self._caller.result(ref.handle).item(place)  # type: ignore[union-attr, no-any-return]
+        picks = [PickFromRows(place, number) for number in range(self._structure.num_leaves)]
+        return [AsyncValue(self._caller, Remote(ref.handle, pick, ref)) for pick in picks]  # type: ignore[union-attr]

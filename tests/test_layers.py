@@ -1,0 +1,272 @@
+"""Who may import whom, and other things that the syntax trees of the package tell."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import daskdist
+
+PACKAGE = Path(daskdist.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# A file imports lower ranks and its own folder. Folders and files below the package, by rank.
+RANKS = {
+    "core": 0,
+    "errors": 0,
+    "config": 0,
+    "devices": 1,
+    "formats": 1,
+    "sharding": 1,
+    "ops": 2,
+    "passes": 3,
+    "execute": 3,
+    "checkpoint": 4,
+    "display": 4,
+    "dataset": 5,
+    "data": 5,
+    "distribute": 5,
+    "strategy": 6,
+    "service": 6,
+    "cli": 7,
+    "preload": 7,
+    "testing": 7,
+}
+
+# Libraries that are optional or heavy, and so may be imported inside a function.
+LAZY = {
+    "bokeh",
+    "cupy",
+    "dask",
+    "distributed",
+    "fsspec",
+    "IPython",
+    "jinja2",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "rich",
+    "sklearn",
+}
+
+# Library -> where it may be imported.
+HOMES = {
+    "distributed": ("execute/submit.py", "strategy/multi_worker.py", "service/", "display/dashboard", "cli/"),
+    "cupy": ("devices/",),
+    "pyarrow": ("formats/", "cli/"),
+    "dask._task_spec": ("execute/graph.py",),
+    "sklearn": ("cli/",),
+    "matplotlib": ("cli/", "display/"),
+    "pandas": ("formats/",),
+}
+
+# The manual.
+LONG = {"dataset.py"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def unit_of(path: Path) -> str:
+    """The folder or file below the package that a file is in."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+class Imports(ast.NodeVisitor):
+    """The modules a file imports, each with its line and whether that is inside a function."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self.found: list[tuple[str, int, bool]] = []
+        self._depth = 0
+        self.visit(tree)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.found.append((alias.name, node.lineno, self._depth > 0))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        assert not node.level, f"line {node.lineno}: a relative import"
+        module = node.module or ""
+        for alias in node.names:
+            # `from daskdist.display import plan` imports a module; `from daskdist.errors import X` a name of one.
+            whole = f"{module}.{alias.name}"
+            is_module = module.startswith("daskdist") and _is_module(whole)
+            self.found.append((whole if is_module else module, node.lineno, self._depth > 0))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) not in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            self.generic_visit(node)
+
+
+def _is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.joinpath("__init__.py").exists()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
+
+
+def test_every_file_has_a_rank():
+    unknown = {unit_of(path) for path in FILES} - set(RANKS) - {"__init__", "__main__"}
+    assert not unknown, f"give {unknown} a rank, in the architecture first"
+
+
+@each_file
+def test_imports_point_down(path):
+    if name_of(path) in ("__init__.py", "__main__.py"):
+        return
+    unit = unit_of(path)
+    for module, line, _ in Imports(tree_of(path)).found:
+        if module.split(".")[0] != "daskdist":
+            continue
+        parts = module.split(".")
+        assert len(parts) > 1, f"{name_of(path)}:{line} imports the package itself"
+        assert parts[1] == unit or RANKS[parts[1]] < RANKS[unit], (
+            f"{name_of(path)}:{line} imports {module}: rank {RANKS[parts[1]]} from rank {RANKS[unit]}"
+        )
+
+
+@each_file
+def test_imports_inside_functions_are_of_libraries(path):
+    for module, line, is_inside in Imports(tree_of(path)).found:
+        if is_inside:
+            assert module.split(".")[0] in LAZY, f"{name_of(path)}:{line} imports {module} inside a function"
+
+
+@each_file
+def test_libraries_are_imported_at_home(path):
+    for module, line, _ in Imports(tree_of(path)).found:
+        for library, homes in HOMES.items():
+            if module == library or module.startswith(library + "."):
+                assert name_of(path).startswith(homes), f"{name_of(path)}:{line} imports {module}"
+
+
+@each_file
+def test_libraries_of_names_are_known(path):
+    # A name, such as in importlib.import_module("cupy"), is no way round.
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            for argument in node.args:
+                assert not isinstance(argument, ast.Constant), f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
+
+
+@each_file
+def test_no_assert(path):
+    lines = [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Assert)]
+    assert not lines, f"{name_of(path)}: assert in lines {lines}"
+
+
+@each_file
+def test_files_are_small(path):
+    number = len(path.read_text().splitlines())
+    assert number <= 600 or name_of(path) in LONG, f"{name_of(path)} has {number} lines"
+
+
+@each_file
+def test_files_say_what_they_are(path):
+    docstring = ast.get_docstring(tree_of(path))
+    assert docstring, f"{name_of(path)} has no docstring"
+    assert docstring.splitlines()[0].endswith((".", ":")), f"{name_of(path)}: {docstring.splitlines()[0]!r}"
+
+
+@each_file
+def test_names_say_something(path):
+    vague = {"utils", "util", "common", "helpers", "base", "manager", "misc"}
+    assert not vague & set(name_of(path).removesuffix(".py").split("/"))
+
+
+def _public_functions(tree: ast.Module):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def test_public_methods_name_their_options():
+    for node in _public_functions(tree_of(PACKAGE / "dataset.py")):
+        assert node.args.kwarg is None, f"dataset.py:{node.lineno}: {node.name} takes **{node.args.kwarg.arg}"
+
+
+def test_public_methods_are_documented():
+    tree = tree_of(PACKAGE / "dataset.py")
+    for node in _public_functions(tree):
+        assert ast.get_docstring(node), f"dataset.py:{node.lineno}: {node.name} has no docstring"
+
+
+def test_an_operation_is_a_file_of_its_name():
+    for path in sorted((PACKAGE / "ops").glob("*.py")):
+        module = importlib.import_module(f"daskdist.ops.{path.stem}")
+        names = {each.name for each in vars(module).values() if _is_node_of(each, module)}
+        names = {name if isinstance(name, str) else "read_files" for name in names}
+        assert names <= {path.stem}, f"ops/{path.name} has operations called {names}"
+
+
+def _is_node_of(each: object, module: object) -> bool:
+    from daskdist.core.node import Node
+
+    return isinstance(each, type) and issubclass(each, Node) and each.__module__ == module.__name__
+
+
+def test_interpreter_and_callers_know_no_operation():
+    for name in ("interpreter", "callers", "submit", "window", "delivery", "gather", "graph", "embedded"):
+        for module, line, _ in Imports(tree_of(PACKAGE / "execute" / f"{name}.py")).found:
+            assert not module.startswith("daskdist.ops"), f"execute/{name}.py:{line} imports {module}"
+
+
+@pytest.mark.parametrize(
+    "module", ["daskdist", "daskdist.data", "daskdist.distribute", "daskdist.data_experimental", "daskdist.testing"]
+)
+def test_every_public_name_resolves(module):
+    try:
+        module = importlib.import_module(module)
+    except ModuleNotFoundError:
+        pytest.skip("no such namespace")
+    assert sorted(set(module.__all__)) == sorted(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None or name.endswith("_CARDINALITY"), name
+        assert name in dir(module), f"{module.__name__}.{name} is not in dir()"
+    with pytest.raises(AttributeError, match="no attribute 'not_there'"):
+        _ = module.not_there
+
+
+def test_every_module_imports():
+    for each in pkgutil.walk_packages(daskdist.__path__, "daskdist."):
+        if not each.name.endswith("__main__"):
+            importlib.import_module(each.name)
+
+
+def test_importing_is_light():
+    program = (
+        "import sys, daskdist;"
+        "print([each for each in ('pyarrow', 'cupy', 'distributed', 'pandas', 'matplotlib', 'sklearn')"
+        " if each in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_building_a_pipeline_is_light():
+    program = (
+        "import sys; from daskdist import Dataset, MirroredStrategy;"
+        "list(MirroredStrategy(['CPU:0', 'CPU:1']).distribute_dataset(Dataset.range(9).batch(2)));"
+        "print([each for each in ('pyarrow', 'cupy', 'distributed', 'pandas') if each in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
