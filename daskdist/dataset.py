@@ -26,6 +26,7 @@ from daskdist.core.seed import fresh_seed
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
+from daskdist.execute.arrays import to_dask_array
 from daskdist.execute.embedded import iterate
 from daskdist.execute.graph import FromGraph, Recorded, record
 from daskdist.formats.parquet import Parquet
@@ -385,8 +386,6 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         >>> Dataset.range(5).batch(2).to_dask_array().chunks
         ((2, 2, 1),)
         """
-        from daskdist.execute.arrays import to_dask_array
-
         return to_dask_array(self._node, self._recorded, self._spec)
 
     # --- for other parts of daskdist ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def parquet_files(tmp_path: Path) -> ParquetFiles:
         where = tmp_path / folder
         where.mkdir(exist_ok=True)
         paths = []
-        for number, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for number, (start, stop) in enumerate(pairwise(bounds)):
             ids = np.arange(start, stop)
             paths.append(str(where / f"part-{number}.parquet"))
             table = pa.table({"id": ids, "x": (ids / 2).astype(np.float32)})

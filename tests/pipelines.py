@@ -228,9 +228,7 @@ class Pipeline:
 
     def settings(self) -> Any:
         """The block sizes and the window to run it with."""
-        return dask.config.set(
-            {"daskdist.split-bytes": self.split_bytes, "daskdist.window-bytes": self.window_bytes}
-        )
+        return dask.config.set({"daskdist.split-bytes": self.split_bytes, "daskdist.window-bytes": self.window_bytes})
 
     def reference(self, iteration: int = 0) -> Outcome:
         """What it comes to."""

@@ -171,14 +171,14 @@ def damage(path: str, row_group: int) -> None:
         file.write(b"\xff" * column.total_compressed_size)
 
 
-def test_a_damaged_page_names_file_and_row_group_and_spares_what_is_before(parquet_files):
+def test_a_damaged_page_names_file_and_row_group_and_spares_the_first_batch(parquet_files):
     paths = parquet_files(20, files=2, row_group=5)
     damage(paths[1], 2)
     elements = iter(read_parquet(paths, columns="id").batch(5))
-    for k in range(6):
-        np.testing.assert_array_equal(next(elements), np.arange(5 * k, 5 * k + 5))
+    # What is built in one bundle with it fails with it; the first batches come alone.
+    np.testing.assert_array_equal(next(elements), np.arange(5))
     with pytest.raises(errors.FileError, match=re.escape(f"{paths[1]} row group 2")):
-        next(elements)
+        list(elements)
 
 
 def test_a_changed_byte_is_found_where_the_file_has_checksums(parquet_files):
@@ -198,8 +198,7 @@ def test_a_damaged_page_on_a_cluster(on_cluster, parquet_files, name):
     damage(paths[1], 1)
     ds = read_parquet(paths, columns="id").batch(10).with_options(policy(name))
     with pytest.raises(errors.FileError, match=re.escape(f"{paths[1]} row group 1")):
-        for batch in on_cluster.distribute_dataset(ds):
-            on_cluster.local_results(batch)
+        [on_cluster.local_results(batch) for batch in on_cluster.distribute_dataset(ds)]
 
 
 @pytest.mark.parametrize(
@@ -295,10 +294,9 @@ def test_a_function_that_raises_is_told_with_its_place(parquet_files, pipeline, 
 def test_a_function_that_raises_on_a_cluster(on_cluster, parquet_files, name):
     paths = parquet_files(6, files=2)
     ds = read_parquet(paths, "id").map(reciprocal).batch(4).with_options(policy(name))
+    steps = on_cluster.distribute_dataset(ds)
     with pytest.raises(errors.UserFunctionError) as caught:
-        for batch in on_cluster.distribute_dataset(ds):
-            total = on_cluster.reduce("SUM", on_cluster.run(np.sum, args=(batch,)), axis=None)
-            float(total)
+        [float(on_cluster.reduce("SUM", on_cluster.run(np.sum, args=(batch,)), axis=None)) for batch in steps]
     message = str(caught.value)
     assert message.startswith("map: reciprocal (")
     assert line_of(reciprocal) in message
@@ -340,9 +338,7 @@ def reciprocal_of_piece(x):
     return 1 / int(x[0])
 
 
-@pytest.mark.parametrize(
-    "strategy_name", ["mirrored", pytest.param("on_cluster", marks=pytest.mark.cluster)], indirect=False
-)
+@pytest.mark.parametrize("strategy_name", ["mirrored", pytest.param("on_cluster", marks=pytest.mark.cluster)])
 def test_a_replica_function_that_raises_names_its_replica(request, strategy_name):
     strategy = mirrored(2) if strategy_name == "mirrored" else request.getfixturevalue(strategy_name)
     pieces = PerReplica((np.array([1]), np.array([0])))
@@ -364,18 +360,18 @@ def one_or_two(x):
 def test_another_structure_in_a_later_call_is_an_error_when_looked_at(on_cluster):
     assert repr(on_cluster.run(one_or_two, args=(1,)))
     later = on_cluster.run(one_or_two, args=(9,))
-    with pytest.raises(errors.DaskdistError, match="structure.*first call"):
+    with pytest.raises(errors.DaskdistError, match=r"structure.*first call"):
         repr(later)
 
 
 def test_structures_that_differ_over_replicas():
-    with pytest.raises(errors.DaskdistError, match="structure.*replica 1"):
+    with pytest.raises(errors.DaskdistError, match=r"structure.*replica 1"):
         mirrored(2).run(one_or_two, args=(PerReplica((np.int64(1), np.int64(9))),))
 
 
 @pytest.mark.cluster
 def test_structures_that_differ_over_replicas_on_a_cluster(on_cluster):
-    with pytest.raises(errors.DaskdistError, match="structure.*replica 1"):
+    with pytest.raises(errors.DaskdistError, match=r"structure.*replica 1"):
         repr(on_cluster.run(one_or_two, args=(PerReplica((np.int64(1), np.int64(9))),)))
 
 
@@ -412,7 +408,7 @@ def test_an_axis_named_twice():
 @pytest.mark.parametrize("value", [3.0, np.ones(2), {"a": 1}, None])
 @pytest.mark.parametrize("axis", [None, 0])
 def test_a_plain_value_is_not_summed_over_several_replicas(value, axis):
-    with pytest.raises(errors.ArgumentError, match="SUM over 2 replicas.*MEAN"):
+    with pytest.raises(errors.ArgumentError, match=r"SUM over 2 replicas.*MEAN"):
         mirrored(2).reduce("SUM", value, axis=axis)
 
 
@@ -424,7 +420,7 @@ def test_text_is_not_reduced():
 def test_a_value_of_another_strategy():
     batch = next(iter(mirrored(3).distribute_dataset(Dataset.range(6).batch(6))))
     for use in (lambda s: s.run(len, args=(batch,)), lambda s: s.reduce("SUM", batch, axis=0)):
-        with pytest.raises(errors.ArgumentError, match="3 values.*2 replicas"):
+        with pytest.raises(errors.ArgumentError, match=r"3 values.*2 replicas"):
             use(mirrored(2))
 
 
@@ -452,9 +448,9 @@ def test_what_file_sharding_refuses(on_cluster, parquet_files, pipeline, says):
 
 def test_a_policy_that_does_not_exist():
     options = Options()
-    with pytest.raises(errors.ArgumentError, match="'files'.*FILE"):
+    with pytest.raises(errors.ArgumentError, match=r"'files'.*FILE"):
         options.experimental_distribute.auto_shard_policy = "files"
-    with pytest.raises(AttributeError, match="auto_shard_polcy.*auto_shard_policy"):
+    with pytest.raises(AttributeError, match=r"auto_shard_polcy.*auto_shard_policy"):
         options.auto_shard_polcy = AutoShardPolicy.FILE
 
 
@@ -484,24 +480,26 @@ def test_nobody_listens_is_an_error_within_ten_seconds():
     assert isinstance(caught.value, ConnectionError)
 
 
+def connect_apart(address: str, within_s: float) -> str:
+    """What a process that connects says as it ends; by itself, lest a hang spread, the way out included."""
+    program = f"import daskdist; daskdist.MultiWorkerMirroredStrategy({address!r})"
+    command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", program]
+    return subprocess.run(command, timeout=within_s, capture_output=True, text=True, check=False).stderr
+
+
 @pytest.mark.cluster
-@pytest.mark.timeout(30)
 def test_someone_else_listens():
-    # Accepts and says nothing, as a server of another protocol may. In a process of its own, lest a hang spread.
+    # Accepts and says nothing, as a server of another protocol may.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        program = f"import daskdist; daskdist.MultiWorkerMirroredStrategy({address!r})"
-        ended = subprocess.run([sys.executable, "-c", program], timeout=20, capture_output=True, text=True)
-    assert re.search(f"ClusterError: .*{re.escape(address)}", ended.stderr)
+        assert re.search(f"ClusterError: .*{re.escape(address)}", connect_apart(address, 14))
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1", "gopher://127.0.0.1:1"])
-@pytest.mark.timeout(30)
 def test_an_address_that_is_none(address):
-    start = time.monotonic()
-    with pytest.raises(errors.ClusterError, match=re.escape(address)):
-        daskdist.MultiWorkerMirroredStrategy(address)
-    assert time.monotonic() - start < 10
+    said = connect_apart(address, 10)
+    assert re.search(f"ClusterError: .*{re.escape(address)}", said)
+    assert "Exception ignored" not in said
 
 
 # --- the end ---

@@ -18,9 +18,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A file imports lower ranks and its own folder. Folders and files below the package, by rank.
 RANKS = {
+    # At the bottom of the lowest rank: what they import is nothing of ours.
+    "errors": -1,
+    "config": -1,
     "core": 0,
-    "errors": 0,
-    "config": 0,
     "devices": 1,
     "formats": 1,
     "sharding": 1,
@@ -54,6 +55,9 @@ LAZY = {
     "rich",
     "sklearn",
 }
+
+# Files of ours that import such a library at their top.
+HEAVY = {"daskdist.execute.submit", "daskdist.strategy.multi_worker", "daskdist.display.dashboard"}
 
 # Library -> where it may be imported.
 HOMES = {
@@ -105,7 +109,7 @@ class Imports(ast.NodeVisitor):
         self.generic_visit(node)
         self._depth -= 1
 
-    visit_AsyncFunctionDef = visit_FunctionDef
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - named by the ast module
 
     def visit_If(self, node: ast.If) -> None:
         if ast.unparse(node.test) not in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -138,7 +142,9 @@ def test_imports_point_down(path):
         if module.split(".")[0] != "daskdist":
             continue
         parts = module.split(".")
-        assert len(parts) > 1, f"{name_of(path)}:{line} imports the package itself"
+        if len(parts) == 1:
+            assert RANKS[unit] == 7, f"{name_of(path)}:{line} imports the whole package"
+            continue
         assert parts[1] == unit or RANKS[parts[1]] < RANKS[unit], (
             f"{name_of(path)}:{line} imports {module}: rank {RANKS[parts[1]]} from rank {RANKS[unit]}"
         )
@@ -148,7 +154,8 @@ def test_imports_point_down(path):
 def test_imports_inside_functions_are_of_libraries(path):
     for module, line, is_inside in Imports(tree_of(path)).found:
         if is_inside:
-            assert module.split(".")[0] in LAZY, f"{name_of(path)}:{line} imports {module} inside a function"
+            is_lazy = module in HEAVY or module.split(".")[0] in LAZY
+            assert is_lazy, f"{name_of(path)}:{line} imports {module} inside a function"
 
 
 @each_file
@@ -241,9 +248,12 @@ def test_every_public_name_resolves(module):
     assert sorted(set(module.__all__)) == sorted(module.__all__)
     for name in module.__all__:
         assert getattr(module, name) is not None or name.endswith("_CARDINALITY"), name
-        assert name in dir(module), f"{module.__name__}.{name} is not in dir()"
     with pytest.raises(AttributeError, match="no attribute 'not_there'"):
         _ = module.not_there
+
+
+def test_dir_shows_public_names():
+    assert set(daskdist.__all__) <= set(dir(daskdist))
 
 
 def test_every_module_imports():

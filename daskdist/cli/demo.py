@@ -232,6 +232,9 @@ def demo(
     stream = io.StringIO() if as_json else sys.stdout
     try:
         summary = _run(place, Training(policy, epochs, batch_size, seed), data, output, stream)
+    except BrokenPipeError:
+        # Whoever reads the screen has gone; click knows how to end then.
+        raise
     except (DaskdistError, OSError) as error:
         hint = ""
         if isinstance(error, FileError) and place.is_joined:
@@ -251,7 +254,11 @@ def _run(place: Place, training: Training, data: Path | None, output: Path, stre
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="daskdist-demo-")))
         say(f"{_bold('Cluster')}  {place}", ends=False)
         start_s = time.perf_counter()
-        strategy = stack.enter_context(place.strategy())
+        try:
+            strategy = stack.enter_context(place.strategy())
+        except BaseException:
+            say("failed")
+            raise
         say(f"ready in {time.perf_counter() - start_s:.1f} s")
         train_on, held_out = job.load()
         paths = job.write_files(train_on, data)
@@ -344,7 +351,8 @@ def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: jo
 
     ink, right, wrong = "#1f3b57", "#2b7a4b", "#c0392b"
     figure = Figure(figsize=(9, 6), layout="constrained")
-    upper, lower = np.ravel(figure.subfigures(2, 1, height_ratios=[2.6, 1]))
+    grid = figure.add_gridspec(2, 1, height_ratios=[2.6, 1])
+    upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     axes = upper.subplots()
     means = _means_of_epochs(steps)
     # Steps are spread evenly, so that the axis counts passes over the data.

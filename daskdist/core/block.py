@@ -6,6 +6,7 @@ The three have the same methods, and a row of any of them is an element.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -180,7 +181,7 @@ class Batches:
         start, stop = self.bounds[index], self.bounds[index + 1]
         leaves = tuple([leaf[start:stop] for leaf in self.rows.leaves])
         if self.inners is not None:
-            leaves = tuple([leaf.reshape(-1, *self.inners[index], *leaf.shape[1:]) for leaf in leaves])
+            leaves = nested(leaves, self.inners[index])
         return leaves
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
@@ -197,6 +198,11 @@ class Batches:
 
 
 Rows = Block | Bundle | Batches
+
+
+def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:
+    """The leaves of a chunk whose elements are of shape ``inner`` in rows."""
+    return tuple([leaf.reshape(len(leaf) // prod(inner), *inner, *leaf.shape[1:]) for leaf in leaves])
 
 
 def read_only(array: Any) -> Any:

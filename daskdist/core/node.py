@@ -27,6 +27,8 @@ class Facts:
         It gives an element for each it takes.
     keeps_rows
         It gives the elements it takes, each as often, unchanged: only their order is another.
+    keeps_order
+        It gives the elements it takes, unchanged and in order.
     keeps_spec
         Its elements have the spec of its input's.
     per_worker
@@ -38,6 +40,7 @@ class Facts:
     compute: bool = False
     keeps_count: bool = False
     keeps_rows: bool = False
+    keeps_order: bool = False
     keeps_spec: bool = False
     per_worker: bool = False
     by_count: bool = False
@@ -147,6 +150,13 @@ def walk(node: Node) -> Iterator[Node]:
     yield node
     for source in node.inputs:
         yield from walk(source)
+
+
+def upstream(node: Node) -> Node:
+    """The nearest node that does anything to the elements: this one, or what it passes on."""
+    while node.facts.keeps_order:
+        (node,) = node.inputs
+    return node
 
 
 def depth(node: Node) -> int:

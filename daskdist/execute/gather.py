@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.block import Batches, Block, Bundle, Rows, stack
+from daskdist.core.block import Batches, Block, Bundle, Rows, nested, stack
 from daskdist.core.selection import Index, Run, Selection, places_by_value
 from daskdist.core.structure import Leaves
 
@@ -110,7 +110,7 @@ def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
         leaves = stack(elements.structure, [elements.item(k) for k in range(start, stop)], elements.label)
         if inners is not None:
-            leaves = tuple(leaf.reshape(-1, *inners[number], *leaf.shape[1:]) for leaf in leaves)
+            leaves = nested(leaves, inners[number])
         chunks.append(leaves)
     return Bundle(elements.structure, chunks, elements.label)
 

@@ -15,7 +15,7 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Compute, Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.callers import Graph, Handle, Now, Report
+from daskdist.execute.callers import MIB, Graph, Handle, Now, Report
 from daskdist.execute.delivery import Delivery
 from daskdist.execute.interpreter import Interpreter
 
@@ -30,7 +30,7 @@ class Record:
     """
 
     num_ahead = 0
-    bundle_bytes = 1
+    bundle_bytes = MIB
     # One chunk a task, so that a chunk is a key: whoever schedules the graph sees the batches.
     bundle_chunks = 1
     compacts = False

@@ -239,5 +239,5 @@ def run_bytes(run: Run) -> float:
 
 def bundle_size(caller: Caller, run: Run) -> int:
     """How many elements of a run one call should take: up to so many bytes, and not more chunks than agreed."""
-    most = caller.bundle_chunks if isinstance(run, Groups) else caller.bundle_chunks * 1024
-    return max(min(int(caller.bundle_bytes // max(run.element_bytes, 1)), most), 1)
+    num_elements = max(int(caller.bundle_bytes // max(run.element_bytes, 1)), 1)
+    return min(num_elements, caller.bundle_chunks) if isinstance(run, Groups) else num_elements

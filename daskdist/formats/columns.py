@@ -50,7 +50,8 @@ class Columns:
             columns = list(available)
         if isinstance(columns, list) and all(isinstance(name, str) for name in columns):
             columns = {name: name for name in columns}
-        found, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list))
+        # As Structure has it, None a leaf too: structures made in two ways would not be equal.
+        found, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list), none_is_leaf=True)
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
         if not leaves or () in leaves:
             raise ArgumentError(f"columns: an array of no columns; there are {', '.join(map(repr, available))}")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daskdist.core import cardinality
+from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection import Run, RunQueue
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError
 
 # Groups made at a time: enough to share the cost of a pull, few enough that the first comes at once.
 _AT_ONCE = 1024
@@ -29,8 +29,7 @@ class Batch(Transformation):
     facts = Facts(per_worker=True)
 
     def __post_init__(self) -> None:
-        if self.batch_size <= 0:
-            raise ArgumentError(f"batch: batch_size is {self.batch_size}; give 1 or more")
+        whole_number(self.name, "batch_size", self.batch_size, at_least=1)
 
     @property
     def group_size(self) -> int:  # type: ignore[override]

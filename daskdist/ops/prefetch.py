@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Primitive
-from daskdist.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,12 +20,11 @@ class Prefetch(Transformation):
     buffer_size: int
 
     name = "prefetch"
-    facts = Facts(keeps_rows=True, keeps_spec=True, per_worker=True)
+    facts = Facts(keeps_rows=True, keeps_order=True, keeps_spec=True, per_worker=True)
     background = True
 
     def __post_init__(self) -> None:
-        if self.buffer_size < -1:
-            raise ArgumentError(f"prefetch: buffer_size is {self.buffer_size}; give 0 or more, or -1 to leave it to us")
+        whole_number(self.name, "buffer_size", self.buffer_size, at_least=-1)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return inputs[0]

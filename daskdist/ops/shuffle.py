@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.seed import generator
 from daskdist.core.selection import Index, Run, RunQueue, concat
-from daskdist.errors import ArgumentError
 
 # Draws made at a time, at most: few enough for the cache, enough to share the cost of a call.
 _DRAWS = 32_768
@@ -42,8 +42,8 @@ class Shuffle(Transformation):
     facts = Facts(keeps_rows=True, keeps_spec=True, per_worker=True)
 
     def __post_init__(self) -> None:
-        if self.buffer_size <= 0:
-            raise ArgumentError(f"shuffle: buffer_size is {self.buffer_size}; give 1 or more")
+        whole_number(self.name, "buffer_size", self.buffer_size, at_least=1)
+        whole_number(self.name, "seed", self.seed)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = ShuffleRows(self.buffer_size, self.seed, self.reshuffle_each_iteration, self.node_id)

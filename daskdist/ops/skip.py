@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daskdist.core import cardinality
+from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.selection import Run
@@ -20,6 +21,9 @@ class Skip(Transformation):
 
     name = "skip"
     facts = Facts(keeps_spec=True, by_count=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "count", self.count)
 
     @property
     def cardinality(self) -> int:

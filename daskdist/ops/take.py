@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daskdist.core import cardinality
+from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection import Run
@@ -19,6 +20,9 @@ class Take(Transformation):
 
     name = "take"
     facts = Facts(keeps_spec=True, by_count=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "count", self.count)
 
     @property
     def cardinality(self) -> int:

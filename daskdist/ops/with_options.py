@@ -49,7 +49,7 @@ class WithOptions(Transformation):
     options: Options = field(default_factory=Options)
 
     name = "with_options"
-    facts = Facts(keeps_rows=True, keeps_spec=True, per_worker=True)
+    facts = Facts(keeps_rows=True, keeps_order=True, keeps_spec=True, per_worker=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.options, Options):

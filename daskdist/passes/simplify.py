@@ -42,6 +42,15 @@ def count_before_computing(node: Any) -> Node | None:
     return better
 
 
+def count_before_passing_on(node: Any) -> Node | None:
+    """``prefetch(n).take(m)`` is ``take(m).prefetch(n)``: so that the other rules see what is counted."""
+    if not node.facts.by_count or not node.source.facts.keeps_order:
+        return None
+    passing = node.source
+    better: Node = passing.with_inputs((replace(node, source=passing.source),))
+    return better
+
+
 def compute_before_reordering(node: Any) -> Node | None:
     """``shuffle(n).map(f)`` is ``map(f).shuffle(n)``: the function runs in the call that reads."""
     if not (node.facts.compute and node.facts.keeps_count) or not node.source.facts.keeps_rows:
@@ -59,5 +68,6 @@ def compute_before_reordering(node: Any) -> Node | None:
 RULES: Final[tuple[Callable[[Any], Node | None], ...]] = (
     count_rows_not_batches,
     count_before_computing,
+    count_before_passing_on,
     compute_before_reordering,
 )

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node, Source, lower, walk
+from daskdist.core.node import Node, Source, lower, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.spec import ElementSpec, PerReplicaSpec, TensorSpec
 from daskdist.display.plan import Share, shares_table, tree
@@ -151,7 +151,7 @@ def num_steps(pipelines: Sequence[Pipeline]) -> int:
         return INFINITE
     steps: set[int] = set()
     for pipeline in pipelines:
-        (batch,) = pipeline.node.inputs
+        batch = upstream(pipeline.node.inputs[0])
         num_rows = batch.inputs[0].cardinality if batch.inputs else UNKNOWN
         if batch.group_size is None or num_rows < 0:
             return UNKNOWN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import optree
 from distributed import Client, LocalCluster
+from distributed.comm import parse_address, parse_host_port
 
 from daskdist.config import setting
 from daskdist.dataset import Dataset
@@ -139,9 +141,28 @@ def layout_of(results: Sequence[Returned]) -> tuple[Any, tuple[bool, ...]]:
 def _client_of(address: str) -> Client:
     timeout = setting("timeouts.connect")
     try:
+        _check_it_speaks(address, timeout)
         return Client(address, timeout=timeout, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
+    except (OSError, TimeoutError) as error:
         raise ClusterError(f"no Dask scheduler answers at {address!r} within {timeout} s: {error}") from error
+    except ValueError as error:
+        raise ClusterError(
+            f"{address!r} is not the address of a scheduler: {error}; write it like 'tcp://127.0.0.1:8786'"
+        ) from error
+
+
+def _check_it_speaks(address: str, timeout: float) -> None:
+    # A scheduler greets whoever connects. A client waits for the greeting without end.
+    scheme, host = parse_address(address)
+    if scheme != "tcp":
+        return
+    try:
+        connection = socket.create_connection(parse_host_port(host), timeout)
+    except ConnectionError:
+        # Perhaps it is about to start: the client tries again until its time is up.
+        return
+    with connection:
+        connection.recv(1)
 
 
 def _workers(client: Client) -> list[tuple[str, int]]:

@@ -131,6 +131,8 @@ def _checked(value: Any, axis: Axis) -> Any:
     if array.dtype.kind not in "biufc":
         raise ArgumentError(f"reduce: a value is {array.dtype}, and only numbers add up")
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if len({each % max(array.ndim, 1) for each in axes}) < len(axes):
+        raise ArgumentError(f"reduce: axis {axis} of a value of shape {array.shape} names an axis twice")
     for each in axes:
         if not -array.ndim <= each < array.ndim:
             raise ArgumentError(

@@ -1,0 +1,316 @@
+"""The demo, run as people run it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from distributed import LocalCluster
+
+from daskdist.cli import digits, main
+from daskdist.display.progress import Progress
+
+ROOT = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-m", "daskdist", "demo"]
+# What matplotlib says when it runs for the first time on a machine.
+FONT_CACHE = "building the font cache"
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(scratch)}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*args: object) -> Result:
+        return CliRunner().invoke(main, ["demo", *map(str, args)])
+
+    return invoke
+
+
+@pytest.fixture
+def summary(demo):
+    def invoke(*args: object) -> dict:
+        result = demo("--json", "--epochs", 2, *args)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return invoke
+
+
+def check_picture(path: Path) -> None:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(content) > 20_000
+
+
+@pytest.mark.cluster
+def test_as_a_newcomer_runs_it(tmp_path, env):
+    start_s = time.perf_counter()
+    done = subprocess.run(COMMAND, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100)
+    assert time.perf_counter() - start_s < 60
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if FONT_CACHE not in line] == []
+    screen = done.stdout
+    assert "2 worker processes" in screen
+    assert "1,437 to train on, 360 held out" in screen
+    assert "sharding: FILE (8 files for 2 workers)" in screen
+    assert screen.count("tcp://127.0.0.1:") == 2
+    assert "100 %  epoch 12/12  loss " in screen
+    assert 2 <= screen.count(" rows/s\n") <= 6
+    accuracy = float(screen.partition("recognises")[2].split("%")[0])
+    assert accuracy >= 95
+    check_picture(tmp_path / "daskdist-demo.png")
+    assert list((tmp_path / "scratch").glob("daskdist-demo-*")) == []
+
+
+def test_summary_alone_on_stdout(tmp_path, env):
+    done = subprocess.run(
+        [*COMMAND, "--embedded", "--replicas", "2", "--json", "--output", "curve.png"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=env,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["accuracy"] >= 0.95
+    assert found["workers"] == 0
+    assert found["replicas"] == 2
+    assert found["steps"] == len(found["losses"]) == 12 * 12
+    assert found["rows"] == 12 * 1437
+    assert found["rows_per_s"] == pytest.approx(found["rows"] / found["seconds"])
+    assert found["final_loss"] < 0.1 < found["losses"][0]
+    assert found["picture"] == str(tmp_path / "curve.png")
+    check_picture(tmp_path / "curve.png")
+
+
+@pytest.mark.cluster
+def test_data_policy_gives_one_loss_anywhere(summary, cluster):
+    places = {
+        "embedded": ["--embedded"],
+        "embedded, 3 replicas": ["--embedded", "--replicas", 3],
+        "1 worker": ["--workers", 1],
+        "2 workers joined": ["--scheduler", cluster.scheduler_address],
+        "3 workers": ["--workers", 3],
+    }
+    found = {name: summary("--policy", "data", *args) for name, args in places.items()}
+    expected = found["embedded"]["losses"]
+    for name, each in found.items():
+        assert each["losses"] == pytest.approx(expected, abs=1e-6), name
+        assert each["final_loss"] == pytest.approx(found["embedded"]["final_loss"], abs=1e-6), name
+        assert each["policy"] == "data"
+    assert [each["replicas"] for each in found.values()] == [1, 3, 1, 2, 3]
+    assert [each["workers"] for each in found.values()] == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.cluster
+def test_file_policy_repeats_itself(summary, cluster, tmp_path):
+    scheduler_file = tmp_path / "scheduler.json"
+    scheduler_file.write_text(json.dumps({"address": cluster.scheduler_address}))
+    first = summary("--policy", "file", "--scheduler", cluster.scheduler_address)
+    second = summary("--policy", "auto", "--scheduler-file", scheduler_file)
+    assert first["policy"] == second["policy"] == "file"
+    assert first["losses"] == second["losses"]
+    assert first["final_loss"] == second["final_loss"]
+
+
+@pytest.mark.cluster
+def test_off_trains_on_every_row_once_a_worker(summary, cluster):
+    found = summary("--policy", "off", "--epochs", 1, "--scheduler", cluster.scheduler_address)
+    assert found["rows"] == 2 * 1437
+
+
+def test_seed_decides(summary):
+    one, same, other = [summary("--embedded", "--seed", seed)["losses"] for seed in (1, 1, 2)]
+    assert one == same
+    assert one != other
+
+
+def test_files_are_left_where_asked(demo, tmp_path):
+    result = demo("--embedded", "--epochs", 1, "--batch-size", 500, "--data", tmp_path / "a" / "b")
+    assert result.exit_code == 0, result.output
+    paths = sorted((tmp_path / "a" / "b").iterdir())
+    assert [path.name for path in paths] == [f"digits-{k}.parquet" for k in range(8)]
+    tables = [pq.read_table(path) for path in paths]
+    assert sum(map(len, tables)) == 1437
+    assert all(table.num_columns == 65 for table in tables)
+
+
+def test_digits_are_split_without_overlap():
+    train_on, held_out = digits.load()
+    assert (len(train_on), len(held_out)) == (1437, 360)
+    assert train_on.x.dtype == np.float64
+    assert (train_on.x.min(), train_on.x.max()) == (0, 1)
+    assert set(train_on.y) == set(held_out.y) == set(range(10))
+
+
+def test_gradients_are_slopes():
+    train_on, _ = digits.load()
+    batch = {"x": train_on.x[:20], "y": train_on.y[:20]}
+    weights = digits.fresh_weights(0)
+    _, _, slopes = digits.gradients(weights, batch)
+    for name, slope in slopes.items():
+        nudge = np.zeros_like(slope)
+        place = np.unravel_index(np.abs(slope).argmax(), slope.shape)
+        nudge[place] = 1e-6
+        above, below = [digits.gradients({**weights, name: weights[name] + sign * nudge}, batch)[0] for sign in (1, -1)]
+        assert (above - below) / 2e-6 == pytest.approx(slope[place], rel=1e-5)
+
+
+def test_a_replica_without_rows_adds_nothing():
+    loss, num_rows, slopes = digits.gradients(
+        digits.fresh_weights(0), {"x": np.zeros((0, 64)), "y": np.zeros(0, np.int64)}
+    )
+    assert loss == num_rows == 0
+    assert not any(slope.any() for slope in slopes.values())
+
+
+def test_nobody_at_the_address(tmp_path, env):
+    start_s = time.perf_counter()
+    done = subprocess.run(
+        [*COMMAND, "--scheduler", "tcp://127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=env,
+        timeout=60,
+    )
+    # Ten seconds for the scheduler to answer, the rest for Python on a busy machine.
+    assert time.perf_counter() - start_s < 20
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("Error: no Dask scheduler answers at 'tcp://127.0.0.1:1'")
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_not_a_scheduler_file(demo, tmp_path):
+    (tmp_path / "odd.json").write_text("[1]")
+    result = demo("--scheduler-file", "odd.json")
+    assert result.exit_code == 1
+    assert "Error: 'odd.json' is not a scheduler file" in result.output
+
+
+@pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
+def test_missing_library(demo, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    result = demo("--embedded")
+    assert result.exit_code == 1
+    assert "pip install 'daskdist[demo]'" in result.output
+    assert {"sklearn": "scikit-learn"}.get(library, library) in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--workers", "0"], "--workers"),
+        (["--policy", "best"], "'auto', 'file', 'data', 'off'"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--embedded", "--workers", "2"], "--workers and --embedded exclude each other"),
+        (["--replicas", "2"], "--replicas goes with --embedded"),
+        (["--scheduler-file", "nowhere.json"], "nowhere.json"),
+        (["--embedded", "--output", "nowhere/curve.png"], "there is no directory"),
+    ],
+)
+def test_bad_arguments(demo, args, says):
+    result = demo(*args)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_help():
+    runner = CliRunner()
+    assert "Train a small network" in runner.invoke(main, ["--help"]).stdout
+    help_ = runner.invoke(main, ["demo", "--help"]).stdout
+    for option in ("--workers", "--scheduler", "--scheduler-file", "--embedded", "--policy", "--data", "--json"):
+        assert option in help_
+    assert runner.invoke(main, ["--version"]).stdout.startswith("daskdist ")
+
+
+def test_command_line_is_light():
+    script = (
+        "import sys, daskdist.cli\n"
+        "print(sorted({'distributed', 'numpy', 'pyarrow', 'sklearn', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_bar_on_a_terminal(tmp_path, env):
+    here, there = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "--embedded", "--epochs", "2"],
+        stdout=there,
+        stderr=subprocess.STDOUT,
+        cwd=tmp_path,
+        env={**env, "PYTHONIOENCODING": "utf-8"},
+    ) as process:
+        os.close(there)
+        seen = b""
+        try:
+            while chunk := os.read(here, 4096):
+                seen += chunk
+        except OSError:  # what Linux gives at the end
+            pass
+        os.close(here)
+    assert process.returncode == 0
+    text = seen.decode()
+    assert "\r" in text
+    assert "█" in text
+    assert "100 %  epoch 2/2" in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_redraws_ten_times_a_second_at_most():
+    stream = Terminal()
+    progress = Progress(100, stream, clock=iter(np.arange(0, 10, 0.0625)).__next__)
+    for rows in range(1, 101):
+        progress.update(rows, loss=1.0)
+    progress.close()
+    progress.close()
+    lines = stream.getvalue().split("\r")
+    assert 50 <= len(lines) <= 53
+    assert "100 %" in lines[-1]
+    assert "#" in lines[-1]
+    assert lines[-1].endswith("\n")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_progress_of_nothing():
+    stream = io.StringIO()
+    Progress(0, stream).update(0, loss=0.0)
+    assert "100 %" in stream.getvalue()

@@ -1,0 +1,334 @@
+"""Parquet: which columns make which arrays, which rows come, and what a split is."""
+
+from __future__ import annotations
+
+import datetime
+from collections import namedtuple
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from daskdist import Dataset, errors, read_parquet
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.formats.parquet import Parquet
+
+Pair = namedtuple("Pair", "x y")
+TEXT = np.dtypes.StringDType()
+DAY = datetime.date(2024, 2, 29)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """One file of columns of several types: 7 rows in groups of 3."""
+    n = 7
+    table = pa.table(
+        {
+            "i": np.arange(n, dtype=np.int16),
+            "f": np.arange(n, dtype=np.float32) / 4,
+            "d": np.arange(n, dtype=np.float64) / 8,
+            "b": np.arange(n) % 2 == 0,
+            "s": [f"row {k}" for k in range(n)],
+        }
+    )
+    pq.write_table(table, tmp_path / "table.parquet", row_group_size=3)
+    return str(tmp_path / "table.parquet")
+
+
+def rows_of(ds):
+    """The rows of a dataset of lone arrays or scalars, as one array."""
+    return np.array([np.asarray(element) for element in ds])
+
+
+def write(tmp_path: Path, array: pa.Array, name: str = "c") -> str:
+    path = str(tmp_path / "one.parquet")
+    pq.write_table(pa.table({name: array}), path)
+    return path
+
+
+# --- columns ---
+
+
+@pytest.mark.parametrize(
+    ("columns", "first", "spec"),
+    [
+        ("i", np.int16(1), TensorSpec((), "int16")),
+        (["f", "i"], {"f": np.float32(0.25), "i": np.int16(1)}, {"f": TensorSpec(()), "i": TensorSpec((), "int16")}),
+        (("i", "b"), (np.int16(1), np.False_), (TensorSpec((), "int16"), TensorSpec((), "bool"))),
+        ({"x": ["f", "f"]}, {"x": np.float32([0.25, 0.25])}, {"x": TensorSpec((2,))}),
+        ({"x": ["f"]}, {"x": np.float32([0.25])}, {"x": TensorSpec((1,))}),
+        (
+            {"x": ["f", "d"], "y": "i"},
+            {"x": np.array([0.25, 0.125]), "y": np.int16(1)},
+            {"x": TensorSpec((2,), "float64"), "y": TensorSpec((), "int16")},
+        ),
+        ((["i", "b"], "s"), (np.int16([1, 0]), "row 1"), (TensorSpec((2,), "int16"), TensorSpec((), TEXT))),
+        (Pair(["i", "f"], "i"), Pair(np.float32([1, 0.25]), np.int16(1)), None),
+        ({"a": {"b": "i"}, "c": ("f",)}, {"a": {"b": np.int16(1)}, "c": (np.float32(0.25),)}, None),
+        (["s", "s"], {"s": "row 1"}, {"s": TensorSpec((), TEXT)}),
+    ],
+)
+def test_columns_make_elements(path, columns, first, spec):
+    ds = read_parquet(path, columns)
+    element = list(ds)[1]
+    leaves, structure = Structure.of(first)
+    assert type(element) is type(first)
+    assert ds.spec.structure == structure
+    for found, expected, said in zip(structure.leaves_of(element), leaves, ds.spec.leaves, strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert type(found) is type(expected)
+        # What is said of an element is what it is.
+        assert said.shape == np.shape(found)
+        assert isinstance(found, str) or said.dtype == found.dtype
+    assert spec is None or ds.element_spec == spec
+    batch = next(iter(ds.batch(7)))
+    assert ds.batch(7, drop_remainder=True).spec == ElementSpec.of(batch)
+
+
+def test_all_columns_in_the_order_of_the_file(path):
+    ds = read_parquet(path)
+    assert list(ds.element_spec) == ["i", "f", "d", "b", "s"]
+    assert list(next(iter(ds))) == ["i", "f", "d", "b", "s"]
+    dtypes = [leaf.dtype for leaf in ds.element_spec.values()]
+    assert dtypes == [np.int16, np.float32, np.float64, np.bool_, TEXT]
+
+
+def test_columns_side_by_side_in_the_given_order(path):
+    batch = next(iter(read_parquet(path, {"x": ["d", "i", "b"]}).batch(7)))["x"]
+    assert batch.dtype == np.float64
+    np.testing.assert_array_equal(batch[:, 0], np.arange(7) / 8)
+    np.testing.assert_array_equal(batch[:, 1], np.arange(7))
+    np.testing.assert_array_equal(batch[:, 2], np.arange(7) % 2 == 0)
+
+
+# --- types ---
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (pa.array([1, 2, 255], pa.uint8()), np.uint8([1, 2, 255])),
+        (pa.array([-(2**63), 2**63 - 1], pa.int64()), np.array([-(2**63), 2**63 - 1])),
+        (pa.array([2**64 - 1], pa.uint64()), np.array([2**64 - 1], np.uint64)),
+        (pa.array(np.float16([0.5, 1.5])), np.float16([0.5, 1.5])),
+        (pa.array([0.1, None], pa.float32()), np.float32([0.1, np.nan])),
+        (pa.array([None, None], pa.float64()), np.array([np.nan, np.nan])),
+        (pa.array([True, False, True]), np.array([True, False, True])),
+        (pa.array(["", "ä", "longer than fifteen bytes"]), np.array(["", "ä", "longer than fifteen bytes"], TEXT)),
+        (pa.array(["a", "b"], pa.large_string()), np.array(["a", "b"], TEXT)),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), np.array(["a", "b", "a"], TEXT)),
+        (pa.array([7, 8, 7], pa.int32()).dictionary_encode(), np.int32([7, 8, 7])),
+        (pa.array([1.5, None, 1.5]).dictionary_encode(), np.array([1.5, np.nan, 1.5])),
+        (pa.array([DAY, None], pa.date32()), np.array(["2024-02-29", "NaT"], "datetime64[D]")),
+        (pa.array([DAY, None], pa.date64()), np.array(["2024-02-29", "NaT"], "datetime64[D]")),
+        (pa.array([1, None], pa.timestamp("ms")), np.array([1, "NaT"], "datetime64[ms]")),
+        (pa.array([1, 2], pa.timestamp("us")), np.array([1, 2], "datetime64[us]")),
+        (pa.array([1, 2], pa.timestamp("ns", "UTC")), np.array([1, 2], "datetime64[ns]")),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)), np.array([[1, 2], [3, 4]])),
+        (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), np.float32([[1, np.nan]])),
+        (pa.array([["a", "b"]], pa.list_(pa.string(), 2)), np.array([["a", "b"]], TEXT)),
+        (
+            pa.array([[[1, 2, 3], [4, 5, 6]]] * 2, pa.list_(pa.list_(pa.int32(), 3), 2)),
+            np.int32([[[1, 2, 3], [4, 5, 6]]] * 2),
+        ),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_types(tmp_path, array, expected):
+    ds = read_parquet(write(tmp_path, array), "c")
+    found = next(iter(ds.batch(10)))
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+    assert ds.element_spec == TensorSpec(expected.shape[1:], expected.dtype)
+
+
+def test_text_goes_through_a_map_and_stacks_again(path):
+    ds = read_parquet(path, ("i", "s")).map(lambda i, s: (i, s))
+    assert ds.element_spec[1] == TensorSpec((), TEXT)
+    _, text = next(iter(ds.batch(7)))
+    np.testing.assert_array_equal(text, np.array([f"row {k}" for k in range(7)], TEXT))
+    assert text.dtype == TEXT
+
+
+def test_text_of_different_lengths_goes_through_a_map(tmp_path):
+    path = write(tmp_path, pa.array(["a", "bcd", ""]))
+    (text,) = read_parquet(path, "c").map(lambda s: s).batch(3)
+    np.testing.assert_array_equal(text, np.array(["a", "bcd", ""], TEXT))
+
+
+def test_structures_are_those_of_other_sources(path):
+    ds = read_parquet(path, {"x": ["i", "f"], "y": "i"})
+    other = Dataset.from_tensor_slices({"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.int16)})
+    assert ds.spec == other.spec
+    assert ds.map(lambda row: row).spec == ds.spec
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([1, None, 3]),
+        pa.array([True, None]),
+        pa.array(["a", None]),
+        pa.array(["a", None]).dictionary_encode(),
+        pa.array([[1, None]], pa.list_(pa.int64(), 2)),
+        pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2)),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_a_null_where_nothing_stands_for_it(tmp_path, array):
+    path = write(tmp_path, array)
+    with pytest.raises(errors.FileError, match=r"'c'.*null") as caught:
+        list(read_parquet(path, "c"))
+    assert f"{path} row group 0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([[1], [2, 3]]),
+        pa.array([{"a": 1}]),
+        pa.array([b"bytes"]),
+        pa.array([1], pa.duration("s")),
+        pa.array([datetime.time(1)]),
+        pa.array([1], pa.decimal128(5)),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_types_that_no_array_holds(tmp_path, array):
+    path = str(tmp_path / "one.parquet")
+    pq.write_table(pa.table({"fine": [1.0] * len(array), "c": array}), path)
+    with pytest.raises(errors.FileError, match=r"'c'.*leave it out") as caught:
+        read_parquet(path)
+    assert path in str(caught.value)
+    assert len(list(read_parquet(path, ["fine"]))) == len(array)
+
+
+# --- rows and splits ---
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_group"),
+    [([5], None), ([5, 3, 4], 2), ([0, 4, 0, 3], 2), ([0], None), ([0, 0], None), ([1] * 9, None), ([10, 1], 3)],
+)
+def test_every_row_once_and_in_order(parquet_files, rows, row_group):
+    ds = read_parquet(parquet_files(rows, row_group=row_group))
+    found = list(ds)
+    assert [int(row["id"]) for row in found] == list(range(sum(rows)))
+    assert [float(row["x"]) for row in found] == [k / 2 for k in range(sum(rows))]
+    assert ds.cardinality() == sum(rows)
+    batches = list(ds.batch(4))
+    assert [len(batch["id"]) for batch in batches] == [4] * (sum(rows) // 4) + [sum(rows) % 4] * (sum(rows) % 4 > 0)
+    assert ds.batch(4).cardinality() == len(batches)
+
+
+def test_splits_cover_a_file_once(parquet_files):
+    (path,) = parquet_files(11, row_group=4)
+    reader = Parquet()
+    splits = reader.list_splits(path, 3, path)
+    assert [split.num_rows for split in splits] == [4, 4, 3]
+    assert {split.file for split in splits} == {3}
+    blocks = [reader.read(split) for split in splits]
+    assert [len(block) for block in blocks] == [4, 4, 3]
+    np.testing.assert_array_equal(np.concatenate([block.leaves[0] for block in blocks]), np.arange(11))
+    # What is said of a split before it is read is so.
+    assert [block.nbytes for block in blocks] == [split.num_bytes for split in splits]
+    again = [reader.read(split) for split in splits]
+    assert all(np.array_equal(a.leaves[1], b.leaves[1]) for a, b in zip(blocks, again, strict=True))
+
+
+def test_a_group_of_no_rows(tmp_path):
+    path = str(tmp_path / "gaps.parquet")
+    table = pa.table({"id": np.arange(4)})
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for part in (table[:0], table[:1], table[:0], table[1:], table[:0]):
+            writer.write_table(part)
+    assert pq.read_metadata(path).num_row_groups >= 4
+    ds = read_parquet(path, "id")
+    assert [int(x) for x in ds] == [0, 1, 2, 3]
+    assert [int(x) for x in ds.map(lambda x: x + 1)] == [1, 2, 3, 4]
+    assert [batch.tolist() for batch in ds.filter(lambda x: x != 1).batch(2)] == [[0, 2], [3]]
+
+
+def test_nothing_is_read_before_it_is_wanted(parquet_files):
+    paths = parquet_files(4, files=3)
+    ds = read_parquet(paths, "id").map(lambda x: x + 1).shuffle(100, seed=0).batch(2)
+    for path in paths[1:]:
+        Path(path).write_text("no longer a table")
+    assert ds.element_spec == TensorSpec((None,), "int64")
+    with pytest.raises(errors.FileError):
+        list(ds)
+
+
+# --- paths ---
+
+
+def ids(paths, **kwargs):
+    return [int(x) for x in read_parquet(paths, "id", **kwargs)]
+
+
+def test_globs_are_sorted_and_lists_keep_their_order(parquet_files, tmp_path):
+    paths = parquet_files(2, files=3)
+    everything = list(range(6))
+    assert ids(str(tmp_path / "data" / "part-*.parquet")) == everything
+    assert ids(str(tmp_path / "data" / "part-[02].parquet")) == [0, 1, 4, 5]
+    assert ids(tmp_path / "data") == everything
+    assert ids(f"file://{tmp_path}/data/*.parquet") == everything
+    assert ids([paths[2], Path(paths[0])]) == [4, 5, 0, 1]
+    assert ids([paths[1], str(tmp_path / "data" / "part-*")]) == [2, 3, *everything]
+
+
+def test_a_directory_is_searched_to_the_bottom_and_other_files_are_left(parquet_files, tmp_path):
+    parquet_files(2, files=1, folder="data")
+    deep = tmp_path / "data" / "year=2024"
+    deep.mkdir()
+    pq.write_table(pa.table({"id": [9]}), deep / "part-0.parquet")
+    (tmp_path / "data" / "_SUCCESS").write_text("")
+    (tmp_path / "data" / "notes.txt").write_text("not rows")
+    assert ids(str(tmp_path / "data")) == [0, 1, 9]
+
+
+def test_names_with_magic_characters(tmp_path):
+    folder = tmp_path / "a[1]*"
+    folder.mkdir()
+    pq.write_table(pa.table({"id": [1, 2]}), folder / "b?.parquet")
+    assert ids(folder / "b?.parquet") == [1, 2]
+    assert ids(folder) == [1, 2]
+
+
+def test_relative_paths_and_home(parquet_files, tmp_path, monkeypatch):
+    parquet_files(2)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ds = read_parquet("data/part-0.parquet", "id")
+    monkeypatch.chdir("/")
+    assert [int(x) for x in ds] == [0, 1]
+    assert ids("~/data/*.parquet") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["memory://bucket/a/part-*.parquet", "memory://bucket/a", "memory://bucket/**/*.parquet"]
+)
+def test_urls(parquet_files, pattern):
+    fs = fsspec.filesystem("memory")
+    paths = parquet_files(3, files=2, row_group=2)
+    try:
+        for number, path in enumerate(paths):
+            fs.pipe(f"/bucket/a/part-{number}.parquet", Path(path).read_bytes())
+        assert ids(pattern) == list(range(6))
+        assert ids([paths[1], "memory://bucket/a/part-0.parquet"]) == [3, 4, 5, 0, 1, 2]
+        with pytest.raises(errors.FileError, match="memory://bucket/none"):
+            read_parquet("memory://bucket/none-*.parquet")
+    finally:
+        fs.rm("/bucket", recursive=True)
+
+
+def test_a_file_that_goes_away_is_named(parquet_files):
+    paths = parquet_files(files=2)
+    ds = read_parquet(paths)
+    Path(paths[1]).unlink()
+    with pytest.raises(errors.FileError, match="part-1"):
+        list(ds)

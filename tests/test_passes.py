@@ -1,0 +1,238 @@
+"""Rewrites: the same elements for less work, and how much less."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from pipelines import pipelines, uneven
+
+import daskdist
+from daskdist import Dataset
+from daskdist.core.node import lower
+from daskdist.errors import StackError
+from daskdist.execute.callers import Now, using
+from daskdist.execute.embedded import iterate
+from daskdist.execute.graph import record
+from daskdist.passes.autoshard import autoshard
+from daskdist.passes.fuse import fuse
+from daskdist.passes.simplify import simplify
+from daskdist.sharding import AutoShardPolicy
+from daskdist.testing import elements_of, same_elements, same_multiset
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+# By how they rewrite: the plan that runs, and the plans it is held against.
+STAGES = {
+    "plain": lower,
+    "fused": lambda node: fuse(lower(node)),
+    "simplified": lambda node: lower(simplify(node)),
+}
+
+
+def run(node, primitive):
+    with using(Now):
+        try:
+            return list(iterate(node, primitive, 0))
+        except StackError:
+            return StackError
+
+
+@given(pipelines())
+@settings(max_examples=100, deadline=None)
+def test_optimised_is_unoptimised(pipeline):
+    check_stages(pipeline)
+
+
+@given(uneven())
+@settings(max_examples=50, deadline=None)
+def test_optimised_is_unoptimised_for_uneven_elements(pipeline):
+    check_stages(pipeline)
+
+
+def check_stages(pipeline):
+    with pipeline.settings():
+        node = pipeline.dataset().node
+        optimised = run(node, fuse(lower(simplify(node))))
+        for stage, plan in STAGES.items():
+            found = run(node, plan(node))
+            # What is rewritten may pass over a batch that does not stack. It may not fail where the plain does not.
+            if found is not StackError:
+                assert optimised is not StackError, f"{stage} does not fail"
+                same_elements(optimised, found, f"optimised against {stage}")
+
+
+@given(pipelines())
+@settings(max_examples=60, deadline=None)
+def test_simplifying_again_changes_nothing(pipeline):
+    once = simplify(pipeline.dataset().node)
+    assert list(map(str, _chain(simplify(once)))) == list(map(str, _chain(once)))
+
+
+def _chain(node):
+    return [node, *(each for source in node.inputs for each in _chain(source))]
+
+
+# --- the gain, as tasks ---
+
+
+@pytest.fixture
+def files(tmp_path):
+    for number in range(4):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"a": np.arange(10) + 10 * number}), path, row_group_size=5)
+    return str(tmp_path / "*.parquet")
+
+
+def tasks(ds, *, optimised=True):
+    """The number of tasks of each name that a graph has; elements themselves are under ``"element"``."""
+    node = ds.node
+    plan = fuse(lower(simplify(node))) if optimised else lower(node)
+    recorded = record(plan, "element-0", 0)
+    counts: dict[str, int] = {}
+    for key in recorded.graph:
+        name = str(key[0]).rpartition("-")[0]
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def total(ds, *, optimised=True):
+    return sum(tasks(ds, optimised=optimised).values())
+
+
+def test_neighbours_are_one_task_a_split(files):
+    ds = daskdist.read_parquet(files).map(lambda d: d["a"]).filter(lambda x: x % 2 == 0).map(np.negative)
+    assert tasks(ds) == {"read_parquet-map-filter-map": 8, "element": 1}
+
+
+def test_neighbours_of_a_range_are_one_task():
+    ds = Dataset.range(10).map(lambda x: x + 1).map(lambda x: x * 2).batch(5)
+    assert tasks(ds) == {"range-map-map": 1, "gather": 2, "element": 2}
+    assert sum(tasks(ds, optimised=False).values()) > 5
+
+
+def test_batches_passed_over_are_not_read(files):
+    ds = daskdist.read_parquet(files).batch(5)
+    assert tasks(ds.take(2)) == {"read_parquet": 2, "gather": 2, "element": 2}
+    plain = tasks(ds, optimised=False)
+    assert plain["read_parquet"] == 8
+
+
+def test_take_after_map_computes_what_it_takes(files):
+    seen = []
+    ds = daskdist.read_parquet(files).map(lambda d: seen.append(1) or d["a"]).batch(4).map(np.negative).take(1)
+    assert [each.tolist() for each in ds] == [[0, -1, -2, -3]]
+    assert len(seen) == 4
+
+
+def test_a_function_after_arranging_is_a_task_for_many_rows():
+    # A task an element would drown a scheduler.
+    for ds in (
+        Dataset.range(1000).take(500).map(np.negative).batch(50),
+        Dataset.range(1000).map(np.negative).take(500).batch(50),
+        Dataset.range(250).repeat(2).map(np.negative).batch(50),
+        Dataset.range(1000).shuffle(100, seed=1).take(500).map(np.negative).batch(50),
+    ):
+        assert total(ds) <= 40, ds.explain("simplified")
+        assert sum(map(len, dask.compute(ds, scheduler="sync")[0])) == 500
+
+
+def test_skip_builds_no_batch_it_passes_over(files):
+    seen = []
+    ds = daskdist.read_parquet(files).batch(5).map(lambda d: seen.append(len(d["a"])) or d["a"])
+    kept = list(ds.skip(6))
+    assert [each.tolist() for each in kept] == [[30, 31, 32, 33, 34], [35, 36, 37, 38, 39]]
+    assert len(seen) == 2
+
+
+def test_map_after_shuffle_is_fused_with_the_read(files):
+    ds = daskdist.read_parquet(files).shuffle(40, seed=0).map(lambda d: d["a"]).batch(10)
+    assert tasks(ds) == {"read_parquet-map": 8, "gather": 4, "element": 4}
+    assert tasks(ds, optimised=False)["map"] >= 4
+
+
+def test_map_stays_behind_what_may_drop_rows(files):
+    # Before a take, a function would run on rows that are not wanted.
+    seen = []
+    ds = daskdist.read_parquet(files).shuffle(40, seed=0).take(3).map(lambda d: seen.append(1) or d["a"])
+    assert len(list(ds)) == 3
+    assert len(seen) == 3
+
+
+def test_map_after_batch_is_in_the_gather_task(files):
+    ds = daskdist.read_parquet(files).batch(10).map(lambda d: d["a"])
+    assert tasks(ds) == {"read_parquet": 8, "map": 4, "element": 4}
+
+
+def test_filter_after_shuffle_keeps_its_place():
+    # Moved before the shuffle it would change what the buffer holds, and so the order.
+    ds = Dataset.range(50).shuffle(10, seed=1).filter(lambda x: x % 2 == 0)
+    same_elements(elements_of(ds.node, optimised=True), elements_of(ds.node), "filter after shuffle")
+
+
+def test_map_under_repeat_and_shuffle_of_batches():
+    chains = [
+        Dataset.range(9).batch(2).shuffle(3, seed=1).map(np.negative),
+        Dataset.range(9).repeat(2).shuffle(3, seed=1).map(np.negative),
+        Dataset.range(9).shuffle(3, seed=1).prefetch(1).map(np.negative),
+        Dataset.range(9).shuffle(3, seed=1).shuffle(3, seed=1).map(np.negative).map(lambda x: x + 1),
+        Dataset.range(9).map(np.negative).batch(2).take(3).skip(1).take(1),
+    ]
+    for ds in chains:
+        same_elements(elements_of(ds.node, optimised=True), elements_of(ds.node), ds.explain("pipeline"))
+
+
+def test_a_seed_does_not_depend_on_rewriting():
+    plain = Dataset.range(20).shuffle(20, seed=7)
+    mapped = Dataset.range(20).shuffle(20, seed=7).map(lambda x: x * 1)
+    same_elements(list(mapped), list(plain), "mapped after a shuffle")
+
+
+def test_explain_shows_every_stage(files):
+    ds = daskdist.read_parquet(files).shuffle(8, seed=0).map(lambda d: d["a"]).batch(5).take(2)
+    text = ds.explain()
+    assert [line for line in text.splitlines() if line.endswith(":")] == ["pipeline:", "simplified:", "primitives:"]
+    assert "take(count=10)" in ds.explain("simplified")
+    assert "read_parquet-map" in ds.explain("primitives")
+    with pytest.raises(ValueError, match="no stage 'end'"):
+        ds.explain("end")
+
+
+# --- sharding as a rewrite ---
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
+def test_file_shards_are_the_rows(files, num_workers):
+    ds = daskdist.read_parquet(files).filter(lambda d: d["a"] % 3 != 0).shuffle(7, seed=1)
+    decision, nodes = autoshard(ds.node, AutoShardPolicy.FILE, num_workers)
+    assert decision.policy is AutoShardPolicy.FILE
+    assert decision.by_split == (num_workers > 4)
+    assert len(nodes) == num_workers
+    same_multiset([each for node in nodes for each in elements_of(node)], elements_of(ds.node), "all shards")
+
+
+def test_files_go_to_workers_in_turn(files):
+    _, nodes = autoshard(daskdist.read_parquet(files).node, AutoShardPolicy.FILE, 2)
+    found = [sorted({int(d["a"]) // 10 for d in elements_of(node)}) for node in nodes]
+    assert found == [[0, 2], [1, 3]]
+
+
+@given(pipelines(max_operations=4))
+@settings(max_examples=150, deadline=None)
+def test_operations_that_may_be_sharded_lose_no_row(pipeline):
+    """Where AUTO comes to FILE, the workers' rows are the dataset's."""
+    if pipeline.source.name != "parquet" or pipeline.reference().met_ragged:
+        return
+    if any(name == "batch" for name, _ in pipeline.operations):
+        # Batches are each worker's own, so they are of other rows; without them rows can be compared.
+        return
+    with dask.config.set({"daskdist.split-bytes": pipeline.split_bytes}):
+        node = pipeline.dataset().node
+        decision, nodes = autoshard(node, AutoShardPolicy.AUTO, 2)
+        if decision.policy is AutoShardPolicy.FILE:
+            rows = [each for share in nodes for each in run(share, lower(share))]
+            same_multiset(rows, run(node, lower(node)), "all shards")

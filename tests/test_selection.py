@@ -1,0 +1,290 @@
+"""Selections, groups of them, and gathering, against plain lists of rows."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, concat, places_by_value
+from daskdist.core.structure import Structure
+from daskdist.errors import StackError
+from daskdist.execute.gather import Picks, gather, take_rows
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+LONE = Structure.of(0)[1]
+quick = settings(max_examples=150, deadline=None)
+
+
+def block(first, num_rows):
+    """A block whose rows are numbers counted through all blocks."""
+    return Block(LONE, [np.arange(first, first + num_rows)], f"block at {first}")
+
+
+@st.composite
+def refs(draw):
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    return [BlockRef(block(100 * number, length), length, 8 * length) for number, length in enumerate(lengths)]
+
+
+def rows_of(run):
+    """The rows of a selection, or of each batch of groups, as lists of numbers."""
+    if isinstance(run, Groups):
+        flat = rows_of(run.flat)
+        inners = run.inners or [()] * len(run)
+        batches = [flat[start:stop] for start, stop in pairwise(run.bounds.tolist())]
+        return [_nested(batch, inner) for batch, inner in zip(batches, inners, strict=True)]
+    places = run.places.tolist()
+    return [int(run.blocks[place].handle.leaves[0][row]) for place, row in zip(places, run.row_numbers, strict=True)]
+
+
+def _nested(batch, inner):
+    for size in reversed(inner):
+        batch = [batch[start : start + size] for start in range(0, len(batch), size)]
+    return batch
+
+
+def gathered(run):
+    blocks = run.blocks if isinstance(run, Selection) else run.flat.blocks
+    rows = gather([ref.handle for ref in blocks], Picks.of(run))
+    if isinstance(run, Selection):
+        return [int(each) for each in rows.elements()]
+    return [each.tolist() for each in rows.elements()]
+
+
+@st.composite
+def selections(draw):
+    """A selection made by some steps, and its rows by the same steps on lists."""
+    run = concat([Selection.whole(ref) for ref in draw(refs())])
+    expected = rows_of(run)
+    for step in draw(st.lists(st.sampled_from(["slice", "take", "double", "drop"]), max_size=4)):
+        if step == "slice":
+            start, stop = sorted((draw(st.integers(0, len(run))), draw(st.integers(0, len(run)))))
+            run, expected = run[start:stop], expected[start:stop]
+        elif step == "take" and len(run):
+            index = np.array(draw(st.lists(st.integers(0, len(run) - 1), min_size=1, max_size=12)))
+            run, expected = run.take(index), [expected[k] for k in index]
+        elif step == "double":
+            run, expected = concat([run, run]), expected * 2
+        elif step == "drop":
+            run = run.without_unused()
+    return run, expected
+
+
+@given(selections())
+@quick
+def test_selections_are_lists(made):
+    run, expected = made
+    assert len(run) == len(expected)
+    assert rows_of(run) == expected
+    if expected:
+        assert gathered(run) == expected
+
+
+@given(selections())
+@quick
+def test_nothing_unused_is_kept(made):
+    run, expected = made
+    kept = run.without_unused()
+    assert rows_of(kept) == expected
+    used = {value // 100 for value in expected}
+    assert {int(ref.handle.leaves[0][0]) // 100 for ref in kept.blocks} == used
+
+
+@st.composite
+def groups(draw):
+    """Batches of a selection, and the same as lists of lists."""
+    run, expected = draw(selections())
+    size = draw(st.integers(1, 4))
+    bounds = np.array(sorted({*range(0, len(run), size), len(run)} | {0}))
+    return run.group(bounds), [expected[start:stop] for start, stop in pairwise(bounds.tolist())]
+
+
+@given(groups(), st.data())
+@quick
+def test_groups_are_lists_of_lists(made, data):
+    run, expected = made
+    for step in data.draw(st.lists(st.sampled_from(["slice", "take", "double", "drop"]), max_size=4)):
+        if step == "slice":
+            start, stop = sorted((data.draw(st.integers(0, len(run))), data.draw(st.integers(0, len(run)))))
+            run, expected = run[start:stop], expected[start:stop]
+        elif step == "take" and len(run):
+            index = np.array(data.draw(st.lists(st.integers(0, len(run) - 1), min_size=1, max_size=8)))
+            run, expected = run.take(index), [expected[k] for k in index]
+        elif step == "double":
+            run, expected = concat([run, run]), expected * 2
+        elif step == "drop":
+            run = run.without_unused()
+    assert len(run) == len(expected)
+    assert rows_of(run) == expected
+    assert run.lengths.tolist() == list(map(len, expected))
+    if expected:
+        assert gathered(run) == expected
+
+
+@given(refs(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+@quick
+def test_groups_of_groups(made, size, outer, outermost):
+    run = concat([Selection.whole(ref) for ref in made])
+    expected = rows_of(run)
+    for each in (size, outer, outermost):
+        number = len(run) // each
+        if not number:
+            return
+        run = run.group(np.arange(0, number * each + 1, each))
+        expected = [expected[k * each : (k + 1) * each] for k in range(number)]
+    assert rows_of(run) == expected
+    assert gathered(run) == expected
+    assert prod(run.inners[0]) == size * outer
+
+
+@given(groups(), st.integers(1, 5))
+@quick
+def test_cutting(made, num_pieces):
+    run, expected = made
+    pieces = []
+    for batch in expected:
+        size = -(-len(batch) // num_pieces)
+        pieces += [batch[k * size : (k + 1) * size] for k in range(num_pieces)]
+    assert rows_of(run.cut(num_pieces)) == pieces
+
+
+def test_batches_of_different_sizes_do_not_stack():
+    run = Selection.whole(BlockRef(block(0, 5), 5)).group(np.array([0, 2, 4, 5]))
+    with pytest.raises(StackError, match="batches of 1, 2 rows do not stack"):
+        run.group(np.array([0, 3]))
+    # One that stands alone stacks with itself.
+    assert rows_of(run.group(np.array([0, 2, 3]))) == [[[0, 1], [2, 3]], [[4]]]
+
+
+def test_rows_that_follow_on_stay_a_range():
+    ref = BlockRef(block(0, 9), 9)
+    whole = Selection.whole(ref)
+    joined = concat([whole[0:3], whole[3:4], whole[4:9]])
+    assert joined.rows == range(9)
+    assert joined.which is None
+    assert isinstance(concat([whole[0:3], whole[4:9]]).rows, np.ndarray)
+
+
+def test_gathering_a_range_is_a_view():
+    source = block(0, 9)
+    made = gather([source], Picks.of(Selection.whole(BlockRef(source, 9))[2:5]))
+    assert np.shares_memory(made.leaves[0], source.leaves[0])
+    assert not made.leaves[0].flags.writeable
+
+
+@given(st.lists(st.integers(0, 5), min_size=1))
+@quick
+def test_places_by_value(values):
+    found = dict(places_by_value(np.array(values)))
+    assert {value: at.tolist() for value, at in found.items()} == {
+        value: [k for k, each in enumerate(values) if each == value] for value in sorted(set(values))
+    }
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.lists(st.integers(1, 9), min_size=1, max_size=8))
+@quick
+def test_queue(lengths, wanted):
+    queue, expected = RunQueue(), []
+    for number, length in enumerate(lengths):
+        queue.push(Selection.whole(BlockRef(block(100 * number, length), length)))
+        expected += range(100 * number, 100 * number + length)
+    for number in wanted:
+        if not queue:
+            break
+        assert rows_of(queue.pop(number)) == expected[:number]
+        expected = expected[number:]
+        assert len(queue) == len(expected)
+
+
+@given(selections())
+@quick
+def test_picks_travel(made):
+    run, expected = made
+    if not expected:
+        return
+    picks = pickle.loads(pickle.dumps(Picks.of(run)))
+    rows = gather([ref.handle for ref in run.blocks], picks)
+    assert [int(each) for each in rows.elements()] == expected
+
+
+def test_picks_carry_no_block():
+    ref = BlockRef(Block(LONE, [np.zeros(10**6)]), 10**6)
+    assert len(pickle.dumps(Picks.of(Selection.whole(ref)[:10]))) < 1000
+
+
+def test_a_ref_lets_go_once():
+    released = []
+    ref = BlockRef(None, 3, 24, None, released.append)
+    selection = Selection.whole(ref)[1:]
+    del ref
+    assert released == []
+    del selection
+    assert released == [24]
+
+
+# --- blocks of different kinds meet ---
+
+
+def _items(*shapes):
+    return [(np.zeros(shape),) for shape in shapes]
+
+
+def test_elements_of_different_shapes_are_a_bundle():
+    assert isinstance(from_items(LONE, _items((2,), (2,))), Block)
+    assert isinstance(from_items(LONE, _items((2,), (3,))), Bundle)
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]])
+def test_gathering_elements_of_blocks_of_different_shapes(shapes):
+    # Two blocks, each of elements of one shape: in a run that is not batched, they need not stack.
+    blocks = [from_items(LONE, _items(shape, shape)) for shape in shapes]
+    selection = concat([Selection.whole(BlockRef(each, 2)) for each in blocks]).take(np.array([0, 2, 1, 3]))
+    rows = gather(blocks, Picks.of(selection))
+    assert [each.shape for each in rows.elements()] == [shapes[0], shapes[1], shapes[0], shapes[1]]
+
+
+def test_gathering_batches_of_blocks_of_different_shapes():
+    # Each batch is of one block and stacks, whatever the other is made of.
+    blocks = [from_items(LONE, _items(shape, shape)) for shape in [(2,), (3,)]]
+    whole = concat([Selection.whole(BlockRef(each, 2)) for each in blocks])
+    rows = gather(blocks, Picks.of(whole.group(np.array([0, 2, 4]))))
+    assert [each.shape for each in rows.elements()] == [(2, 2), (2, 3)]
+    with pytest.raises(StackError, match="do not stack"):
+        gather(blocks, Picks.of(whole.group(np.array([0, 1, 3, 4]))))
+
+
+def test_gathering_blocks_and_bundles():
+    blocks = [from_items(LONE, _items((2,), (2,))), from_items(LONE, _items((3,), (4,)))]
+    whole = concat([Selection.whole(BlockRef(each, 2)) for each in blocks])
+    assert [each.shape for each in gather(blocks, Picks.of(whole)).elements()] == [(2,), (2,), (3,), (4,)]
+
+
+@pytest.mark.parametrize("inner", [(2,), (2, 2)])
+def test_batches_of_batches_of_nothing(inner):
+    # Rows of no bytes: how many batches there are cannot be told from a size.
+    source = Block(LONE, [np.zeros((8, 0))])
+    run = Selection.whole(BlockRef(source, 8))
+    for size in inner:
+        run = run.group(np.arange(0, len(run) + 1, size))
+    run = run.group(np.array([0, len(run)]))
+    (batch,) = gather([source], Picks.of(run)).elements()
+    assert batch.shape == (8 // prod(inner), *inner, 0)
+
+
+@given(st.lists(st.integers(0, 5), max_size=9))
+@quick
+def test_taking_rows_says_where_they_were(index):
+    source = block(10, 6)
+    taken = take_rows([source], np.array(index, np.intp))
+    again = taken.take(np.arange(len(index))[::-1])
+    for place, row in enumerate(reversed(index)):
+        assert again.where(place) == f"row {row} of block at 10"

@@ -1,0 +1,270 @@
+"""``shuffle``: its order is that of drawing one slot at a time, and its memory stays near its buffer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import dask
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import shuffled
+
+import daskdist
+from daskdist import Dataset
+from daskdist.core.node import lower
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.delivery import Delivery
+from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.window import Window
+from daskdist.ops.shuffle import exchange
+from daskdist.passes.fuse import fuse
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+def ints(ds):
+    return [int(each) for each in ds]
+
+
+@given(st.data(), st.integers(1, 12))
+@settings(max_examples=300, deadline=None)
+def test_exchange_is_drawing_in_turn(data, size):
+    slots = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=40))
+    buffer, expected = list(range(size)), []
+    for draw, slot in enumerate(slots):
+        expected.append(buffer[slot])
+        buffer[slot] = size + draw
+    output, occupants = exchange(np.array(slots, np.int64), size)
+    assert output.tolist() == expected
+    assert occupants.tolist() == buffer
+
+
+@given(st.integers(0, 200), st.integers(1, 60), st.integers(0, 2**64), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_order_is_drawing_in_turn(num_rows, buffer_size, seed, passes):
+    ds = Dataset.range(num_rows).shuffle(buffer_size, seed=seed)
+    for _ in range(passes):
+        list(ds)
+    assert ints(ds) == shuffled(list(range(num_rows)), buffer_size, seed, node=1, epoch=(passes,))
+
+
+@pytest.mark.parametrize("buffer_size", [1, 1000, 1024, 1025, 32_768, 40_000])
+def test_order_of_many(buffer_size):
+    # More rows than are drawn for at a time, and blocks that are no multiple of anything.
+    num_rows = 90_000
+    with dask.config.set({"daskdist.split-bytes": 8 * 7919}):
+        found = np.concatenate(list(Dataset.range(num_rows).shuffle(buffer_size, seed=5).batch(1000)))
+    assert found.tolist() == shuffled(list(range(num_rows)), buffer_size, 5, node=1, epoch=(0,))
+
+
+@pytest.mark.parametrize("split_bytes", [8, 24, 800, 2**24])
+@pytest.mark.parametrize("window_bytes", [1, 2**28])
+@pytest.mark.parametrize("caller", [Now, Threads])
+def test_order_does_not_depend_on_blocks(split_bytes, window_bytes, caller):
+    expected = shuffled(list(range(100)), 30, 4, node=1, epoch=(0,))
+    sizes = {"daskdist.split-bytes": split_bytes, "daskdist.window-bytes": window_bytes}
+    with dask.config.set(sizes), using(caller):
+        assert ints(Dataset.range(100).shuffle(30, seed=4)) == expected
+        batches = list(Dataset.range(100).shuffle(30, seed=4).batch(7))
+    assert np.concatenate(batches).tolist() == expected
+
+
+def test_order_does_not_depend_on_bundles():
+    # A graph has a chunk a task, a pass in memory many a bundle.
+    ds = Dataset.range(300).shuffle(50, seed=2).batch(3).shuffle(20, seed=2)
+    with dask.config.set({"daskdist.split-bytes": 100}):
+        assert np.array_equal(np.concatenate(dask.compute(ds)[0]), np.concatenate(list(ds)))
+
+
+@given(st.integers(0, 50), st.integers(0, 20), st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_buffer_of_all_gives_a_permutation(num_rows, more, seed):
+    found = ints(Dataset.range(num_rows).shuffle(max(num_rows, 1) + more, seed=seed))
+    assert sorted(found) == list(range(num_rows))
+
+
+def test_an_element_waits_for_its_buffer():
+    # Element k can come out at place k - buffer + 1 at the earliest.
+    for seed in range(20):
+        found = ints(Dataset.range(200).shuffle(16, seed=seed))
+        assert all(place >= value - 15 for place, value in enumerate(found))
+
+
+def chi_square(counts, expected):
+    return sum((count - expected) ** 2 / expected for count in counts)
+
+
+def test_every_order_is_equally_likely():
+    counts = Counter(tuple(ints(Dataset.range(4).shuffle(4, seed=seed))) for seed in range(1440))
+    found = chi_square([counts[order] for order in permutations(range(4))], 60)
+    # 99.9 % of a chi-square of 23 degrees of freedom; the seeds are fixed, so it holds or it does not.
+    assert found < 49.7
+
+
+def test_each_draw_is_uniform_over_the_buffer():
+    num_seeds, buffer_size, num_rows = 1200, 8, 24
+    runs = np.array([ints(Dataset.range(num_rows).shuffle(buffer_size, seed=seed)) for seed in range(num_seeds)])
+    # What comes first is any of the first eight; and what stays longest of those, alike.
+    for counts in (
+        np.bincount(runs[:, 0], minlength=buffer_size),
+        np.bincount([max(range(8), key=run.tolist().index) for run in runs], minlength=buffer_size),
+    ):
+        assert len(counts) == buffer_size
+        # 99.9 % of 7 degrees of freedom.
+        assert chi_square(counts, num_seeds / buffer_size) < 24.3
+    # An element leaves at each draw with one chance in eight, for as long as there is one to take its place.
+    waits = np.array([run.tolist().index(0) for run in runs])
+    for draw in range(10):
+        remaining = np.sum(waits >= draw)
+        left = np.sum(waits == draw)
+        assert abs(left - remaining / 8) < 4 * np.sqrt(remaining / 8 * 7 / 8)
+
+
+# --- passes ---
+
+
+def test_reshuffles_each_iteration():
+    ds = Dataset.range(50).shuffle(50, seed=3)
+    passes = [ints(ds) for _ in range(3)]
+    assert len(set(map(tuple, passes))) == 3
+    again = Dataset.range(50).shuffle(50, seed=3)
+    assert [ints(again) for _ in range(3)] == passes
+
+
+def test_does_not_reshuffle_if_told():
+    ds = Dataset.range(50).shuffle(50, seed=3, reshuffle_each_iteration=False)
+    assert ints(ds) == ints(ds)
+    twice = ints(ds.repeat(2))
+    assert twice[:50] == twice[50:] == ints(ds)
+
+
+def test_reshuffles_each_repetition():
+    found = ints(Dataset.range(50).shuffle(50, seed=3).repeat(3))
+    parts = [found[:50], found[50:100], found[100:]]
+    assert all(sorted(part) == list(range(50)) for part in parts)
+    assert len(set(map(tuple, parts))) == 3
+
+
+def test_repetitions_within_repetitions_differ():
+    found = ints(Dataset.range(30).shuffle(30, seed=3).repeat(2).repeat(2))
+    parts = [tuple(found[start : start + 30]) for start in range(0, 120, 30)]
+    assert len(set(parts)) == 4
+
+
+def test_shuffling_repeated_elements_mixes_passes():
+    found = ints(Dataset.range(20).repeat(2).shuffle(40, seed=1))
+    assert sorted(found) == sorted([*range(20)] * 2)
+    assert sorted(found[:20]) != list(range(20))
+
+
+def test_two_with_one_seed_draw_differently():
+    once = Dataset.range(50).shuffle(50, seed=3, reshuffle_each_iteration=False)
+    order = ints(once)
+    twice = ints(once.shuffle(50, seed=3, reshuffle_each_iteration=False))
+    assert [order[k] for k in order] != twice
+
+
+def test_without_a_seed_orders_differ_between_datasets():
+    orders = {tuple(Dataset.range(50).shuffle(50)) for _ in range(3)}
+    assert len(orders) == 3
+
+
+def test_without_a_seed_one_dataset_is_one_order():
+    # Its seed is drawn when it is built, so its graph and its passes agree.
+    ds = Dataset.range(50).shuffle(50)
+    assert ints(ds) == [int(each) for each in dask.compute(ds)[0]]
+
+
+def test_two_iterators_at_once():
+    ds = Dataset.range(30).shuffle(30, seed=1)
+    first, second = iter(ds), iter(ds)
+    mixed = [(int(a), int(b)) for a, b in zip(first, second, strict=True)]
+    fresh = Dataset.range(30).shuffle(30, seed=1)
+    assert [a for a, _ in mixed] == ints(fresh)
+    assert [b for _, b in mixed] == ints(fresh)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_buffer_size_is_checked(size):
+    with pytest.raises(ArgumentError, match="buffer_size"):
+        Dataset.range(3).shuffle(size)
+
+
+# --- memory ---
+
+
+class PeakWindow(Window):
+    """Remembers the most that was outstanding."""
+
+    peak_bytes = 0
+
+    def acquire(self, num_bytes):
+        super().acquire(num_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+
+def peak_of(ds, caller=None):
+    """The most bytes of blocks that were alive at once, and the number of elements that came."""
+    interpreter = Interpreter(caller or Now())
+    interpreter.reads = window = PeakWindow(interpreter.reads.limit_bytes)
+    elements = 0
+    for stretch in Delivery(interpreter, fuse(lower(ds.node)), (0,)):
+        elements += len(stretch)
+    return window, elements
+
+
+class NeverCompacts(Now):
+    compacts = False
+
+
+def test_memory_stays_near_the_buffer():
+    # Blocks of 4,096 rows: a row that stays behind holds on to its block, unless that is given up for just it.
+    num_rows, row_bytes, buffer_size = 300_000, 80, 3_000
+    ds = Dataset.from_tensor_slices(np.zeros((num_rows, row_bytes // 8))).shuffle(buffer_size, seed=0).batch(10)
+    with dask.config.set({"daskdist.split-bytes": 4096 * row_bytes}):
+        window, elements = peak_of(ds)
+        without, _ = peak_of(ds, NeverCompacts())
+    assert elements == num_rows // 10
+    # In the buffer, drawn from it and about to come in are as many rows each, and blocks are up to three quarters
+    # rows that left; then there are the blocks at either end of what is about to come in.
+    assert window.peak_bytes < (5 * buffer_size + 2 * 4096) * row_bytes, window.peak_bytes / (buffer_size * row_bytes)
+    assert without.peak_bytes > 2 * window.peak_bytes
+    assert window.used_bytes == 0
+
+
+@pytest.mark.parametrize("rows_a_batch", [10, 1000])
+def test_a_small_buffer_of_batches_reads_little(rows_a_batch):
+    # Four batches are in the buffer: a thousand more need not be read before the first comes out.
+    ds = Dataset.from_tensor_slices(np.zeros((400_000, 10))).batch(rows_a_batch).shuffle(4, seed=0)
+    batch_bytes = rows_a_batch * 80
+    with dask.config.set({"daskdist.split-bytes": 8 * batch_bytes}):
+        window, elements = peak_of(ds)
+    assert elements == 400_000 // rows_a_batch
+    assert window.peak_bytes <= max(100 * batch_bytes, 2**22), f"{window.peak_bytes / batch_bytes} batches"
+
+
+def test_all_bytes_are_given_back_when_it_is_left_half_way():
+    ds = Dataset.from_tensor_slices(np.zeros((10_000, 10))).shuffle(500, seed=0).batch(10)
+    with dask.config.set({"daskdist.split-bytes": 4096}):
+        interpreter = Interpreter(Now())
+        delivery = Delivery(interpreter, fuse(lower(ds.node)), (0,))
+        stretches = iter(delivery)
+        next(stretches), next(stretches)
+        assert interpreter.reads.used_bytes > 0
+        del stretches, delivery
+    assert interpreter.reads.used_bytes == 0
+    assert interpreter.bundles.used_bytes == 0
+
+
+@pytest.mark.cluster
+def test_order_on_a_cluster(client):
+    strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    ds = Dataset.range(200).shuffle(64, seed=9).batch(16)
+    with dask.config.set({"daskdist.split-bytes": 160}):
+        steps = [np.concatenate(strategy.local_results(step)) for step in strategy.distribute_dataset(ds)]
+    assert np.concatenate(steps).tolist() == shuffled(list(range(200)), 64, 9, node=1, epoch=(0,))

@@ -1,0 +1,251 @@
+"""Structures and specs: nests taken apart and put together, and what their leaves become."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskdist import Dataset, TensorSpec
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import Structure, as_array
+from daskdist.errors import ArgumentError
+from daskdist.testing import check, same_element, same_elements
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+Point = collections.namedtuple("Point", "x y")
+
+leaves = st.one_of(
+    st.integers(-(2**40), 2**40),
+    st.floats(allow_nan=False, width=32),
+    st.booleans(),
+    st.text(max_size=3),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.builds(np.arange, st.integers(0, 4)),
+)
+nests = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner),
+        st.tuples(inner),
+        st.builds(Point, inner, inner),
+        st.dictionaries(st.sampled_from("zyxab"), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@given(nests)
+@settings(max_examples=200, deadline=None)
+def test_packing_is_the_inverse_of_flattening(nest):
+    found, structure = Structure.flatten(nest)
+    packed = structure.pack(found)
+    again, same = Structure.flatten(packed)
+    assert structure == same
+    assert hash(structure) == hash(same)
+    assert all(a is b for a, b in zip(found, again, strict=True))
+    assert len(structure.paths) == structure.num_leaves == len(found)
+    assert _shape(packed) == _shape(nest)
+
+
+def _shape(nest):
+    # The types of the containers, and the order of a dict's names, which is no part of a structure.
+    if isinstance(nest, dict):
+        return {name: _shape(each) for name, each in nest.items()}
+    if isinstance(nest, tuple):
+        return type(nest), [_shape(each) for each in nest]
+    return "*"
+
+
+@given(nests)
+@settings(max_examples=100, deadline=None)
+def test_structures_travel(nest):
+    _, structure = Structure.flatten(nest)
+    assert pickle.loads(pickle.dumps(structure)) == structure
+
+
+@given(nests)
+@settings(max_examples=100, deadline=None)
+def test_paths_lead_to_leaves(nest):
+    found, structure = Structure.flatten(nest)
+    packed = structure.pack(found)
+    for leaf, path in zip(found, structure.paths, strict=True):
+        assert eval(f"element{path}", {"element": packed}) is leaf
+
+
+@pytest.mark.parametrize(
+    ("leaf", "dtype", "shape"),
+    [
+        (1, "int32", ()),
+        (2**31 - 1, "int32", ()),
+        (2**31, "int64", ()),
+        (-(2**31), "int32", ()),
+        (True, "bool", ()),
+        (0.5, "float32", ()),
+        (1j, "complex128", ()),
+        ([1, 2], "int32", (2,)),
+        ([1, 2**40], "int64", (2,)),
+        ([[1.0], [2.0]], "float32", (2, 1)),
+        ([], "float32", (0,)),
+        ([1, 2.5], "float32", (2,)),
+        ([True, False], "bool", (2,)),
+        ("a", "<U1", ()),
+        (b"ab", "S2", ()),
+        ([np.float64(1), np.float64(2)], "float64", (2,)),
+        (np.float64(1), "float64", ()),
+        (np.int8(1), "int8", ()),
+        (np.zeros((2, 3), "uint16"), "uint16", (2, 3)),
+        ([np.arange(2), np.arange(2)], "int64", (2, 2)),
+    ],
+)
+def test_leaves_become_arrays(leaf, dtype, shape):
+    array = as_array(leaf)
+    assert array.dtype == np.dtype(dtype)
+    assert np.shape(array) == shape
+
+
+@pytest.mark.parametrize("leaf", [None, object(), [1, [2]], {1, 2}])
+def test_what_is_no_leaf(leaf):
+    with pytest.raises(ArgumentError):
+        as_array(leaf)
+
+
+def test_none_in_a_nest_is_refused():
+    with pytest.raises(ArgumentError, match="None is not an element"):
+        Dataset.from_tensors({"a": 1, "b": None})
+
+
+def test_lists_are_arrays_and_not_structure():
+    found, structure = Structure.flatten([[1, 2], [3, 4]])
+    assert structure.num_leaves == 1
+    assert found[0].shape == (2, 2)
+
+
+def test_types_of_containers_are_kept():
+    point = next(iter(Dataset.from_tensor_slices(Point([1, 2], [3, 4]))))
+    assert type(point) is Point
+    assert next(iter(Dataset.from_tensor_slices({"b": [1], "a": [2]}))) == {"b": 1, "a": 2}
+    ordered = next(iter(Dataset.from_tensor_slices(collections.OrderedDict(b=[1], a=[2]))))
+    assert isinstance(ordered, dict)
+
+
+def test_a_named_tuple_goes_whole_to_a_function():
+    ds = Dataset.from_tensor_slices(Point([1, 2], [3, 4]))
+    assert [int(each) for each in ds.map(lambda point: point.x + point.y)] == [4, 6]
+    pairs = Dataset.from_tensor_slices(([1, 2], [3, 4]))
+    assert [int(each) for each in pairs.map(lambda x, y: x + y)] == [4, 6]
+
+
+# --- specs ---
+
+dims = st.one_of(st.none(), st.integers(0, 4))
+specs = st.builds(
+    TensorSpec,
+    st.lists(dims, max_size=3).map(tuple),
+    st.sampled_from(["float32", "int64", "bool"]),
+)
+
+
+@given(specs, specs)
+@settings(max_examples=200, deadline=None)
+def test_common_spec_holds_what_both_hold(a, b):
+    common = a.most_general_common_spec(b)
+    if common is None:
+        assert a.dtype != b.dtype or len(a.shape) != len(b.shape)
+        return
+    assert common == b.most_general_common_spec(a)
+    for each in (a, b):
+        array = np.zeros([2 if size is None else size for size in each.shape], each.dtype)
+        assert each.is_compatible_with(array)
+        assert common.is_compatible_with(array)
+
+
+@given(specs)
+@settings(max_examples=50, deadline=None)
+def test_specs_are_values(spec):
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert hash(pickle.loads(pickle.dumps(spec))) == hash(spec)
+    assert spec.most_general_common_spec(spec) == spec
+    if spec.shape:
+        assert spec.zeros().shape == (0, *(size or 0 for size in spec.shape[1:]))
+        assert spec.zeros().dtype == spec.dtype
+    assert spec.grouped(None).shape == (None, *spec.shape)
+
+
+def test_specs_refuse_what_is_no_shape():
+    with pytest.raises(ArgumentError, match="negative"):
+        TensorSpec((-1,))
+
+
+@given(nests)
+@settings(max_examples=100, deadline=None)
+def test_spec_of_an_element_fits_it(nest):
+    found, structure = Structure.flatten(nest)
+    spec = ElementSpec.of(nest)
+    assert spec.structure == structure
+    assert all(each.is_compatible_with(leaf) for each, leaf in zip(spec.leaves, found, strict=True))
+
+
+@given(nests, st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_one_element_survives_a_pipeline(nest, size):
+    found, structure = Structure.flatten(nest)
+    if not found:
+        return
+    ds = Dataset.from_tensors(nest).repeat(3).batch(size)
+    whole = list(ds)
+    assert sum(len(Structure.flatten(batch)[0][0]) for batch in whole) == 3
+    first = structure.pack([leaf[0] for leaf in Structure.flatten(whole[0])[0]])
+    assert same_element(first, structure.pack(found))
+    assert same_element(next(iter(Dataset.from_tensors(nest))), structure.pack(found))
+
+
+def test_equality_of_elements():
+    assert same_element((1, [2.0]), (np.int32(1), np.array([2.0], np.float32)))
+    assert same_element(np.array([np.nan]), np.array([np.nan]))
+    assert not same_element((1, 2), {"a": 1, "b": 2})
+    assert not same_element(np.zeros(1), np.zeros((1, 1)))
+    with pytest.raises(AssertionError, match="there are 1, and should be 2"):
+        same_elements([1], [1, 2])
+    with pytest.raises(AssertionError, match="never"):
+        check(False, "never")
+
+
+# --- text ---
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        np.array(["a", "bbb", ""]),
+        np.array(["a", "bbb", ""], np.dtypes.StringDType()),
+        np.array([b"a", b"bbb", b""]),
+    ],
+    ids=["unicode", "strings", "bytes"],
+)
+def test_words_of_different_lengths_stack(words):
+    ds = Dataset.from_tensor_slices(words)
+    for each in (ds, ds.map(lambda word: word), ds.shuffle(3, seed=0), ds.persist()):
+        (batch,) = each.batch(3)
+        assert sorted(batch.tolist()) == sorted(words.tolist())
+
+
+def test_words_a_function_returns_stack():
+    (batch,) = Dataset.range(3).map(lambda x: "ab" * int(x)).batch(3)
+    assert batch.tolist() == ["", "ab", "abab"]
+    (batch,) = Dataset.range(3).map(lambda x: {"w": b"ab" * int(x)}).batch(3)
+    assert batch["w"].tolist() == [b"", b"ab", b"abab"]
+
+
+def test_words_keep_their_dtype():
+    words = np.array(["a", "bbb"], np.dtypes.StringDType())
+    ds = Dataset.from_tensor_slices(words)
+    assert ds.element_spec.dtype == words.dtype
+    for element in ds:
+        assert ds.element_spec.is_compatible_with(element), (ds.element_spec, repr(element))

@@ -1,0 +1,211 @@
+"""Values that replicas have, and asynchronous ones used as the numbers and arrays they will be."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import PerReplica
+from daskdist.strategy.values import AsyncValue
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def reduced(on_cluster):
+    """Makes an asynchronous value of a number or array, by a reduction over two replicas."""
+
+    def make(value):
+        found = on_cluster.reduce("MEAN", PerReplica((value, value)), axis=None)
+        assert isinstance(found, AsyncValue)
+        return found
+
+    return make
+
+
+# --- arithmetic ---
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda v: v + 1,
+        lambda v: 1 + v,
+        lambda v: v - 2.5,
+        lambda v: 2.5 - v,
+        lambda v: v * v,
+        lambda v: v / 4,
+        lambda v: 4 / v,
+        lambda v: v // 2,
+        lambda v: v % 2,
+        lambda v: v**2,
+        lambda v: 2**v,
+        lambda v: -v,
+        lambda v: abs(v - 100),
+        lambda v: v + np.float32(1),
+        lambda v: np.float64(3) * v,
+        lambda v: np.arange(3) + v,
+        lambda v: v * np.arange(3),
+        lambda v: np.sqrt(v),
+        lambda v: np.exp(-v) + np.maximum(v, 2),
+        lambda v: np.where(v > 1, v, 0),
+        lambda v: np.stack([v, v]),
+        lambda v: np.mean([v, v + 1]),
+        lambda v: v < 3,
+        lambda v: v >= 2.5,
+        lambda v: v == 2.5,
+        lambda v: v != 2.5,
+        lambda v: v @ v if np.ndim(v) else v,
+        lambda v: divmod(v, 2)[1],
+    ],
+)
+@pytest.mark.parametrize("value", [np.float64(2.5), np.array([1.0, 2.5, 7.0])], ids=["number", "array"])
+def test_arithmetic_gives_what_the_value_would(reduced, operation, value):
+    expected = operation(value)
+    found = operation(reduced(value))
+    np.testing.assert_array_equal(np.asarray(found), expected)
+    assert np.asarray(found).dtype == np.asarray(expected).dtype
+
+
+@pytest.mark.parametrize("use", [float, int, bool, math.sqrt, round, np.asarray, np.ndim, np.shape, str, repr])
+def test_a_number_is_waited_for(reduced, use):
+    np.testing.assert_array_equal(use(reduced(np.float64(2.5))), use(np.float64(2.5)))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        len,
+        list,
+        lambda v: v[1],
+        lambda v: v[::-1],
+        lambda v: v[v > 1],
+        lambda v: v.shape,
+        lambda v: v.dtype,
+        lambda v: v.ndim,
+        lambda v: np.sum(v),
+        lambda v: v.sum(),
+        lambda v: v.mean(axis=0),
+        lambda v: v.astype(int),
+        lambda v: v.reshape(3, 1),
+        lambda v: v.tolist(),
+        lambda v: v.T,
+        lambda v: np.concatenate([v, v]),
+        lambda v: np.linalg.norm(v),
+        lambda v: 2.5 in v,
+        repr,
+    ],
+)
+def test_an_array_is_used_as_one(reduced, use):
+    value = np.array([1.0, 2.5, 7.0])
+    np.testing.assert_array_equal(use(reduced(value)), use(value))
+
+
+@pytest.mark.parametrize(("spec", "text"), [("", "2.5"), (".4f", "2.5000"), ("8.2e", "2.50e+00"), (">6", "   2.5")])
+def test_format(reduced, spec, text):
+    assert format(reduced(np.float64(2.5)), spec) == text
+    loss = reduced(np.float64(2.5))
+    assert f"{loss:.2f}" == "2.50"
+    assert "%.1f" % loss == "2.5"  # noqa: UP031
+
+
+def test_a_total_over_many_steps(on_cluster):
+    total = 0.0
+    for k in range(80):
+        total += on_cluster.reduce("SUM", on_cluster.run(lambda x: x + 0.5, args=(k,)), axis=None)
+    assert isinstance(total, AsyncValue)
+    assert float(total / 80) == sum(2 * (k + 0.5) for k in range(80)) / 80
+
+
+def test_an_array_is_added_to_in_place(reduced):
+    totals = same = np.zeros(3)
+    totals += reduced(np.array([1.0, 2.0, 3.0]))
+    totals *= reduced(np.float64(2))
+    np.testing.assert_array_equal(totals, [2, 4, 6])
+    assert totals is same
+
+
+def test_an_array_takes_it_as_an_item(reduced):
+    losses = np.zeros(2)
+    losses[1] = reduced(np.float64(2.5))
+    losses[:1] = reduced(np.array([1.5]))
+    np.testing.assert_array_equal(losses, [1.5, 2.5])
+
+
+def test_arguments_are_taken_as_they_are_at_the_time(reduced):
+    weights = np.zeros(3)
+    moved = weights - reduced(np.ones(3))
+    weights += 100
+    np.testing.assert_array_equal(moved, [-1, -1, -1])
+
+
+def test_what_run_was_given_is_taken_as_it_is_at_the_time(on_cluster):
+    weights = np.zeros(1000)
+    seen = []
+    for _ in range(20):
+        seen.append((weights[0], on_cluster.run(np.max, args=(weights,))))
+        weights += 1
+    for expected, found in seen:
+        assert [float(value) for value in on_cluster.local_results(found)] == [expected] * 2
+
+
+def test_a_copy_is_one(reduced):
+    value = reduced(np.ones(3))
+    mine = np.array(value)
+    mine += 1
+    np.testing.assert_array_equal(value, np.ones(3))
+    np.testing.assert_array_equal(np.asarray(copy.deepcopy(value)), np.ones(3))
+
+
+def test_equality_is_elementwise_and_so_there_is_no_hash(reduced):
+    with pytest.raises(TypeError):
+        hash(reduced(np.float64(1)))
+    assert bool((reduced(np.arange(3)) == np.arange(3)).result().all())
+
+
+def test_an_index_is_one(reduced, on_cluster):
+    number = on_cluster.reduce("SUM", PerReplica((np.int64(1), np.int64(1))), axis=None)
+    assert operator.index(number) == 2
+    assert list(range(number)) == [0, 1]
+    assert "abc"[number] == "c"
+
+
+def test_an_error_comes_each_time_it_is_looked_at(on_cluster):
+    broken = on_cluster.reduce("SUM", PerReplica((np.ones(2), np.ones(3))), axis=None) + 1
+    for look in (float, str, np.asarray, lambda v: f"{v:.2f}"):
+        with pytest.raises(daskdist.errors.ArgumentError, match="shapes differ"):
+            look(broken)
+
+
+# --- values of replicas ---
+
+
+def test_printing_on_a_cluster(on_cluster):
+    pieces = PerReplica((np.array([1, 2], np.int32), np.array([3, 4], np.int32)))
+    text = "PerReplica:{\n  0: array([1, 2], dtype=int32),\n  1: array([3, 4], dtype=int32)\n}"
+    same = on_cluster.run(lambda x: x + 0, args=(pieces,))
+    assert repr(same) == str(same) == repr(pieces) == text
+    (batch,) = on_cluster.distribute_dataset(daskdist.Dataset.from_tensor_slices([1, 2, 3, 4]).batch(4))
+    assert str(batch) == text
+
+
+def test_asynchronous_values_are_arguments(on_cluster):
+    mean = on_cluster.reduce("MEAN", PerReplica((1.0, 2.0)), axis=None)
+    doubled = on_cluster.run(lambda x, scale: x["a"] * scale, args=({"a": mean + 1},), kwargs={"scale": mean * 2})
+    assert on_cluster.local_results(doubled) == (7.5, 7.5)
+    again = on_cluster.run(operator.add, args=(doubled, mean))
+    assert on_cluster.local_results(again) == (9.0, 9.0)
+
+
+def test_values_do_not_travel_when_they_are_arguments(on_cluster, client):
+    pieces = on_cluster.run(lambda: np.zeros(4))
+    before = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+    total = on_cluster.run(np.sum, args=(pieces,))
+    after = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+    assert after - before <= 3  # a task a replica, and one that learns the structure
+    assert on_cluster.local_results(total) == (0, 0)
