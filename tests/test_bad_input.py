@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import mirrored
+from distributed import LocalCluster
 
 import daskdist
 from daskdist import AutoShardPolicy, Dataset, Options, PerReplica, errors, read_parquet
@@ -350,6 +352,29 @@ def test_a_replica_function_that_raises_names_its_replica(request, strategy_name
     # The strategy is none the worse for it.
     pieces = PerReplica((np.array([1]), np.array([2])))
     assert float(strategy.reduce("SUM", strategy.run(reciprocal_of_piece, args=(pieces,)), axis=None)) == 1.5
+
+
+@pytest.mark.cluster
+def test_a_result_that_cannot_be_sent_is_an_error():
+    # On a cluster of its own, lest workers that cannot get over it spoil other tests.
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as apart,
+        daskdist.MultiWorkerMirroredStrategy(apart) as strategy,
+    ):
+        ended = threading.Event()
+        raised: list[BaseException] = []
+
+        def look():
+            try:
+                strategy.local_results(strategy.run(threading.Lock))
+            except BaseException as error:
+                raised.append(error)
+            ended.set()
+
+        threading.Thread(target=look, daemon=True).start()
+        assert ended.wait(10)
+    assert isinstance(raised[0], TypeError)
+    assert "lock" in str(raised[0])
 
 
 def one_or_two(x):

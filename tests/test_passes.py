@@ -152,7 +152,7 @@ def test_skip_builds_no_batch_it_passes_over(files):
 def test_map_after_shuffle_is_fused_with_the_read(files):
     ds = daskdist.read_parquet(files).shuffle(40, seed=0).map(lambda d: d["a"]).batch(10)
     assert tasks(ds) == {"read_parquet-map": 8, "gather": 4, "element": 4}
-    assert tasks(ds, optimised=False)["map"] >= 4
+    assert tasks(ds, optimised=False)["map"] >= 1
 
 
 def test_map_stays_behind_what_may_drop_rows(files):

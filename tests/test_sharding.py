@@ -333,7 +333,7 @@ def test_explain_counts_files_without_rows(on_cluster, parquet_files):
 
 def test_explain_without_a_cluster(parquet_files):
     explained = mirrored(2).distribute_dataset(read_parquet(parquet_files(5, files=2)).batch(4)).explain()
-    assert "2 replicas on 1 workers" in explained
+    assert explained.startswith("2 replicas")
     assert "this process" in explained
 
 

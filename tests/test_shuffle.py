@@ -180,6 +180,14 @@ def test_without_a_seed_one_dataset_is_one_order():
     assert ints(ds) == [int(each) for each in dask.compute(ds)[0]]
 
 
+@pytest.mark.parametrize("seed", [3, -1, 2**70])
+def test_a_seed_is_any_whole_number(seed):
+    order = ints(Dataset.range(30).shuffle(30, seed=seed))
+    assert sorted(order) == list(range(30))
+    if -(2**63) <= seed < 2**63:
+        assert ints(Dataset.range(30).shuffle(30, seed=np.int64(seed))) == order
+
+
 def test_two_iterators_at_once():
     ds = Dataset.range(30).shuffle(30, seed=1)
     first, second = iter(ds), iter(ds)

@@ -95,7 +95,7 @@ def test_paths_lead_to_leaves(nest):
         ([], "float32", (0,)),
         ([1, 2.5], "float32", (2,)),
         ([True, False], "bool", (2,)),
-        ("a", "<U1", ()),
+        ("a", np.dtypes.StringDType(), ()),
         (b"ab", "S2", ()),
         ([np.float64(1), np.float64(2)], "float64", (2,)),
         (np.float64(1), "float64", ()),

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.structure import Leaves, Structure
+from daskdist.core.origin import Chosen, Origin
+from daskdist.core.structure import Leaves, Structure, as_array
 from daskdist.errors import StackError
 
 
@@ -26,17 +27,23 @@ class Block:
         One array a leaf, all of the same length along axis 0.
     label
         Where the rows came from, for messages: a file and a row group, say.
-    source_rows
-        The number of each row within what the label names; None where they are simply 0, 1, 2, ...
+    origin
+        Where each row came from, if it is not the row of that number of what the label names.
     """
 
-    __slots__ = ("label", "leaves", "source_rows", "structure")
+    __slots__ = ("label", "leaves", "origin", "structure")
 
-    def __init__(self, structure: Structure, leaves: Sequence[Any], label: str = "", source_rows: Any = None) -> None:
+    def __init__(
+        self,
+        structure: Structure,
+        leaves: Sequence[Any],
+        label: str = "",
+        origin: Origin | Chosen | None = None,
+    ) -> None:
         self.structure = structure
         self.leaves = tuple(map(read_only, leaves))
         self.label = label
-        self.source_rows = source_rows
+        self.origin = Origin(label) if origin is None else origin
 
     def __len__(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
@@ -48,7 +55,7 @@ class Block:
 
     def item(self, index: int) -> Leaves:
         """The leaves of one element."""
-        return tuple([leaf[index] for leaf in self.leaves])
+        return tuple([as_array(leaf[index]) for leaf in self.leaves])
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """The elements from ``start`` to ``stop``, in order."""
@@ -56,13 +63,13 @@ class Block:
 
     def take(self, rows: Any) -> Block:
         """The given rows, in the given order: one copy."""
-        source_rows = rows if self.source_rows is None else np.asarray(self.source_rows)[rows]
-        return Block(self.structure, [leaf.take(rows, axis=0) for leaf in self.leaves], self.label, source_rows)
+        leaves = [leaf.take(rows, axis=0) for leaf in self.leaves]
+        return Block(self.structure, leaves, self.label, Chosen([self.origin], rows))
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``: views."""
-        rows = range(len(self)) if self.source_rows is None else self.source_rows
-        return Block(self.structure, [leaf[start:stop] for leaf in self.leaves], self.label, rows[start:stop])
+        leaves = [leaf[start:stop] for leaf in self.leaves]
+        return Block(self.structure, leaves, self.label, Chosen([self.origin], range(start, stop)))
 
     @staticmethod
     def concat(blocks: Sequence[Block], label: str = "") -> Block:
@@ -74,30 +81,20 @@ class Block:
             Their rows differ in shape or dtype.
         """
         first = blocks[0]
-        for block in blocks[1:]:
-            first.check_alike(block)
+        if not all(map(first.is_like, blocks)):
+            raise StackError(f"blocks of other shapes or dtypes do not go together: {', '.join(map(repr, blocks))}")
         leaves = [np.concatenate(column) for column in zip(*[block.leaves for block in blocks], strict=True)]
         return Block(first.structure, leaves, label)
 
-    def check_alike(self, other: Block) -> None:
-        """Refuse a block whose rows do not stack with these.
-
-        Raises
-        ------
-        StackError
-            They differ in shape or dtype; the message says in which leaf, and where both are from.
-        """
-        for path, a, b in zip(self.structure.paths, self.leaves, other.leaves, strict=True):
-            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-                raise StackError(
-                    f"batch: elements do not stack, leaf {path or '(the element)'} is {a.dtype}{list(a.shape[1:])} "
-                    f"in {self.label or 'one block'} and {b.dtype}{list(b.shape[1:])} in {other.label or 'another'}"
-                )
+    def is_like(self, other: Block) -> bool:
+        """Whether the rows of both have one shape and dtype, leaf by leaf."""
+        return all(
+            a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in zip(self.leaves, other.leaves, strict=True)
+        )
 
     def where(self, index: int) -> str:
         """What a message calls one row."""
-        row = index if self.source_rows is None else self.source_rows[index]
-        return f"row {row} of {self.label or 'a block'}"
+        return self.origin.where(index)
 
     def __repr__(self) -> str:
         shapes = self.structure.pack([f"{leaf.dtype}{list(leaf.shape)}" for leaf in self.leaves])
@@ -214,12 +211,12 @@ def read_only(array: Any) -> Any:
 
 
 def from_items(
-    structure: Structure, items: Sequence[Leaves], label: str = "", source_rows: Any = None
+    structure: Structure, items: Sequence[Leaves], label: str = "", origin: Origin | Chosen | None = None
 ) -> Block | Bundle:
     """A block of elements whose shapes and dtypes agree, else a bundle of them."""
     columns = list(zip(*items, strict=True))
     if columns and all(_agree(column) for column in columns):
-        return Block(structure, [np.stack(column) for column in columns], label, source_rows)
+        return Block(structure, [np.stack(column) for column in columns], label, origin)
     return Bundle(structure, items, label)
 
 
@@ -247,4 +244,6 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
 def _agree(column: Sequence[Any]) -> bool:
     first = column[0]
     shape, dtype = np.shape(first), first.dtype
-    return all(np.shape(leaf) == shape and leaf.dtype == dtype for leaf in column)
+    # Words of different lengths differ in dtype too, and stack all the same.
+    kinds = "SU" if dtype.kind in "SU" else ""
+    return all(np.shape(leaf) == shape and (leaf.dtype == dtype or leaf.dtype.kind in kinds) for leaf in column)

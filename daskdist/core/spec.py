@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.structure import Structure
+from daskdist.core.structure import Structure, as_array
 from daskdist.errors import ArgumentError
 
 Shape = tuple[int | None, ...]
@@ -53,12 +53,12 @@ class TensorSpec:
         >>> TensorSpec((None, 3)).is_compatible_with(np.zeros((5, 3), "float32"))
         True
         """
-        shape = other.shape if hasattr(other, "shape") else np.shape(other)
-        dtype = other.dtype if hasattr(other, "dtype") else np.asarray(other).dtype
+        if not isinstance(other, TensorSpec):
+            other = TensorSpec.of(as_array(other))
         return (
-            dtype == self.dtype
-            and len(shape) == len(self.shape)
-            and all(a is None or b is None or a == b for a, b in zip(self.shape, shape, strict=True))
+            other.dtype == self.dtype
+            and len(other.shape) == len(self.shape)
+            and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
         )
 
     def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:

@@ -2,7 +2,7 @@
 
 Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is
 stacked into one, a Python float becomes float32 and an int int32 (int64 where it does not fit), as in
-TensorFlow; NumPy arrays and scalars keep their dtype.
+TensorFlow; NumPy arrays and scalars keep their dtype. Text is NumPy's ``StringDType``.
 """
 
 from __future__ import annotations
@@ -113,6 +113,10 @@ def as_array(leaf: Any) -> Any:
         raise ArgumentError(f"a list becomes one array, and the parts of this one differ in shape: {error}") from None
     if array.dtype == object and not isinstance(leaf, list):
         raise ArgumentError(f"{type(leaf).__name__} is not an array, a number or a string")
+    if array.dtype.kind == "U":
+        # Text of any length, so that elements of different lengths stack. As a scalar it would be a Python
+        # string, without a dtype.
+        return array.astype(np.dtypes.StringDType())
     if array.dtype.kind in "fi" and _is_plain(leaf):
         narrow: type[Any] = np.float32 if array.dtype.kind == "f" else np.int32
         if narrow is np.float32 or array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
@@ -121,9 +125,7 @@ def as_array(leaf: Any) -> Any:
 
 
 def _is_plain(leaf: Any) -> bool:
-    # Whether a list, however deep, holds Python's own numbers: their dtype is ours to choose.
-    while isinstance(leaf, (list, tuple)):
-        if not leaf:
-            return True
-        leaf = leaf[0]
-    return isinstance(leaf, (int, float))
+    # Whether a list, however deep, holds nothing but Python's own numbers: their dtype is ours to choose.
+    if isinstance(leaf, (list, tuple)):
+        return all(map(_is_plain, leaf))
+    return isinstance(leaf, (int, float)) and not isinstance(leaf, np.generic)

@@ -17,6 +17,7 @@ caller                makes a call                                a handle is
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -113,7 +114,7 @@ class Now:
     """Each call at once, in this thread."""
 
     num_ahead = 0
-    bundle_bytes = MIB
+    bundle_bytes = 4 * MIB
     bundle_chunks = 64
     compacts = True
 
@@ -147,13 +148,9 @@ class Now:
 
 
 class Threads:
-    """Calls on a pool of threads, in the order they were asked for.
+    """Calls on a pool of threads; one takes a thread when all it needs is there, so that none waits in one."""
 
-    A call waits for its blocks in its thread. It cannot wait for ever: what it waits for was asked for
-    earlier, so it is done or in another thread, and the earliest of all waits for nothing.
-    """
-
-    bundle_bytes = MIB
+    bundle_bytes = 4 * MIB
     bundle_chunks = 64
     compacts = True
 
@@ -162,14 +159,32 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.num_ahead, thread_name_prefix="daskdist")
 
     def call(
-        self,
-        function: Callable[..., Any],
-        handles: Sequence[Handle],
-        *args: Any,
-        on: str | None = None,
-        name: str,
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
     ) -> Handle:
-        return self._pool.submit(lambda: function([handle.result() for handle in handles], *args))
+        result: Future[Any] = Future()
+        missing = itertools.count(len(handles), -1)
+
+        def run() -> None:
+            try:
+                result.set_result(function([handle.result() for handle in handles], *args))
+            except BaseException as error:
+                result.set_exception(error)
+
+        def one_is_there(_: object) -> None:
+            # Counting is atomic: just one of the callbacks sees the last.
+            if next(missing) > 1:
+                return
+            try:
+                self._pool.submit(run)
+            except RuntimeError:
+                # The pool was closed in the meantime; nobody is waiting any more.
+                result.cancel()
+
+        for handle in handles:
+            handle.add_done_callback(one_is_there)
+        if not handles:
+            self._pool.submit(run)
+        return result
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
         return self._pool.submit(function, *args)
@@ -194,7 +209,7 @@ class NeverRun:
     """Refuses every call: proof that building a pipeline runs none of it."""
 
     num_ahead = 0
-    bundle_bytes = MIB
+    bundle_bytes = 4 * MIB
     bundle_chunks = 64
     compacts = False
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, nested, stack
+from daskdist.core.origin import Chosen
 from daskdist.core.selection import Index, Run, Selection, places_by_value
 from daskdist.core.structure import Leaves
 
@@ -51,8 +52,12 @@ def gather(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Rows
     """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them."""
     label = _joined_label(blocks)
     rows: Rows
-    if all(isinstance(block, Block) for block in blocks):
-        flat = _gather_columns(blocks, picks, label)  # type: ignore[arg-type]
+    columnar = [block for block in blocks if isinstance(block, Block)]
+    if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar)):
+        flat = _gather_columns(columnar, picks, label)
+        if function is not None:
+            # A message of the function may have to say which row it was.
+            flat.origin = Chosen([block.origin for block in columnar], picks.rows, picks.which)
         rows = flat if picks.bounds is None else Batches(flat, picks.bounds.tolist(), picks.inners)
     else:
         rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)
@@ -61,29 +66,31 @@ def gather(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Rows
     return rows if function is None else function(rows)
 
 
-def take_rows(blocks: Sequence[Rows], rows: Index) -> Rows:
-    """Some rows of the one block there is."""
-    return blocks[0].take(rows)
-
-
 def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
     first, rows, which = blocks[0], picks.rows, picks.which
     if isinstance(rows, range):
-        return first.slice(rows.start, rows.stop)
+        return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label)
     if which is None:
-        return first.take(rows)
+        return Block(first.structure, [leaf.take(rows, axis=0) for leaf in first.leaves], label)
     stretches = _stretches(rows, which, 2 * len(blocks))
     if stretches is not None:
         return Block.concat([blocks[place].slice(start, stop) for place, start, stop in stretches], label)
-    for block in blocks[1:]:
-        first.check_alike(block)
-    parts = [(blocks[place], at, rows[at]) for place, at in places_by_value(which)]
+    # Read block by block, written from front to back; then put in order. Scattered writes would cost more.
+    order, parts = [], []
+    for place, at in places_by_value(which):
+        order.append(at)
+        parts.append((blocks[place].leaves, rows[at], len(at)))
+    inverse = np.empty(len(rows), np.intp)
+    inverse[np.concatenate(order)] = np.arange(len(rows))
     leaves = []
     for number, leaf in enumerate(first.leaves):
-        out = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
-        for block, at, of_block in parts:
-            out[at] = block.leaves[number].take(of_block, axis=0)
-        leaves.append(out)
+        found = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
+        start = 0
+        for of_block, wanted, count in parts:
+            # The rows are there: "clip" only spares NumPy a buffer.
+            np.take(of_block[number], wanted, axis=0, out=found[start : start + count], mode="clip")
+            start += count
+        leaves.append(found.take(inverse, axis=0))
     return Block(first.structure, leaves, label)
 
 

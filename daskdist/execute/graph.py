@@ -30,7 +30,7 @@ class Record:
     """
 
     num_ahead = 0
-    bundle_bytes = MIB
+    bundle_bytes = 4 * MIB
     # One chunk a task, so that a chunk is a key: whoever schedules the graph sees the batches.
     bundle_chunks = 1
     compacts = False

@@ -27,11 +27,11 @@ from daskdist.core.primitive import (
 )
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
 from daskdist.execute.callers import Caller
-from daskdist.execute.gather import Picks, gather, take_rows
+from daskdist.execute.gather import Picks, gather
 from daskdist.execute.window import Window
 
-# A block with less than this share of its rows left is replaced by one of just those rows. Each time at most
-# a third as much is copied as was given up, so all copying together stays below one copy of the data.
+# Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most a
+# third as much is copied as is given up, so all copying together stays below one copy of the data.
 _FEW_ROWS_LEFT = 0.25
 
 
@@ -95,15 +95,24 @@ class Interpreter:
         elsewhere = sorted({ref.worker for ref in selection.blocks if ref.worker not in (None, on)} if on else ())
         if not elsewhere:
             return selection
-        rows, which = selection.row_numbers.copy(), selection.places.copy()
-        blocks = list(selection.blocks)
         for worker in elsewhere:
-            is_there = np.array([ref.worker == worker for ref in selection.blocks])
-            at = np.flatnonzero(is_there.take(selection.places))
-            wanted = selection.take(at)
-            rows[at], which[at] = np.arange(len(at)), len(blocks)
-            blocks.append(self.gather(wanted, on=worker, name="take", function=None, window=self.bundles))
-        return Selection(tuple(blocks), rows, which).without_unused()
+            there = [place for place, ref in enumerate(selection.blocks) if ref.worker == worker]
+            selection = self._merged(selection, there, worker, "take", self.bundles)
+        return selection.without_unused()
+
+    def _merged(
+        self, selection: Selection, places: list[int], worker: str | None, name: str, window: Window
+    ) -> Selection:
+        # The rows that are of some of the blocks, all on one worker, made a block there.
+        is_one = np.zeros(len(selection.blocks), bool)
+        is_one[places] = True
+        at = np.flatnonzero(is_one.take(selection.places))
+        if not len(at):
+            return selection
+        merged = self.gather(selection.take(at), on=worker, name=name, function=None, window=window)
+        rows, which = selection.row_numbers.copy(), selection.places.copy()
+        rows[at], which[at] = np.arange(len(at)), len(selection.blocks)
+        return Selection((*selection.blocks, merged), rows, which)
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
         """See `daskdist.core.primitive.Context`."""
@@ -115,16 +124,19 @@ class Interpreter:
         if not self.caller.compacts or selection.which is None:
             return selection
         kept = {id(ref) for run in in_use for ref in (run.flat if isinstance(run, Groups) else run).blocks}
-        counts = np.bincount(selection.which, minlength=len(selection.blocks))
-        blocks, rows = list(selection.blocks), selection.row_numbers.copy()
-        for place, (ref, count) in enumerate(zip(selection.blocks, counts.tolist(), strict=True)):
-            if id(ref) in kept or count >= _FEW_ROWS_LEFT * ref.num_rows:
-                continue
-            at = np.flatnonzero(selection.which == place)
-            handle = self.caller.call(take_rows, [ref.handle], rows[at], on=ref.worker, name="compact")
-            blocks[place] = self.refer(handle, count, int(count * ref.row_bytes), ref.worker, self.reads)
-            rows[at] = np.arange(count)
-        return Selection(tuple(blocks), rows, selection.which)
+        counts = np.bincount(selection.which, minlength=len(selection.blocks)).tolist()
+        few: dict[str | None, list[int]] = {}
+        freed_bytes: dict[str | None, float] = {}
+        for place, (ref, count) in enumerate(zip(selection.blocks, counts, strict=True)):
+            if id(ref) not in kept and count < _FEW_ROWS_LEFT * ref.num_rows:
+                few.setdefault(ref.worker, []).append(place)
+                freed = (ref.num_rows - count) * ref.row_bytes
+                freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed
+        for worker, places in few.items():
+            # One call for all of a worker, and only when it is worth one.
+            if freed_bytes[worker] >= self.caller.bundle_bytes:
+                selection = self._merged(selection, places, worker, "compact", self.reads)
+        return selection.without_unused()
 
 
 class BlockCursor:

@@ -103,7 +103,9 @@ def _opened(path: str) -> Iterator[Any]:
     except DaskdistError:
         raise
     except FileNotFoundError as error:
-        raise FileError(f"{path}: gone since it was listed") from error
+        raise FileError(
+            f"{path}: not found: gone since it was listed, or on a disk that this machine does not see"
+        ) from error
     except PermissionError as error:
         raise FileError(f"{path}: may not be read: {error}") from error
     # What pyarrow raises for an index that is garbage depends on where the garbage is.

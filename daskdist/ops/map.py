@@ -74,5 +74,5 @@ class MapRows:
         if structure is None:
             return Bundle(rows.structure, [], rows.label)
         if isinstance(rows, Block):
-            return from_items(structure, items, rows.label, rows.source_rows)
+            return from_items(structure, items, rows.label, rows.origin)
         return Bundle(structure, items, rows.label)

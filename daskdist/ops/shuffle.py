@@ -14,7 +14,7 @@ from daskdist.core.seed import generator
 from daskdist.core.selection import Index, Run, RunQueue, concat
 
 # Draws made at a time, at most: few enough for the cache, enough to share the cost of a call.
-_DRAWS = 32_768
+_DRAWS = 65_536
 
 
 @dataclass(frozen=True, eq=False)

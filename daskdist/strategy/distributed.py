@@ -14,7 +14,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node, Source, lower, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.spec import ElementSpec, PerReplicaSpec, TensorSpec
-from daskdist.display.plan import Share, shares_table, tree
+from daskdist.display.plan import Share, count, shares_table, tree
 from daskdist.ops.deal import piece_bounds
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.fuse import fuse
@@ -128,10 +128,11 @@ class DistributedDataset:
             for pipeline in self.pipelines
             for worker, splits in pipeline.splits_by_reader()
         ]
+        policy = self.sharding.policy.name if len(shares) > 1 else "none needed"
         return "\n".join(
             [
-                f"{len(replicas)} replicas on {len(shares)} workers",
-                f"sharding: {self.sharding.policy.name} ({self.sharding.reason})",
+                f"{count(len(replicas), 'replica')} on {count(len(shares), 'worker')}",
+                f"sharding: {policy} ({self.sharding.reason})",
                 shares_table(shares),
                 "pipeline:",
                 tree(self.pipelines[0].node),

@@ -11,6 +11,7 @@ from typing import Any
 import optree
 from distributed import Client, LocalCluster
 from distributed.comm import parse_address, parse_host_port
+from distributed.comm.registry import get_backend
 
 from daskdist.config import setting
 from daskdist.dataset import Dataset
@@ -153,11 +154,14 @@ def _client_of(address: str) -> Client:
 
 def _check_it_speaks(address: str, timeout: float) -> None:
     # A scheduler greets whoever connects. A client waits for the greeting without end.
-    scheme, host = parse_address(address)
+    # What it is given is checked here too: an address it cannot read leaves half a client behind.
+    scheme, location = parse_address(address)
+    get_backend(scheme)
+    host_and_port = parse_host_port(location)
     if scheme != "tcp":
         return
     try:
-        connection = socket.create_connection(parse_host_port(host), timeout)
+        connection = socket.create_connection(host_and_port, timeout)
     except ConnectionError:
         # Perhaps it is about to start: the client tries again until its time is up.
         return

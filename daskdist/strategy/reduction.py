@@ -10,6 +10,7 @@ import enum
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from daskdist.core.structure import as_array
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.strategy.values import Pick, Returned, fill
+from daskdist.strategy.values import Pick, Returned, Wiring, fill
 
 Axis = int | tuple[int, ...] | None
 
@@ -150,11 +151,42 @@ def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Group:
+    """Values of some replicas.
+
+    Parameters
+    ----------
+    worker
+        The address of the worker they are on; None for this process.
+    values
+        For each replica its leaves, some of them asynchronous.
+    """
+
+    worker: str | None
+    values: list[list[Any]]
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """What the values need."""
+        return Wiring()
+
+    @cached_property
+    def replicas(self) -> list[Any]:
+        """The values, wired."""
+        return [self.wiring.wire(leaves) for leaves in self.values]
+
+    @classmethod
+    def merged(cls, groups: Sequence[Group]) -> Group:
+        """The values of several workers, to be combined on the first."""
+        return cls(groups[0].worker, [leaves for group in groups for leaves in group.values])
+
+
 def fold_tree(
     caller: Caller,
     op: ReduceOp,
     axis: Axis,
-    groups: Sequence[tuple[str | None, Sequence[Handle], Sequence[tuple[int, Pick]], list[Any]]],
+    groups: Sequence[Group],
     split_every: int,
 ) -> Handle:
     """Reduce values of replicas in a tree.
@@ -166,8 +198,7 @@ def fold_tree(
     op, axis
         The reduction.
     groups
-        For each worker its address, the handles and picks its values need, and for each of its replicas the
-        wired leaves.
+        The values of each worker's replicas.
     split_every
         How many partial results of workers are combined at a time.
 
@@ -176,12 +207,16 @@ def fold_tree(
     Handle
         Of a `Returned` list of the leaves' results.
     """
-    is_only = len(groups) == 1
+    if axis is None and all(len(group.values) == 1 for group in groups):
+        # A chunk would be the value itself: workers are combined at once.
+        groups = [Group.merged(groups[k : k + split_every]) for k in range(0, len(groups), split_every)]
     level = []
-    for worker, handles, picks, replicas in groups:
-        fold = Fold(op, axis, is_only)
-        handle = caller.call(fold.chunks, handles, picks, replicas, on=worker, name="reduce-chunk")
-        level.append((worker, handle))
+    for group in groups:
+        fold = Fold(op, axis, len(groups) == 1)
+        handle = caller.call(
+            fold.chunks, group.wiring.handles, group.wiring.picks, group.replicas, on=group.worker, name="reduce-chunk"
+        )
+        level.append((group.worker, handle))
     while len(level) > 1:
         is_last = len(level) <= split_every
         fold = Fold(op, axis, is_last)

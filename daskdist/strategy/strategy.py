@@ -15,7 +15,7 @@ from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.distributed import DistributedDataset
-from daskdist.strategy.reduction import Axis, ReduceOp, fold_tree
+from daskdist.strategy.reduction import Axis, Group, ReduceOp, fold_tree
 from daskdist.strategy.values import (
     PerReplica,
     Pick,
@@ -217,15 +217,17 @@ class Strategy:
         return optree.tree_unflatten(treespec, reduced)
 
     def _fold(self, op: ReduceOp, axis: Axis, values: list[PerReplica]) -> list[Any]:
-        groups = []
-        for worker in self.workers:
-            wiring = Wiring()
-            replicas = [
-                wiring.wire([value.values[number] for value in values])
-                for number, replica in enumerate(self._replicas)
-                if replica.worker == worker
-            ]
-            groups.append((worker, wiring.handles, wiring.picks, replicas))
+        groups = [
+            Group(
+                worker,
+                [
+                    [value.values[number] for value in values]
+                    for number, replica in enumerate(self._replicas)
+                    if replica.worker == worker
+                ],
+            )
+            for worker in self.workers
+        ]
         handle = fold_tree(self._caller, op, axis, groups, setting("split-every"))
         return self._leaves_of(handle, len(values))
 

@@ -342,7 +342,14 @@ def regroup(results: Sequence[Any]) -> Any:
                 f"replica {number}; it must be one structure"
             )
     leaves = [
-        column[0] if all(leaf is column[0] for leaf in column) else PerReplica(column)
+        column[0] if _is_one_object(column) else PerReplica(column)
         for column in zip(*[each.leaves for each in flat], strict=True)
     ]
     return optree.tree_unflatten(treespec, leaves)
+
+
+def _is_one_object(column: Sequence[Any]) -> bool:
+    # Equal small numbers are one object in Python, however they came about: what `len(batch)` gives must not
+    # be per replica for some batches and bare for others.
+    first = column[0]
+    return not isinstance(first, (int, float, complex, np.generic)) and all(each is first for each in column)

@@ -1,0 +1,48 @@
+"""Where rows came from, for messages: looked up only when there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Rows of one split.
+
+    Parameters
+    ----------
+    label
+        What the split is called: a file and a row group, say.
+    """
+
+    label: str
+
+    def where(self, index: int) -> str:
+        """What a message calls a row."""
+        return f"row {index} of {self.label or 'a block'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Rows chosen of other rows.
+
+    Parameters
+    ----------
+    origins
+        Where those came from, one for each block.
+    rows
+        For each row its number in its block.
+    which
+        For each row its block, an index into ``origins``; None where there is one.
+    """
+
+    origins: Sequence[Origin | Chosen]
+    rows: Any
+    which: Any = None
+
+    def where(self, index: int) -> str:
+        """What a message calls a row."""
+        block = 0 if self.which is None else int(self.which[index])
+        return self.origins[block].where(int(self.rows[index]))
