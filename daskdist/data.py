@@ -16,3 +16,7 @@ _NAMES: Final = {
 __all__ = [*_NAMES]
 
 __getattr__ = lazily(__name__, _NAMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

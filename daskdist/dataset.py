@@ -157,7 +157,7 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         Notes
         -----
         The function must be pure: it may run in another order, in another process, and again. To learn the
-        spec of what it returns it is tried on elements of ones.
+        spec of what it returns it is tried on two made-up elements, of ones and of twos.
 
         >>> list(Dataset.range(3).map(lambda x: (x, x * x)))[2]
         (np.int64(2), np.int64(4))

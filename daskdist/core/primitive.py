@@ -104,6 +104,8 @@ class Read:
         What tasks are called.
     factor
         Rows of the block for each row of the split; None where only reading tells, as after a filter.
+    divide
+        Gives rows ``start`` to ``stop`` of a split as a split, at no cost; None where a split is read whole.
     graph
         Gives a Dask graph, where the payload of each split is a key of it whose value the block is made of.
     """
@@ -112,6 +114,7 @@ class Read:
     function: Callable[..., Rows]
     name: str
     factor: int | None = 1
+    divide: Callable[[Split, int, int], Split] | None = None
     graph: Callable[[], dict[Any, Any]] | None = None
     grouped = False
 

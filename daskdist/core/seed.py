@@ -29,4 +29,4 @@ def generator(seed: int, node: int, epoch: Sequence[int] = ()) -> np.random.Gene
     >>> [int(generator(1, 0, epoch).integers(100)) for epoch in [(0,), (1,), (0,)]]
     [47, 97, 47]
     """
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed % 2**64, node, *epoch])))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed) % 2**64, node, *epoch])))

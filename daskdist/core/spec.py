@@ -127,13 +127,21 @@ class ElementSpec:
         """The spec of ``size`` such elements stacked."""
         return self.with_leaves([leaf.grouped(size) for leaf in self.leaves])
 
-    def example(self, unknown: int) -> Any:
-        """An element of ones that fits; ``unknown`` is the length of axes whose length is not known."""
-        arrays = [_ones(tuple(unknown if n is None else n for n in leaf.shape), leaf.dtype) for leaf in self.leaves]
-        return self.structure.pack(arrays)
+    def example(self, unknown: int, value: int) -> Any:
+        """A made-up element that fits.
 
+        Parameters
+        ----------
+        unknown
+            The length of axes whose length is not known.
+        value
+            What all its numbers are.
+        """
 
-def _ones(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    if dtype.kind in "biufc":
-        return np.ones(shape, dtype)[()]
-    return np.zeros(shape, dtype)[()]
+        def array(leaf: TensorSpec) -> Any:
+            made = np.zeros([unknown if size is None else size for size in leaf.shape], leaf.dtype)
+            if leaf.dtype.kind in "biufc":
+                made[...] = value
+            return made[()]
+
+        return self.structure.pack(map(array, self.leaves))

@@ -73,6 +73,10 @@ class Caller(Protocol):
     bundle_chunks: int
     # Whether to spend calls on giving up memory early.
     compacts: bool
+    # Whether a report costs no call.
+    reports_freely: bool
+    # Whether splits that can be divided are, so that the first elements come soon.
+    divides: bool
 
     def call(
         self,
@@ -117,6 +121,8 @@ class Now:
     bundle_bytes = 4 * MIB
     bundle_chunks = 64
     compacts = True
+    reports_freely = True
+    divides = True
 
     def call(
         self,
@@ -153,6 +159,8 @@ class Threads:
     bundle_bytes = 4 * MIB
     bundle_chunks = 64
     compacts = True
+    reports_freely = True
+    divides = True
 
     def __init__(self) -> None:
         self.num_ahead = num_threads()
@@ -212,6 +220,8 @@ class NeverRun:
     bundle_bytes = 4 * MIB
     bundle_chunks = 64
     compacts = False
+    reports_freely = False
+    divides = False
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")

@@ -117,7 +117,7 @@ class Delivery:
             self.interpreter.waits = False
             in_place = self._in_place(waiting.runs[0])
             if in_place is not None:
-                waiting.pop(len(in_place))
+                waiting.pop(len(waiting.runs[0]))
                 return in_place
             num_steps = min(self._num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
             self._num_steps = 2 * num_steps
@@ -137,7 +137,11 @@ class Delivery:
         if len(self.workers) > 1 or not isinstance(run, Selection) or not isinstance(run.rows, range):
             return None
         (ref,) = run.blocks
-        return Stretch([Lane(ref, run.rows)]) if self.workers[0] in (None, ref.worker) else None
+        if self.workers[0] not in (None, ref.worker):
+            return None
+        # From here on it is a bundle: what is ready counts against the bundles' share of the window.
+        ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, self.interpreter.bundles)
+        return Stretch([Lane(ready, run.rows)])
 
     def _gathered(self, run: Run) -> Stretch:
         num_lanes = len(self.workers)
@@ -153,5 +157,5 @@ class Delivery:
             return Lane(None, [-1] * num_steps)
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(full)
-        ref = interpreter.gather(run, on=worker, name="gather", function=None, window=interpreter.bundles)
+        ref = interpreter.gather(run, on=worker, name="gather", window=interpreter.bundles)
         return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist())

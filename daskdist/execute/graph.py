@@ -34,6 +34,9 @@ class Record:
     # One chunk a task, so that a chunk is a key: whoever schedules the graph sees the batches.
     bundle_chunks = 1
     compacts = False
+    reports_freely = False
+    # The parts would be tasks: a graph of whole splits is smaller.
+    divides = False
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -64,6 +67,8 @@ class Record:
         return TaskRef(key)
 
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
+        if not wait:
+            return None
         raise UnknownLengthError("how many rows there are is known only when they are read")
 
     def result(self, handle: Handle) -> Any:

@@ -71,14 +71,15 @@ class Interpreter:
         """The worker whose turn it is."""
         return next(self._turns)
 
-    def gather(
-        self, run: Run, *, on: str | None, name: str, function: Callable[[Any], Any] | None, window: Window
-    ) -> BlockRef:
-        """Ask for the rows of a run as one block, on a worker."""
+    def gather(self, run: Run, *, on: str | None, name: str, window: Window) -> BlockRef:
+        """The rows of a run as one block, on a worker."""
+        return self.refer(self.ask(run, on=on, name=name), len(run), int(run_bytes(run)), on, window)
+
+    def ask(self, run: Run, *, on: str | None, name: str, function: Callable[[Any], Any] | None = None) -> Any:
+        """Ask for the rows of a run, or what a function makes of them, as one block, on a worker."""
         run = self._brought_to(run.without_unused(), on)
         blocks = run.blocks if isinstance(run, Selection) else run.flat.blocks
-        handle = self.caller.call(gather, [ref.handle for ref in blocks], Picks.of(run), function, on=on, name=name)
-        return self.refer(handle, len(run), int(run_bytes(run)), on, window)
+        return self.caller.call(gather, [ref.handle for ref in blocks], Picks.of(run), function, on=on, name=name)
 
     def refer(self, handle: Any, num_rows: int, nbytes: int, on: str | None, window: Window) -> BlockRef:
         """A reference that holds its bytes of a window for as long as it lives."""
@@ -109,7 +110,7 @@ class Interpreter:
         at = np.flatnonzero(is_one.take(selection.places))
         if not len(at):
             return selection
-        merged = self.gather(selection.take(at), on=worker, name=name, function=None, window=window)
+        merged = self.gather(selection.take(at), on=worker, name=name, window=window)
         rows, which = selection.row_numbers.copy(), selection.places.copy()
         rows[at], which[at] = np.arange(len(at)), len(selection.blocks)
         return Selection((*selection.blocks, merged), rows, which)
@@ -150,6 +151,10 @@ class BlockCursor:
         self.factor = factor
         self.pending: deque[BlockRef] = deque()
         self.is_over = False
+        # What a block turned out to take, as a multiple of what was expected; learned from reports.
+        self.growth = 1.0
+        self._sample: tuple[BlockRef, int] | None = None
+        self._has_sampled = False
 
     def pull(self) -> Run:
         while True:
@@ -168,8 +173,12 @@ class BlockCursor:
         report = interpreter.caller.report(ref.handle, wait=interpreter.waits)
         if report is None:
             raise NotReady
-        interpreter.reads.acquire(report.nbytes - ref.nbytes)
-        ref.num_rows, ref.nbytes = report.num_rows, report.nbytes
+        ref.num_rows = report.num_rows
+        self._resize(ref, report.nbytes)
+
+    def _resize(self, ref: BlockRef, nbytes: int) -> None:
+        self.interpreter.reads.acquire(nbytes - ref.nbytes)
+        ref.nbytes = nbytes
 
     def _ask_ahead(self) -> None:
         caller, window = self.interpreter.caller, self.interpreter.reads
@@ -177,13 +186,35 @@ class BlockCursor:
             if self.pending and not window.has_room(self.pending[-1].nbytes):
                 return
             try:
-                self.pending.append(self._ask())
+                ref = self._ask()
             except Exhausted:
                 self.is_over = True
             except NotReady:
                 if not self.pending:
                     raise
                 return
+            else:
+                self.pending.append(ref)
+                self._learn(ref)
+
+    def _learn(self, latest: BlockRef) -> None:
+        # One block at a time; where a report is a call of its own, one in all.
+        caller = self.interpreter.caller
+        if self._sample is None and (caller.reports_freely or not self._has_sampled):
+            self._sample = latest, latest.nbytes
+            self._has_sampled = True
+        if self._sample is not None:
+            ref, expected = self._sample
+            report = caller.report(ref.handle, wait=False)
+            if report is not None:
+                self._resize(ref, report.nbytes)
+                self.growth *= max(report.nbytes, 1) / max(expected, 1)
+                self._sample = None
+
+    def _refer(self, handle: Any, num_rows: int, num_bytes: int, on: str | None) -> BlockRef:
+        interpreter = self.interpreter
+        num_rows = -1 if self.factor is None else num_rows * self.factor
+        return interpreter.refer(handle, num_rows, int(num_bytes * self.growth), on, interpreter.reads)
 
     def _ask(self) -> BlockRef:
         raise NotImplementedError
@@ -196,22 +227,39 @@ class ReadCursor(BlockCursor):
         super().__init__(interpreter, read.factor)
         self.read = read
         self._splits: Iterator[Split] | None = None
+        self._rest: Split | None = None
+        # Parts of splits that can be divided begin small, so that the first elements come soon, and double.
+        self._num_rows = 64
 
     def _ask(self) -> BlockRef:
-        if self._splits is None:
-            self._splits = iter(self.read.splits())
-        split = next(self._splits, None)
-        if split is None:
-            raise Exhausted
+        split = self._next_split()
         read, caller, worker = self.read, self.interpreter.caller, self.interpreter.next_worker()
         if read.graph is None:
             handle = caller.source(read.function, split, on=worker, name=read.name)
         else:
             value = caller.upstream(read.graph, split.payload, on=worker)
             handle = caller.call(OnValue(read.function), [value], split, on=worker, name=read.name)
-        num_rows = -1 if split.num_rows is None or self.factor is None else split.num_rows * self.factor
         num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
-        return self.interpreter.refer(handle, num_rows, num_bytes, worker, self.interpreter.reads)
+        if split.num_rows is None:
+            return self.interpreter.refer(handle, -1, num_bytes, worker, self.interpreter.reads)
+        return self._refer(handle, split.num_rows, num_bytes, worker)
+
+    def _next_split(self) -> Split:
+        if self._splits is None:
+            self._splits = iter(self.read.splits())
+        split, self._rest = self._rest or next(self._splits, None), None
+        if split is None:
+            raise Exhausted
+        caller, divide = self.interpreter.caller, self.read.divide
+        if divide is None or not caller.divides or not split.num_rows:
+            return split
+        row_bytes = (split.num_bytes or 0) / split.num_rows * self.growth
+        num_rows = max(min(self._num_rows, int(caller.bundle_bytes / max(row_bytes, 1))), 1)
+        self._num_rows = 2 * num_rows
+        if num_rows >= split.num_rows:
+            return split
+        self._rest = divide(split, num_rows, split.num_rows)
+        return divide(split, 0, num_rows)
 
 
 class ComputeCursor(BlockCursor):
@@ -228,9 +276,8 @@ class ComputeCursor(BlockCursor):
         interpreter, compute = self.interpreter, self.compute
         run = self.waiting.pop(bundle_size(interpreter.caller, self.waiting.runs[0]))
         worker = interpreter.next_worker()
-        ref = interpreter.gather(run, on=worker, name=compute.name, function=compute.function, window=interpreter.reads)
-        ref.num_rows = -1 if self.factor is None else len(run) * self.factor
-        return ref
+        handle = interpreter.ask(run, on=worker, name=compute.name, function=compute.function)
+        return self._refer(handle, len(run), int(run_bytes(run)), worker)
 
 
 @dataclass(frozen=True)

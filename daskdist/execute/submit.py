@@ -34,6 +34,8 @@ class Submit:
 
     bundle_chunks = 64
     compacts = True
+    reports_freely = False
+    divides = True
 
     def __init__(self, client: Client, num_workers: int, futures: weakref.WeakSet[Future] | None = None) -> None:
         self.client = client

@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from dask.base import is_dask_collection
+from dask.utils import is_arraylike, is_dataframe_like
 
 from daskdist.core.block import Block
 from daskdist.core.cardinality import UNKNOWN
@@ -47,11 +49,11 @@ class FromDask(Source):
     @classmethod
     def of(cls, collection: Any, columns: Any = None) -> FromDask:
         """From a Dask array or dataframe; ``columns`` as in ``read_parquet``."""
-        if not hasattr(collection, "__dask_graph__"):
+        if not is_dask_collection(collection):
             raise ArgumentError(f"from_dask: {type(collection).__name__} is not a Dask collection")
-        if hasattr(collection, "divisions") and hasattr(collection, "columns"):
+        if is_dataframe_like(collection):
             return cls(collection, Columns.of(columns, [str(name) for name in collection.columns]))
-        if not (hasattr(collection, "chunks") and hasattr(collection, "dtype")):
+        if not is_arraylike(collection):
             raise ArgumentError(f"from_dask: takes Dask arrays and dataframes, not {type(collection).__name__}")
         if columns is not None:
             raise ArgumentError("from_dask: columns= is for dataframes; an array has none")

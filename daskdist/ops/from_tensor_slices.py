@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -72,7 +72,12 @@ class FromTensorSlices(Source):
         return splits
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, _block, "from_tensor_slices")
+        return Read(self.splits, _block, "from_tensor_slices", divide=_divide)
+
+
+def _divide(split: Split, start: int, stop: int) -> Split:
+    part = split.payload.slice(start, stop)
+    return replace(split, payload=part, num_rows=len(part), num_bytes=part.nbytes)
 
 
 def _block(split: Split) -> Block:

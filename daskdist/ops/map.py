@@ -25,12 +25,13 @@ class Map(Transformation):
 
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
-        # Tried on made-up elements, nothing is read: an axis whose length follows the unknown one is unknown too.
+        # Tried on made-up elements, nothing is read. An axis whose length follows the unknown one, or the values,
+        # is unknown too.
         spec = self.source.spec
         found = []
-        for unknown in (2, 3):
+        for unknown, value in ((2, 1), (3, 2)):
             try:
-                result = self.function.leaves(spec.example(unknown), lambda: "a made-up element of ones")
+                result = self.function.leaves(spec.example(unknown, value), lambda: "a made-up element")
             except UserFunctionError as error:
                 return SpecUnknown(str(error))
             found.append(ElementSpec.of(result[1].pack(result[0])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,7 +48,12 @@ class Range(Source):
         return [Split(f"range rows {k * size} on", part, len(part), len(part) * 8) for k, part in enumerate(parts)]
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, _read, "range")
+        return Read(self.splits, _read, "range", divide=_divide)
+
+
+def _divide(split: Split, start: int, stop: int) -> Split:
+    part = split.payload[start:stop]
+    return replace(split, payload=part, num_rows=len(part), num_bytes=len(part) * 8)
 
 
 def _read(split: Split) -> Block:

@@ -15,6 +15,7 @@ from daskdist.core.selection import Index, Run, RunQueue, concat
 
 # Draws made at a time, at most: few enough for the cache, enough to share the cost of a call.
 _DRAWS = 65_536
+_DRAWN_BYTES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,20 +83,26 @@ class ShuffleCursor:
     waiting: RunQueue = field(default_factory=RunQueue)
 
     def pull(self) -> Run:
-        num_draws = max(min(self.buffer_size, _DRAWS), 1024)
         try:
-            self.waiting.fill(self.source.pull, num_draws + (self.buffer_size if self.buffer is None else 0))
+            if self.buffer is None:
+                self.waiting.fill(self.source.pull, self.buffer_size + 1)
+            self.waiting.fill(self.source.pull, self._num_draws(self.waiting.runs[0] if self.waiting else self.buffer))
         except Exhausted:
             if self.buffer is None and not self.waiting:
                 raise
         if self.buffer is None:
             self.buffer = self.waiting.pop(self.buffer_size)
         if self.waiting:
-            return self._draw(self.buffer, self.waiting.pop(num_draws))
+            return self._draw(self.buffer, self.waiting.pop(self._num_draws(self.buffer)))
         rest, self.buffer = self.buffer, self.buffer[:0].without_unused()
         if not len(rest):
             raise Exhausted
         return rest.take(self.rng.permutation(len(rest)))
+
+    def _num_draws(self, like: Run) -> int:
+        # A small part of the buffer, or if that is small, what makes a call worth its cost and still is not much.
+        worth = min(_DRAWN_BYTES / max(like.element_bytes, 1), _DRAWS / 4)
+        return max(min(self.buffer_size // 8, _DRAWS), int(worth), 1)
 
     def _draw(self, buffer: Run, incoming: Run) -> Run:
         size = len(buffer)
