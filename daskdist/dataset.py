@@ -27,6 +27,7 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array
+from daskdist.execute.callers import Caller, embedded
 from daskdist.execute.embedded import iterate
 from daskdist.execute.graph import FromGraph, Recorded, record
 from daskdist.formats.parquet import Parquet
@@ -276,7 +277,7 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
     # --- looking ---
 
     def __iter__(self) -> Iterator[Any]:
-        return iterate(self._node, self._plan, next(self._iterations))
+        return iterate(embedded(self._node), self._plan, next(self._iterations))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """The elements, as nests of NumPy arrays and scalars.
@@ -400,6 +401,18 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         """`element_spec` as structure and leaves."""
         return self._spec
 
+    def spec_by(self, make_caller: Callable[[], Caller]) -> ElementSpec:
+        """`spec`, where a caller may have to make the first element."""
+        try:
+            return self._node.spec
+        except SpecUnknown:
+            pass
+        for element in iterate(make_caller(), self._plan, 0):
+            spec = ElementSpec.of(element)
+            # A batch may be shorter or longer than the first.
+            return spec.with_leaves([TensorSpec((None, *s.shape[1:]), s.dtype) if s.shape else s for s in spec.leaves])
+        raise UnknownLengthError("the dataset has no elements, and without one the spec of a mapped one is not known")
+
     # --- within ---
 
     def _with(self, node: Node) -> Dataset:
@@ -411,17 +424,7 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
 
     @cached_property
     def _spec(self) -> ElementSpec:
-        try:
-            return self._node.spec
-        except SpecUnknown:
-            return self._spec_of_first()
-
-    def _spec_of_first(self) -> ElementSpec:
-        for element in iterate(self._node, self._plan, 0):
-            spec = ElementSpec.of(element)
-            # A batch may be shorter or longer than the first.
-            return spec.with_leaves([TensorSpec((None, *s.shape[1:]), s.dtype) if s.shape else s for s in spec.leaves])
-        raise UnknownLengthError("the dataset has no elements, and without one the spec of a mapped one is not known")
+        return self.spec_by(lambda: embedded(self._node))
 
     @cached_property
     def _name(self) -> str:

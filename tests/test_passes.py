@@ -14,7 +14,7 @@ import daskdist
 from daskdist import Dataset
 from daskdist.core.node import lower
 from daskdist.errors import StackError
-from daskdist.execute.callers import Now, using
+from daskdist.execute.callers import Now, embedded, using
 from daskdist.execute.embedded import iterate
 from daskdist.execute.graph import record
 from daskdist.passes.autoshard import autoshard
@@ -37,7 +37,7 @@ STAGES = {
 def run(node, primitive):
     with using(Now):
         try:
-            return list(iterate(node, primitive, 0))
+            return list(iterate(embedded(node), primitive, 0))
         except StackError:
             return StackError
 

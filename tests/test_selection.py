@@ -15,7 +15,7 @@ from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, concat, places_by_value
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
-from daskdist.execute.gather import Picks, gather, take_rows
+from daskdist.execute.gather import Picks, gather
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -284,7 +284,7 @@ def test_batches_of_batches_of_nothing(inner):
 @quick
 def test_taking_rows_says_where_they_were(index):
     source = block(10, 6)
-    taken = take_rows([source], np.array(index, np.intp))
+    taken = source.take(np.array(index, np.intp))
     again = taken.take(np.arange(len(index))[::-1])
     for place, row in enumerate(reversed(index)):
         assert again.where(place) == f"row {row} of block at 10"

@@ -84,9 +84,10 @@ class Caller(Protocol):
         handles: Sequence[Handle],
         *args: Any,
         on: str | None = None,
+        is_pinned: bool = False,
         name: str,
     ) -> Handle:
-        """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be."""
+        """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be, or there only."""
         ...
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
@@ -130,6 +131,7 @@ class Now:
         handles: Sequence[Handle],
         *args: Any,
         on: str | None = None,
+        is_pinned: bool = False,
         name: str,
     ) -> Handle:
         return function(handles, *args)
@@ -167,7 +169,13 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.num_ahead, thread_name_prefix="daskdist")
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        is_pinned: bool = False,
+        name: str,
     ) -> Handle:
         result: Future[Any] = Future()
         missing = itertools.count(len(handles), -1)

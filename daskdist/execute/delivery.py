@@ -10,6 +10,7 @@ import numpy as np
 
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
+from daskdist.execute.callers import Handle, lengths_of
 from daskdist.execute.interpreter import Interpreter, bundle_size
 
 
@@ -23,10 +24,13 @@ class Lane:
         The block its elements are in; None where it has none.
     places
         For each step the element's place in that block; -1 for an element of no rows, which is in none.
+    lengths
+        Handle of the number of rows of each element of the block, where that was asked for.
     """
 
     ref: BlockRef | None
     places: Sequence[int]
+    lengths: Handle | None = None
 
 
 @dataclass(slots=True)
@@ -58,6 +62,8 @@ class Delivery:
         Which pass.
     workers
         For each consumer the worker on which its elements are wanted; None for this process.
+    asks_lengths
+        Whether to ask how many rows each element has.
     """
 
     def __init__(
@@ -66,8 +72,11 @@ class Delivery:
         primitive: Primitive,
         epoch: Epoch,
         workers: Sequence[str | None] = (None,),
+        *,
+        asks_lengths: bool = False,
     ) -> None:
         self.interpreter = interpreter
+        self.asks_lengths = asks_lengths
         self.workers = workers
         self._source: Cursor = interpreter.open(primitive)(epoch)
         self._waiting = RunQueue()
@@ -141,7 +150,7 @@ class Delivery:
             return None
         # From here on it is a bundle: what is ready counts against the bundles' share of the window.
         ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, self.interpreter.bundles)
-        return Stretch([Lane(ready, run.rows)])
+        return Stretch([Lane(ready, run.rows, self._lengths(ready))])
 
     def _gathered(self, run: Run) -> Stretch:
         num_lanes = len(self.workers)
@@ -158,4 +167,9 @@ class Delivery:
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(full)
         ref = interpreter.gather(run, on=worker, name="gather", window=interpreter.bundles)
-        return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist())
+        return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist(), self._lengths(ref))
+
+    def _lengths(self, ref: BlockRef) -> Handle | None:
+        if not self.asks_lengths:
+            return None
+        return self.interpreter.caller.call(lengths_of, [ref.handle], on=ref.worker, name="lengths")

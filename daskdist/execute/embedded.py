@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from daskdist.core.node import Node
 from daskdist.core.primitive import Primitive
-from daskdist.execute.callers import embedded
+from daskdist.execute.callers import Caller
 from daskdist.execute.delivery import Delivery
 from daskdist.execute.interpreter import Interpreter
 
 
-def iterate(node: Node, primitive: Primitive, iteration: int) -> Iterator[Any]:
-    """The elements, in order.
+def iterate(caller: Caller, primitive: Primitive, iteration: int) -> Iterator[Any]:
+    """The elements, in order, brought here.
 
     Parameters
     ----------
-    node
-        The pipeline.
+    caller
+        Who makes the calls; closed at the end, or when the iterator is let go of.
     primitive
-        What it comes down to.
+        What the pipeline comes down to.
     iteration
         How many passes over it were begun before: the order of a shuffle depends on it.
     """
-    caller = embedded(node)
     try:
         for stretch in Delivery(Interpreter(caller), primitive, (iteration,)):
             (lane,) = stretch.lanes

@@ -48,6 +48,7 @@ class Record:
         handles: Sequence[Handle],
         *args: Any,
         on: str | None = None,
+        is_pinned: bool = False,
         name: str,
     ) -> Handle:
         return self._write(name, function, List(*handles), *args)

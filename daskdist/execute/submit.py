@@ -14,20 +14,25 @@ from distributed import Client, Future, wait
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
+from daskdist.errors import ClusterError
 from daskdist.execute.callers import Graph, Handle, Report, report_of
+
+# Seconds between two looks at whether the workers are still there, while something is waited for.
+_LOOK_EVERY_S = 2
 
 
 class Submit:
     """Calls as tasks of a cluster; a handle is a Dask future, and letting go of it lets go of the result.
 
-    Workers are a preference: where one is lost, another takes its tasks.
+    Where data is made is a preference: another worker takes the tasks of one that is lost, or that has more to
+    do. A pinned call is made on its worker or not at all; should that be lost, whoever waits is told.
 
     Parameters
     ----------
     client
         The connection to the cluster.
-    num_workers
-        How many workers take part; how far calls run ahead grows with it.
+    workers
+        The addresses of the workers that take part.
     futures
         Where its futures are kept note of, for as long as somebody has them.
     """
@@ -37,13 +42,14 @@ class Submit:
     reports_freely = False
     divides = True
 
-    def __init__(self, client: Client, num_workers: int, futures: weakref.WeakSet[Future] | None = None) -> None:
+    def __init__(self, client: Client, workers: Sequence[str], futures: weakref.WeakSet[Future] | None = None) -> None:
         self.client = client
-        self.num_ahead = 4 * num_workers
+        self.workers = tuple(workers)
+        self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
+        self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
         self._keys = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count())
         self._reports: dict[str, Future] = {}
-        self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
 
     def call(
         self,
@@ -51,30 +57,34 @@ class Submit:
         handles: Sequence[Handle],
         *args: Any,
         on: str | None = None,
+        is_pinned: bool = False,
         name: str,
     ) -> Handle:
-        return self._submit(name, on, function, list(handles), *args)
+        return self._submit(name, on, function, list(handles), *args, is_pinned=is_pinned)
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
         # Data is sent to its worker, where a task of its size would have to go by way of the scheduler.
-        placed = [self._placed(arg, on) if _has_data(arg) else arg for arg in args]
+        placed = [self.place(arg, on) if _has_data(arg) else arg for arg in args]
         return self._submit(name, on, function, *placed)
 
-    def _placed(self, data: Any, on: str | None) -> Future:
-        future = self.client.scatter(data, workers=[on] if on else None, hash=False)
+    def place(self, data: Any, on: str | None = None) -> Future:
+        """Send data to a worker, or to all."""
+        future = self.client.scatter(data, workers=[on] if on else None, broadcast=on is None, hash=False)
         self.futures.add(future)
         return future
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         return self.client.get(cull(graph(), [key])[0], key, sync=False)
 
-    def _submit(self, name: str, on: str | None, function: Callable[..., Any], *args: Any) -> Future:
+    def _submit(
+        self, name: str, on: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
+    ) -> Future:
         future = self.client.submit(
             function,
             *args,
             key=f"{name}-{next(self._keys)}",
             workers=[on] if on else None,
-            allow_other_workers=bool(on),
+            allow_other_workers=bool(on) and not is_pinned,
             pure=False,
         )
         self.futures.add(future)
@@ -95,14 +105,34 @@ class Submit:
         return self.results([handle])[0]
 
     def results(self, handles: Sequence[Future]) -> list[Any]:
-        # Straight from the workers that have them.
-        # By way of the scheduler it would be five times slower.
+        self.wait(handles)
+        # Straight from the workers that have them: by way of the scheduler it would be five times slower.
         return list(self.client.gather(list(handles), direct=True))
 
     def wait(self, handles: Sequence[Future]) -> None:
-        """Wait until calls are over, however they end."""
-        with self.client.as_current():
-            wait(handles)
+        """Wait until calls are over, however they end.
+
+        Raises
+        ------
+        ClusterError
+            A worker that takes part is lost: what is pinned to it would be waited for without end.
+        """
+        while True:
+            try:
+                with self.client.as_current():
+                    wait(handles, timeout=_LOOK_EVERY_S)
+            except TimeoutError:
+                self._check_workers()
+            else:
+                return
+
+    def _check_workers(self) -> None:
+        there = self.client.scheduler_info(n_workers=-1)["workers"]
+        lost = [worker for worker in self.workers if worker not in there]
+        if lost:
+            raise ClusterError(
+                f"lost {', '.join(lost)}, on which replicas were; make a new strategy on the workers that are left"
+            )
 
     def close(self) -> None:
         # What a consumer still has of its results stays; what it has let go of, Dask has let go of too.

@@ -84,9 +84,9 @@ class ShuffleCursor:
 
     def pull(self) -> Run:
         try:
-            if self.buffer is None:
-                self.waiting.fill(self.source.pull, self.buffer_size + 1)
-            self.waiting.fill(self.source.pull, self._num_draws(self.waiting.runs[0] if self.waiting else self.buffer))
+            # One more than the buffer holds, to see what an element takes; then as many as are drawn at a time.
+            self.waiting.fill(self.source.pull, 1 if self.buffer is not None else self.buffer_size + 1)
+            self.waiting.fill(self.source.pull, self._num_draws(self.waiting.runs[0]))
         except Exhausted:
             if self.buffer is None and not self.waiting:
                 raise

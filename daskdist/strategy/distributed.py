@@ -70,7 +70,7 @@ class DistributedDataset:
         self._strategy = strategy
         self._dataset = dataset
         self._iterations = itertools.count()
-        self.spec: ElementSpec = dataset.spec
+        self.spec: ElementSpec = dataset.spec_by(lambda: strategy.reader(dataset))
         policy = dataset.options().auto_shard_policy or AutoShardPolicy.AUTO
         workers = strategy.workers
         consumers = tuple(replica.worker for replica in strategy.replicas)

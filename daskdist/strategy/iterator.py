@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from daskdist.core.primitive import Exhausted
-from daskdist.errors import ArgumentError, OutOfRangeError
-from daskdist.execute.callers import Caller, lengths_of
+from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError
+from daskdist.execute.callers import Caller
 from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.interpreter import Interpreter
 from daskdist.strategy.values import AsyncValue, PerReplica, PickFromRows, Remote
@@ -55,14 +55,11 @@ class _Feed:
         Gives them.
     caller
         Who makes calls.
-    asks_lengths
-        Whether to ask how many rows each has, where arithmetic does not tell.
     """
 
-    def __init__(self, delivery: Delivery, caller: Caller, asks_lengths: bool) -> None:
+    def __init__(self, delivery: Delivery, caller: Caller) -> None:
         self.delivery = delivery
         self.caller = caller
-        self.asks_lengths = asks_lengths
         self.lanes: list[Lane] = []
         self.position = self.length = 0
 
@@ -73,16 +70,16 @@ class _Feed:
                 stretch = self.delivery.pull()
             except Exhausted:
                 return None
-            self.lanes = [self._without_empty(lane) if self.asks_lengths else lane for lane in stretch.lanes]
+            self.lanes = list(map(self._without_empty, stretch.lanes))
             self.position, self.length = 0, len(stretch)
         step = [(lane, lane.places[self.position]) for lane in self.lanes]
         self.position += 1
         return step
 
     def _without_empty(self, lane: Lane) -> Lane:
-        if lane.ref is None:
+        if lane.lengths is None:
             return lane
-        lengths = self.caller.result(self.caller.call(lengths_of, [lane.ref.handle], name="lengths"))
+        lengths = self.caller.result(lane.lengths)
         return Lane(lane.ref, [place if place >= 0 and lengths[place] else -1 for place in lane.places])
 
 
@@ -96,15 +93,17 @@ class DistributedIterator:
         self._finalizer = weakref.finalize(self, caller.close)
         self._is_here = dataset.strategy.workers == (None,)
         self._structure = dataset.spec.structure
-        self._error: Exception | None = None
+        self._failure = ""
         self._feeds = []
         self._num_lanes = [len(pipeline.consumers) for pipeline in dataset.pipelines]
         for pipeline in dataset.pipelines:
             interpreter = Interpreter(caller, pipeline.readers)
-            delivery = Delivery(interpreter, pipeline.primitive, (iteration,), pipeline.consumers)
             # Pieces that a function's results were cut into: only they tell whether a step has rows.
-            asks_lengths = len(dataset.pipelines) > 1 and not pipeline.primitive.grouped
-            self._feeds.append(_Feed(delivery, caller, asks_lengths))
+            asks_lengths = sum(self._num_lanes) > 1 and not pipeline.primitive.grouped
+            delivery = Delivery(
+                interpreter, pipeline.primitive, (iteration,), pipeline.consumers, asks_lengths=asks_lengths
+            )
+            self._feeds.append(_Feed(delivery, caller))
         self._empty = tuple(leaf.zeros() for leaf in dataset.spec.leaves) if sum(self._num_lanes) > 1 else ()
 
     @property
@@ -135,14 +134,17 @@ class DistributedIterator:
         OutOfRangeError
             There are no more.
         """
-        if self._error is not None:
-            raise self._error
+        if self._failure:
+            # What failed is not passed over in silence the next time.
+            raise DaskdistError(f"this iterator has failed before: {self._failure}")
         try:
             return self._step()
-        except BaseException as error:
-            # What failed once is not passed over in silence the next time.
-            if isinstance(error, Exception):
-                self._error = error
+        except OutOfRangeError:
+            self.close()
+            raise
+        except Exception as error:
+            # Not the error itself: the frames of its traceback hold on to this iterator.
+            self._failure = f"{type(error).__name__}: {error}"
             self.close()
             raise
 

@@ -6,8 +6,10 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optree
 from distributed import Client, LocalCluster
 from distributed.comm import parse_address, parse_host_port
@@ -19,7 +21,21 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.submit import Submit
 from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.values import AsyncValue, PerReplica, PickFromReturned, Remote, Returned, regroup
+from daskdist.strategy.values import (
+    AsyncValue,
+    PerReplica,
+    PickAll,
+    PickFromReturned,
+    Remote,
+    Returned,
+    as_it_is_now,
+    regroup,
+)
+
+# Arrays of this size and more are sent to the workers themselves.
+_LARGE_BYTES = 2**20
+# Functions whose layouts are kept.
+_MOST_LAYOUTS = 256
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -66,11 +82,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._finalizer()
             raise
         replicas = [Replica(address, f"CPU:{k}") for address, _ in workers for k in range(replicas_per_worker)]
-        self._submit = Submit(self.client, len(workers))
+        self._submit = Submit(self.client, [address for address, _ in workers])
         super().__init__(replicas, self._submit)
-        # What each function returned when it was first called, and so returns.
-        self._layouts: dict[Any, tuple[Any, tuple[bool, ...]]] = {}
-        self._in_flight: deque[list[Handle]] = deque()
+        # What each function gave when it was first called, and so gives; and what its key is the identity of.
+        self._layouts: dict[Any, tuple[Layout, Any]] = {}
+        # The calls of each step that are under way, the oldest step first.
+        self._in_flight: deque[set[Handle]] = deque()
 
     def _connect(self, cluster: Any, threads: int) -> Client:
         if isinstance(cluster, Client):
@@ -104,39 +121,79 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.close()
 
     def reader(self, dataset: Dataset) -> Caller:
-        return Submit(self.client, len(self.workers), self._submit.futures)
+        return Submit(self.client, self._submit.workers, self._submit.futures)
+
+    def _sent(self, nest: Any) -> Any:
+        def send(leaf: Any) -> Any:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
+                return leaf
+            if leaf.nbytes < _LARGE_BYTES:
+                return as_it_is_now(leaf)
+            # Once to each worker, and not with every task by way of the scheduler.
+            return AsyncValue(self._submit, Remote(self._submit.place(leaf), PickAll()))
+
+        return optree.tree_map(send, nest, none_is_leaf=True)
 
     def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
-        treespec, are_none = self._layout(fn, handles)
-        self._in_flight.append(handles)
-        if len(self._in_flight) > setting("max-steps-in-flight"):
-            self._submit.wait(self._in_flight.popleft())
+        self._keep_until_done(handles)
+        layout = self._layout(fn, handles)
         leaves = []
-        for number, is_none in enumerate(are_none):
-            pick = PickFromReturned(number, treespec)
-            values = [AsyncValue(self._caller, Remote(handle, pick)) for handle in handles]
+        for number, is_none in enumerate(layout.are_none):
+            pick = PickFromReturned(number, layout.treespec)
+            values = [AsyncValue(self._submit, Remote(handle, pick)) for handle in handles]
             leaves.append(None if is_none else values[0] if len(values) == 1 else PerReplica(values))
-        return optree.tree_unflatten(treespec, leaves)
+        return optree.tree_unflatten(layout.treespec, leaves)
 
-    def _layout(self, fn: Callable[..., Any], handles: list[Handle]) -> tuple[Any, tuple[bool, ...]]:
-        # Known by its code: a function defined anew in each step is still one function.
-        key = getattr(fn, "__code__", fn)
-        if key not in self._layouts:
-            self._layouts[key] = self._caller.result(self._caller.call(layout_of, handles, name="layout"))
-        return self._layouts[key]
+    def _keep_until_done(self, handles: list[Handle]) -> None:
+        # A call whose result nobody keeps is to be made all the same; once it is, Dask may forget it.
+        step = set(handles)
+        for handle in handles:
+            handle.add_done_callback(step.discard)
+        self._in_flight.append(step)
+        while self._in_flight and not self._in_flight[0]:
+            self._in_flight.popleft()
+        if len(self._in_flight) > setting("max-steps-in-flight"):
+            self._submit.wait(list(self._in_flight.popleft()))
+
+    def _layout(self, fn: Callable[..., Any], handles: list[Handle]) -> Layout:
+        # A function defined anew in each step, over the same variables, is still one function.
+        closure = getattr(fn, "__closure__", None) or ()
+        key = (getattr(fn, "__code__", id(fn)), *map(id, closure))
+        if key in self._layouts:
+            return self._layouts[key][0]
+        asked = [
+            self._submit.call(layout_of, [handle], on=replica.worker, name="layout")
+            for handle, replica in zip(handles, self.replicas, strict=True)
+        ]
+        layouts = self._submit.results(asked)
+        # Refuses structures that differ.
+        regroup([optree.tree_unflatten(each.treespec, each.are_none) for each in layouts])
+        are_none = tuple(map(all, zip(*[each.are_none for each in layouts], strict=True)))
+        layout = Layout(layouts[0].treespec, are_none)
+        if not any(are_none):
+            if len(self._layouts) == _MOST_LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts)))
+            self._layouts[key] = layout, (fn, closure)
+        return layout
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
         treespec = Returned.of([0] * num_leaves).treespec
         picks = [PickFromReturned(number, treespec) for number in range(num_leaves)]
-        return [AsyncValue(self._caller, Remote(handle, pick)) for pick in picks]
+        return [AsyncValue(self._submit, Remote(handle, pick)) for pick in picks]
 
 
-def layout_of(results: Sequence[Returned]) -> tuple[Any, tuple[bool, ...]]:
-    """The structure a function returned on all replicas, and which of its leaves are None on all."""
-    # Refuses structures that differ.
-    regroup([optree.tree_unflatten(each.treespec, [0] * len(each.leaves)) for each in results])
-    columns = zip(*[each.leaves for each in results], strict=True)
-    return results[0].treespec, tuple(all(leaf is None for leaf in column) for column in columns)
+@dataclass(frozen=True)
+class Layout:
+    """What a function gives, but for the values: the structure, and which of its leaves are None."""
+
+    treespec: Any
+    are_none: tuple[bool, ...]
+
+
+def layout_of(results: Sequence[Returned]) -> Layout:
+    """The layout of the one result there is."""
+    (returned,) = results
+    return Layout(returned.treespec, tuple(leaf is None for leaf in returned.leaves))
 
 
 def _client_of(address: str) -> Client:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.structure import as_array
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.values import Pick, Returned, Wiring, fill
@@ -59,10 +58,15 @@ class Reduction:
 
 
 def _sum(array: Any, axis: Axis) -> Any:
-    return array if axis is None else np.sum(array, axis=axis)
+    if axis is None:
+        # As NumPy's sum does: small integers and bools must not run over.
+        return array.astype(np.result_type(array.dtype, np.int64)) if array.dtype.kind == "b" else array
+    return np.sum(array, axis=axis)
 
 
 def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int]:
+    if not np.issubdtype(array.dtype, np.inexact):
+        array = array.astype(np.float64)
     if axis is None:
         return array, 1
     axes = axis if isinstance(axis, tuple) else (axis,)
@@ -71,8 +75,6 @@ def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int]:
 
 def _mean(partial: tuple[Any, int]) -> Any:
     total, count = partial
-    if not np.issubdtype(total.dtype, np.inexact):
-        total = total.astype(np.float64)
     # No rows at all: 0/0, which is NaN, as NumPy's mean of nothing is; without its warning on a worker.
     with np.errstate(invalid="ignore", divide="ignore"):
         return total / total.dtype.type(count)
@@ -128,7 +130,8 @@ class Fold:
 
 
 def _checked(value: Any, axis: Axis) -> Any:
-    array = as_array(value)
+    # Python's numbers are as wide here as they are in Python.
+    array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise ArgumentError(f"reduce: a value is {array.dtype}, and only numbers add up")
     axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)

@@ -140,11 +140,12 @@ class Strategy:
         Notes
         -----
         On a cluster the structure of a function's result is learned from its first call, which waits for it.
-        Later calls wait for nothing until ``daskdist.max-steps-in-flight`` of them are under way.
+        Later calls wait for nothing until ``daskdist.max-steps-in-flight`` of them are under way. A call that
+        gives None, or None in some place, is always waited for: nobody would look at it to see it fail.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
-        call = (tuple(args), dict(kwargs or {}))
+        call = self._sent((tuple(args), dict(kwargs or {})))
         self._check_sizes(call)
         handles = []
         name = f"run-{getattr(fn, '__name__', type(fn).__name__)}"
@@ -161,10 +162,15 @@ class Strategy:
                     replica,
                     number,
                     on=replica.worker,
+                    is_pinned=True,
                     name=name,
                 )
             )
         return self._returned(fn, handles)
+
+    def _sent(self, nest: Any) -> Any:
+        """What a call is given, in a form that a later change of it does not reach."""
+        return nest
 
     def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
         raise NotImplementedError
@@ -202,7 +208,7 @@ class Strategy:
         """
         op = ReduceOp.of(reduce_op)
         along: Axis = axis if axis is None or isinstance(axis, int) else tuple(axis)
-        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        leaves, treespec = optree.tree_flatten(self._sent(value), none_is_leaf=True)
         if self.num_replicas_in_sync == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
         self._check_sizes(leaves)

@@ -41,6 +41,16 @@ class PickFromRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PickAll:
+    """The whole result."""
+
+    is_small_part = False
+
+    def __call__(self, result: Any) -> Any:
+        return result
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
     """What a function gave on a replica, as leaves."""
 
@@ -123,19 +133,27 @@ class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
         nested = [each._source for each in args if isinstance(each, AsyncValue)]
         operations = 1 + sum(each.num_operations for each in nested if isinstance(each, Applied))
-        return AsyncValue(self._caller, Applied(function, args, kwargs, operations))
+        return AsyncValue(self._caller, Applied(function, tuple(map(as_it_is_now, args)), kwargs, operations))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `total += value` asks for the result in place; a new value under the old name is the same to its user.
-        if any(out is not self for out in kwargs.pop("out", ())):
-            return NotImplemented
+        out = [each for each in kwargs.pop("out", ()) if each is not self]
+        if out:
+            return getattr(ufunc, method)(*results_of(inputs), out=tuple(out), **kwargs)
         return self._apply(getattr(ufunc, method), *inputs, **kwargs)
 
     def __getitem__(self, key: Any) -> AsyncValue:
         return self._apply(operator.getitem, self, key)
 
+    def __getattr__(self, name: str) -> Any:
+        # What an array or a number has, such as shape, mean and item: waited for. Protocols that others look
+        # for by names of their own are not.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.result(), name)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(self.result(), dtype=dtype)
+        return np.array(self.result(), dtype=dtype, copy=copy)
 
     def __float__(self) -> float:
         return float(self.result())
@@ -149,27 +167,14 @@ class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self.result())
 
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.result(), digits)
+
     def __len__(self) -> int:
         return len(self.result())
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.result())
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return np.shape(self.result())
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.asarray(self.result()).dtype
-
-    @property
-    def ndim(self) -> int:
-        return np.ndim(self.result())
-
-    def item(self) -> Any:
-        """The value as a Python number."""
-        return self.result().item()
 
     def __format__(self, spec: str) -> str:
         return format(self.result(), spec)
@@ -182,6 +187,11 @@ class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
 
     # Equality is elementwise, as an array's is; so, as an array, it does not hash.
     __hash__ = None  # type: ignore[assignment]
+
+
+def as_it_is_now(value: Any) -> Any:
+    """A value that a later change of the array does not reach: calls are sent after they are made."""
+    return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
 
 
 @dataclass(frozen=True, slots=True)

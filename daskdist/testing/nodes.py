@@ -18,7 +18,7 @@ from daskdist.core.node import Node, Source, SpecUnknown, lower
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
-from daskdist.execute.callers import Now, using
+from daskdist.execute.callers import Now, embedded, using
 from daskdist.execute.embedded import iterate
 from daskdist.passes.fuse import fuse
 from daskdist.passes.simplify import simplify
@@ -94,7 +94,7 @@ def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> l
     """
     primitive = fuse(lower(simplify(node))) if optimised else lower(node)
     with using(Now):
-        return list(itertools.islice(iterate(node, primitive, iteration), _MOST))
+        return list(itertools.islice(iterate(embedded(node), primitive, iteration), _MOST))
 
 
 class NodeLaws:
