@@ -186,7 +186,11 @@ class Threads:
             except BaseException as error:
                 result.set_exception(error)
 
-        def one_is_there(_: object) -> None:
+        def one_is_there(handle: Future[Any]) -> None:
+            if handle.cancelled():
+                # The pool is closing, and holds the lock that asking it for a thread would take.
+                result.cancel()
+                return
             # Counting is atomic: just one of the callbacks sees the last.
             if next(missing) > 1:
                 return

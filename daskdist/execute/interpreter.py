@@ -211,9 +211,9 @@ class BlockCursor:
                 self.growth *= max(report.nbytes, 1) / max(expected, 1)
                 self._sample = None
 
-    def _refer(self, handle: Any, num_rows: int, num_bytes: int, on: str | None) -> BlockRef:
+    def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, on: str | None) -> BlockRef:
         interpreter = self.interpreter
-        num_rows = -1 if self.factor is None else num_rows * self.factor
+        num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
         return interpreter.refer(handle, num_rows, int(num_bytes * self.growth), on, interpreter.reads)
 
     def _ask(self) -> BlockRef:
@@ -240,8 +240,6 @@ class ReadCursor(BlockCursor):
             value = caller.upstream(read.graph, split.payload, on=worker)
             handle = caller.call(OnValue(read.function), [value], split, on=worker, name=read.name)
         num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
-        if split.num_rows is None:
-            return self.interpreter.refer(handle, -1, num_bytes, worker, self.interpreter.reads)
         return self._refer(handle, split.num_rows, num_bytes, worker)
 
     def _next_split(self) -> Split:

@@ -93,7 +93,7 @@ class DistributedIterator:
         self._finalizer = weakref.finalize(self, caller.close)
         self._is_here = dataset.strategy.workers == (None,)
         self._structure = dataset.spec.structure
-        self._failure = ""
+        self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._feeds = []
         self._num_lanes = [len(pipeline.consumers) for pipeline in dataset.pipelines]
         for pipeline in dataset.pipelines:
@@ -136,7 +136,7 @@ class DistributedIterator:
         """
         if self._failure:
             # What failed is not passed over in silence the next time.
-            raise DaskdistError(f"this iterator has failed before: {self._failure}")
+            raise self._failure[0](*self._failure[1])
         try:
             return self._step()
         except OutOfRangeError:
@@ -144,7 +144,7 @@ class DistributedIterator:
             raise
         except Exception as error:
             # Not the error itself: the frames of its traceback hold on to this iterator.
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure = _made_of(error)
             self.close()
             raise
 
@@ -183,3 +183,12 @@ class DistributedIterator:
             return self._caller.result(ref.handle).item(place)  # type: ignore[union-attr, no-any-return]
         picks = [PickFromRows(place, number) for number in range(self._structure.num_leaves)]
         return [AsyncValue(self._caller, Remote(ref.handle, pick, ref)) for pick in picks]  # type: ignore[union-attr]
+
+
+def _made_of(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:
+    # What makes an equal error anew, without the traceback.
+    try:
+        type(error)(*error.args)
+    except Exception:
+        return DaskdistError, (f"{type(error).__name__}: {error}",)
+    return type(error), error.args

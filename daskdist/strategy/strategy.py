@@ -208,7 +208,7 @@ class Strategy:
         """
         op = ReduceOp.of(reduce_op)
         along: Axis = axis if axis is None or isinstance(axis, int) else tuple(axis)
-        leaves, treespec = optree.tree_flatten(self._sent(value), none_is_leaf=True)
+        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
         if self.num_replicas_in_sync == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
         self._check_sizes(leaves)
@@ -227,7 +227,7 @@ class Strategy:
             Group(
                 worker,
                 [
-                    [value.values[number] for value in values]
+                    [self._sent(value.values[number]) for value in values]
                     for number, replica in enumerate(self._replicas)
                     if replica.worker == worker
                 ],

@@ -185,6 +185,10 @@ class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
     def __str__(self) -> str:
         return str(self.result())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, in memory or on disk, is of the value.
+        return PickAll(), (self.result(),)
+
     # Equality is elementwise, as an array's is; so, as an array, it does not hash.
     __hash__ = None  # type: ignore[assignment]
 
