@@ -146,7 +146,7 @@ def gradients(weights: Weights, batch: dict[str, Array]) -> tuple[Any, Any, Weig
         "output": hidden.T @ at_output,
         "output_bias": at_output.sum(axis=0),
     }
-    return loss, np.float64(len(y)), sums
+    return loss, len(y), sums
 
 
 def train(strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int) -> Iterator[Step]:
