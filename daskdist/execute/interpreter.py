@@ -26,13 +26,14 @@ from daskdist.core.primitive import (
     Split,
 )
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
-from daskdist.execute.callers import Caller
+from daskdist.execute.callers import MIB, Caller
 from daskdist.execute.gather import Picks, gather
 from daskdist.execute.window import Window
 
 # Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most a
 # third as much is copied as is given up, so all copying together stays below one copy of the data.
 _FEW_ROWS_LEFT = 0.25
+_WORTH_FREEING_BYTES = 16 * MIB
 
 
 class Interpreter:
@@ -135,7 +136,7 @@ class Interpreter:
                 freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed
         for worker, places in few.items():
             # One call for all of a worker, and only when it is worth one.
-            if freed_bytes[worker] >= self.caller.bundle_bytes:
+            if freed_bytes[worker] >= _WORTH_FREEING_BYTES:
                 selection = self._merged(selection, places, worker, "compact", self.reads)
         return selection.without_unused()
 

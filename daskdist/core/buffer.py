@@ -1,0 +1,129 @@
+"""Buffers whose elements are drawn and replaced, as shuffling does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Slots of a buffer drawn in turn, each time replacing the occupant by the next of some incoming elements.
+
+    Parameters
+    ----------
+    output
+        What each draw gives, shape ``(num_draws,)``: a slot for the occupant it had at first, or ``size + t``
+        for the incoming element that draw t put in.
+    slots
+        The slots that were drawn, each once, in order.
+    last
+        For each of them the draw that was its last.
+    """
+
+    output: Index
+    slots: Index
+    last: Index
+
+    @classmethod
+    def of(cls, slots: Index, size: int) -> Draws:
+        """From the slot of each draw.
+
+        The output of draw t is what the latest earlier draw of its slot put in, or the slot's first occupant:
+        sorting the draws by (slot, t) finds it for all of them at once.
+
+        >>> Draws.of(np.array([1, 0, 1, 1]), 2)
+        Draws(output=array([1, 0, 2, 4]), slots=array([0, 1]), last=array([1, 3]))
+        """
+        num_draws = len(slots)
+        # The draw's number in the low bits makes each key one of a kind, and so any sort a stable one.
+        bits = num_draws.bit_length()
+        keys: Index = slots.astype(np.uint32 if size << bits < 2**32 else np.int64)
+        keys = np.sort((keys << bits) | np.arange(num_draws, dtype=keys.dtype))
+        slot, draw = (keys >> bits).astype(np.intp), (keys & ((1 << bits) - 1)).astype(np.intp)
+        is_first = np.ones(num_draws, bool)
+        np.not_equal(slot[1:], slot[:-1], out=is_first[1:])
+        previous = np.empty(num_draws, np.intp)
+        previous[1:] = draw[:-1] + size
+        np.copyto(previous, slot, where=is_first)
+        output = np.empty(num_draws, np.intp)
+        output[draw] = previous
+        is_last = np.append(is_first[1:], True)[:num_draws]
+        return cls(output, slot[is_last], draw[is_last])
+
+
+class RowBuffer:
+    """A buffer of rows: an exchange costs as many steps as there are draws, however large the buffer is."""
+
+    def __init__(self, rows: Selection) -> None:
+        self._hold(rows)
+
+    def _hold(self, rows: Selection) -> None:
+        self._blocks = list(rows.blocks)
+        self._place_of = {id(ref): place for place, ref in enumerate(rows.blocks)}
+        self._rows = rows.row_numbers.copy()
+        self._which = rows.places.copy()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def exchange(self, draws: Draws, incoming: Selection) -> Selection:
+        """What draws give, of the buffer's rows and those that come in; the rest stays."""
+        rows = incoming.row_numbers
+        which = np.array([self._place(ref) for ref in incoming.blocks], np.intp).take(incoming.places)
+        is_new = draws.output >= len(self)
+        of_buffer = np.where(is_new, 0, draws.output)
+        of_incoming = draws.output[is_new] - len(self)
+        out_rows, out_which = self._rows.take(of_buffer), self._which.take(of_buffer)
+        out_rows[is_new], out_which[is_new] = rows.take(of_incoming), which.take(of_incoming)
+        self._rows[draws.slots], self._which[draws.slots] = rows.take(draws.last), which.take(draws.last)
+        return Selection(tuple(self._blocks), out_rows, out_which).without_unused()
+
+    def _place(self, ref: BlockRef) -> int:
+        place = self._place_of.setdefault(id(ref), len(self._blocks))
+        if place == len(self._blocks):
+            self._blocks.append(ref)
+        return place
+
+    def tidy(self, compact: Callable[[Run], Run]) -> None:
+        """Let go of blocks without rows here, and of as much of others as ``compact`` does."""
+        self._hold(compact(self.rest().without_unused()))  # type: ignore[arg-type]  # rows stay rows
+
+    def rest(self) -> Selection:
+        """What is in the buffer, slot by slot."""
+        return Selection(tuple(self._blocks), self._rows, self._which)
+
+
+class BatchBuffer:
+    """A buffer of batches that are not gathered yet."""
+
+    def __init__(self, batches: Groups) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def exchange(self, draws: Draws, incoming: Groups) -> Groups:
+        """What draws give, of the buffer's batches and those that come in; the rest stays."""
+        pool = Groups.concat([self._batches, incoming])
+        occupants = np.arange(len(self))
+        occupants[draws.slots] = draws.last + len(self)
+        self._batches = pool.take(occupants)
+        return pool.take(draws.output).without_unused()
+
+    def tidy(self, compact: Callable[[Run], Run]) -> None:
+        """Let go of blocks without rows here, and of as much of others as ``compact`` does."""
+        self._batches = compact(self._batches.without_unused())  # type: ignore[assignment]  # batches stay batches
+
+    def rest(self) -> Groups:
+        """What is in the buffer, slot by slot."""
+        return self._batches
+
+
+def buffer_of(run: Run) -> RowBuffer | BatchBuffer:
+    """A buffer that holds the elements of a run."""
+    return BatchBuffer(run) if isinstance(run, Groups) else RowBuffer(run)
