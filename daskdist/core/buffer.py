@@ -63,31 +63,21 @@ class RowBuffer:
         self._hold(rows)
 
     def _hold(self, rows: Selection) -> None:
-        self._blocks = list(rows.blocks)
-        self._place_of = {id(ref): place for place, ref in enumerate(rows.blocks)}
-        self._rows = rows.row_numbers.copy()
-        self._which = rows.places.copy()
+        self._blocks: list[BlockRef] = []
+        self._place_of: dict[int, int] = {}
+        self._codes = self._coded(rows)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._codes)
 
     def exchange(self, draws: Draws, incoming: Selection) -> Selection:
         """What draws give, of the buffer's rows and those that come in; the rest stays."""
-        rows = incoming.row_numbers
-        which = np.array([self._place(ref) for ref in incoming.blocks], np.intp).take(incoming.places)
+        new = self._coded(incoming)
         is_new = draws.output >= len(self)
-        of_buffer = np.where(is_new, 0, draws.output)
-        of_incoming = draws.output[is_new] - len(self)
-        out_rows, out_which = self._rows.take(of_buffer), self._which.take(of_buffer)
-        out_rows[is_new], out_which[is_new] = rows.take(of_incoming), which.take(of_incoming)
-        self._rows[draws.slots], self._which[draws.slots] = rows.take(draws.last), which.take(draws.last)
-        return Selection(tuple(self._blocks), out_rows, out_which).without_unused()
-
-    def _place(self, ref: BlockRef) -> int:
-        place = self._place_of.setdefault(id(ref), len(self._blocks))
-        if place == len(self._blocks):
-            self._blocks.append(ref)
-        return place
+        output = self._codes.take(np.where(is_new, 0, draws.output))
+        output[is_new] = new.take(draws.output[is_new] - len(self))
+        self._codes[draws.slots] = new.take(draws.last)
+        return self._decoded(output)
 
     def tidy(self, compact: Callable[[Run], Run]) -> None:
         """Let go of blocks without rows here, and of as much of others as ``compact`` does."""
@@ -95,7 +85,24 @@ class RowBuffer:
 
     def rest(self) -> Selection:
         """What is in the buffer, slot by slot."""
-        return Selection(tuple(self._blocks), self._rows, self._which)
+        return self._decoded(self._codes)
+
+    def _coded(self, rows: Selection) -> Index:
+        # One number a row, the block's place here above the row's in the block: half as much to move about.
+        places = np.array([self._place(ref) for ref in rows.blocks], np.int64) << 32
+        if rows.which is None:
+            place: int = places[0] if len(places) else 0
+            return rows.row_numbers + place
+        return rows.row_numbers + places.take(rows.which)
+
+    def _decoded(self, codes: Index) -> Selection:
+        return Selection(tuple(self._blocks), codes & 0xFFFFFFFF, codes >> 32)
+
+    def _place(self, ref: BlockRef) -> int:
+        place = self._place_of.setdefault(id(ref), len(self._blocks))
+        if place == len(self._blocks):
+            self._blocks.append(ref)
+        return place
 
 
 class BatchBuffer:

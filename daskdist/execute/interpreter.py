@@ -26,14 +26,15 @@ from daskdist.core.primitive import (
     Split,
 )
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
-from daskdist.execute.callers import MIB, Caller
+from daskdist.execute.callers import Caller
 from daskdist.execute.gather import Picks, gather
 from daskdist.execute.window import Window
 
 # Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most a
 # third as much is copied as is given up, so all copying together stays below one copy of the data.
 _FEW_ROWS_LEFT = 0.25
-_WORTH_FREEING_BYTES = 16 * MIB
+# The share of a worker's window for reads that moving rows has to free to be worth its call.
+_WORTH_FREEING = 0.25
 
 
 class Interpreter:
@@ -54,6 +55,7 @@ class Interpreter:
         self.bundles = Window(budget)
         # Whether a cursor may wait for a count: not while there is something to hand out already.
         self.waits = True
+        self.num_workers = len(workers)
         self._turns = cycle(workers)
 
     def open(self, primitive: Primitive) -> Opener:
@@ -136,7 +138,7 @@ class Interpreter:
                 freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed
         for worker, places in few.items():
             # One call for all of a worker, and only when it is worth one.
-            if freed_bytes[worker] >= _WORTH_FREEING_BYTES:
+            if freed_bytes[worker] >= self.reads.limit_bytes / self.num_workers * _WORTH_FREEING:
                 selection = self._merged(selection, places, worker, "compact", self.reads)
         return selection.without_unused()
 
@@ -253,7 +255,7 @@ class ReadCursor(BlockCursor):
         if divide is None or not caller.divides or not split.num_rows:
             return split
         row_bytes = (split.num_bytes or 0) / split.num_rows * self.growth
-        num_rows = max(min(self._num_rows, int(caller.bundle_bytes / max(row_bytes, 1))), 1)
+        num_rows = max(min(self._num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
         self._num_rows = 2 * num_rows
         if num_rows >= split.num_rows:
             return split

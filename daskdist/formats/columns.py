@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from daskdist.core.memory import empty
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
@@ -98,4 +99,9 @@ class Columns:
 
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     # Two passes of whole cache lines are faster than one that writes every sixteenth float.
-    return np.ascontiguousarray(np.array(columns).T)
+    rows = empty((len(columns), len(columns[0])), np.result_type(*columns))
+    for number, column in enumerate(columns):
+        rows[number] = column
+    array = empty(rows.shape[::-1], rows.dtype)
+    array[...] = rows.T
+    return array

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -98,7 +99,9 @@ def _opened(path: str) -> Iterator[Any]:
             ):
                 yield file
         else:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            known = os.stat(path)
+            metadata = _metadata(path, known.st_mtime_ns, known.st_size)
+            with pq.ParquetFile(path, metadata=metadata, page_checksum_verification=True) as file:
                 yield file
     except DaskdistError:
         raise
@@ -112,6 +115,14 @@ def _opened(path: str) -> Iterator[Any]:
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         size = "" if is_remote(path) else f" of {os.path.getsize(path)} bytes"
         raise FileError(f"{path}: not a Parquet file, or one cut short{size}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _metadata(path: str, mtime_ns: int, size: int) -> Any:
+    # A file's index takes as long to parse as a small row group takes to read, and a file has many of them.
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(path)
 
 
 def _column_spec(field: Any, path: str) -> TensorSpec:
