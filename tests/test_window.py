@@ -328,3 +328,12 @@ def test_window_is_released_from_any_thread():
     for worker in workers:
         worker.join()
     assert window.used_bytes == 0
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_large_chunks_that_are_kept_keep_their_rows(prefetched):
+    x = np.arange(400_000 * 8).reshape(-1, 8)
+    ds = Dataset.from_tensor_slices(x).shuffle(30_000, seed=3).batch(5_000)
+    kept = list(ds.prefetch(1) if prefetched else ds)
+    np.testing.assert_array_equal(np.sort(np.concatenate(kept)[:, 0]), x[:, 0])
+    assert all((chunk - chunk[:, :1] == np.arange(8)).all() for chunk in kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -90,10 +91,9 @@ class RowBuffer:
     def _coded(self, rows: Selection) -> Index:
         # One number a row, the block's place here above the row's in the block: half as much to move about.
         places = np.array([self._place(ref) for ref in rows.blocks], np.int64) << 32
-        if rows.which is None:
-            place: int = places[0] if len(places) else 0
-            return rows.row_numbers + place
-        return rows.row_numbers + places.take(rows.which)
+        base: Any = places.take(rows.which) if rows.which is not None else places[0] if len(places) else 0
+        codes: Index = rows.row_numbers + base
+        return codes
 
     def _decoded(self, codes: Index) -> Selection:
         return Selection(tuple(self._blocks), codes & 0xFFFFFFFF, codes >> 32)

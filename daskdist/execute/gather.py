@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, nested, stack
-from daskdist.core.memory import empty, take
 from daskdist.core.origin import Chosen
 from daskdist.core.selection import Index, Run, Selection, places_by_value
 from daskdist.core.structure import Leaves
@@ -72,7 +71,7 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
     if isinstance(rows, range):
         return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label)
     if which is None:
-        return Block(first.structure, [take(leaf, rows) for leaf in first.leaves], label)
+        return Block(first.structure, [leaf.take(rows, axis=0) for leaf in first.leaves], label)
     stretches = _stretches(rows, which, 2 * len(blocks))
     if stretches is not None:
         return Block.concat([blocks[place].slice(start, stop) for place, start, stop in stretches], label)
@@ -85,13 +84,13 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
     inverse[np.concatenate(order)] = np.arange(len(rows))
     leaves = []
     for number, leaf in enumerate(first.leaves):
-        found = empty((len(rows), *leaf.shape[1:]), leaf.dtype)
+        found = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
         start = 0
         for of_block, wanted, count in parts:
             # The rows are there: "clip" only spares NumPy a buffer.
             np.take(of_block[number], wanted, axis=0, out=found[start : start + count], mode="clip")
             start += count
-        leaves.append(take(found, inverse))
+        leaves.append(found.take(inverse, axis=0))
     return Block(first.structure, leaves, label)
 
 

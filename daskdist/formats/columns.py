@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import optree
 
-from daskdist.core.memory import empty
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
@@ -99,9 +98,4 @@ class Columns:
 
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     # Two passes of whole cache lines are faster than one that writes every sixteenth float.
-    rows = empty((len(columns), len(columns[0])), np.result_type(*columns))
-    for number, column in enumerate(columns):
-        rows[number] = column
-    array = empty(rows.shape[::-1], rows.dtype)
-    array[...] = rows.T
-    return array
+    return np.ascontiguousarray(np.array(columns).T)
