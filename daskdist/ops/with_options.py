@@ -56,10 +56,8 @@ class WithOptions(Transformation):
             raise ArgumentError(f"with_options: expected Options, got {type(self.options).__name__}")
 
     def __str__(self) -> str:
-        given = {each.name: getattr(self.options, each.name) for each in fields(self.options)}
-        return (
-            f"with_options({', '.join(f'{name}={value.name}' for name, value in given.items() if value is not None)})"
-        )
+        given = ((each.name, getattr(self.options, each.name)) for each in fields(self.options))
+        return f"with_options({', '.join(f'{name}={value.name}' for name, value in given if value is not None)})"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return inputs[0]
