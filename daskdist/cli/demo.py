@@ -367,9 +367,10 @@ def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: jo
     axes.grid(which="both", axis="y", alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
+    sharded = f", policy {summary.policy}" if summary.workers > 1 else ""
     axes.set_title(
         f"{summary.accuracy:.1%} of held-out digits recognised "
-        f"({_counted(summary.replicas, 'replica', 'replicas')}, policy {summary.policy})"
+        f"({_counted(summary.replicas, 'replica', 'replicas')}{sharded})"
     )
     # Mistakes first, for they tell more.
     is_wrong = predicted != held_out.y

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.primitive import Primitive, Split
 from daskdist.core.spec import ElementSpec
 
@@ -109,6 +110,12 @@ class Source(Node):
     def splits(self) -> Sequence[Split]:
         """The units it is read in, in order; found when first asked for."""
         raise NotImplementedError
+
+    @property
+    def cardinality(self) -> int:
+        counts = [split.num_rows for split in self.splits()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else UNKNOWN
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -16,7 +16,6 @@ from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like
 
 from daskdist.core.block import Block
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -68,11 +67,6 @@ class FromDask(Source):
             return self.columns.spec(lambda name: TensorSpec((), _numpy_dtype(dtypes[name])))
         shape = [None if math.isnan(size) else size for size in self.collection.shape[1:]]
         return ElementSpec(_LONE, (TensorSpec(tuple(shape), self.collection.dtype),))
-
-    @property
-    def cardinality(self) -> int:
-        counts = [split.num_rows for split in self.splits()]
-        return UNKNOWN if None in counts else sum(counts)  # type: ignore[arg-type]
 
     def splits(self) -> Sequence[Split]:
         return self._splits

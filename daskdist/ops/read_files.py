@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from daskdist.config import num_threads
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
@@ -48,11 +47,6 @@ class ReadFiles(Source):
     @cached_property
     def spec(self) -> ElementSpec:
         return self.format.spec(self.paths[0])
-
-    @property
-    def cardinality(self) -> int:
-        counts = [split.num_rows for split in self.splits()]
-        return UNKNOWN if None in counts else sum(counts)  # type: ignore[arg-type]
 
     def splits(self) -> Sequence[Split]:
         """The splits to read, from the files' own indexes (a Parquet footer, say); kept once found."""
