@@ -1,0 +1,41 @@
+"""A worker process is killed: what it read is read again, and replicas on it are not waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import Dataset, errors
+
+
+@pytest.fixture
+def own_client() -> Iterator[Client]:
+    """Of a cluster that no other test needs, for it will be broken."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.cluster
+def test_a_killed_worker_loses_no_row_and_hangs_nothing(own_client):
+    strategy = daskdist.MultiWorkerMirroredStrategy(own_client)
+    ds = Dataset.range(20_000).map(lambda x: x + 0).shuffle(1_000, seed=1).batch(100)
+    lost = strategy.workers[0]
+    rows = []
+    for number, batch in enumerate(strategy.distribute_dataset(ds)):
+        rows += [row for values in strategy.local_results(batch) for row in values.tolist()]
+        if number == 20:
+            os.kill(own_client.run(os.getpid)[lost], signal.SIGKILL)
+    assert sorted(rows) == list(range(20_000))
+    with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
+        strategy.local_results(strategy.run(os.getpid))
+    strategy.close()
