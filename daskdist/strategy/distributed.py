@@ -4,60 +4,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node, Source, lower, upstream, walk
-from daskdist.core.primitive import Primitive, Split
 from daskdist.core.spec import ElementSpec, PerReplicaSpec, TensorSpec
 from daskdist.display.plan import Share, count, shares_table, tree
-from daskdist.ops.deal import piece_bounds
 from daskdist.passes.autoshard import autoshard
-from daskdist.passes.fuse import fuse
 from daskdist.passes.rebatch import rebatch
-from daskdist.passes.simplify import simplify
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.iterator import DistributedIterator
+from daskdist.strategy.pipeline import Pipeline, num_steps
 
 if TYPE_CHECKING:
     from daskdist.dataset import Dataset
     from daskdist.strategy.strategy import Strategy
 
 logger: Final = logging.getLogger("daskdist")
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """The stream of one worker, or of all where they share one.
-
-    Parameters
-    ----------
-    node
-        Each of its elements is a piece for one replica.
-    readers
-        The workers that read it.
-    consumers
-        The worker of each replica it serves, in replica order.
-    """
-
-    node: Node
-    readers: tuple[str | None, ...]
-    consumers: tuple[str | None, ...]
-
-    @cached_property
-    def primitive(self) -> Primitive:
-        """What it comes down to."""
-        return fuse(lower(simplify(self.node)))
-
-    def splits_by_reader(self) -> Iterator[tuple[str | None, list[Split]]]:
-        """Each reader, and the splits it reads: of every source they take turns."""
-        sources = [node for node in walk(self.node) if isinstance(node, Source)]
-        for turn, reader in enumerate(self.readers):
-            yield reader, [split for node in sources for split in node.splits()[turn :: len(self.readers)]]
 
 
 class DistributedDataset:
@@ -87,13 +48,9 @@ class DistributedDataset:
             level = logging.WARNING if self.sharding.is_costly else logging.INFO
             logger.log(level, "sharding by %s: %s", self.sharding.policy.name, self.sharding.reason)
 
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy whose replicas it serves."""
-        return self._strategy
-
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self, self._strategy.reader(self._dataset), next(self._iterations))
+        caller = self._strategy.reader(self._dataset)
+        return DistributedIterator(self.pipelines, self.spec, self.element_spec, caller, next(self._iterations))
 
     @property
     def element_spec(self) -> Any:
@@ -141,24 +98,3 @@ class DistributedDataset:
 
     def __repr__(self) -> str:
         return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.element_spec}>"
-
-
-def num_steps(pipelines: Sequence[Pipeline]) -> int:
-    """The steps that pipelines which each cut their own batches come to, where arithmetic tells; else UNKNOWN.
-
-    A step is one in which some piece has rows, so how many rows each batch has must be known.
-    """
-    if any(pipeline.node.cardinality == INFINITE for pipeline in pipelines):
-        return INFINITE
-    steps: set[int] = set()
-    for pipeline in pipelines:
-        batch = upstream(pipeline.node.inputs[0])
-        num_rows = batch.inputs[0].cardinality if batch.inputs else UNKNOWN
-        if batch.group_size is None or num_rows < 0:
-            return UNKNOWN
-        num_pieces = pipeline.node.cardinality // max(batch.cardinality, 1)
-        for number in range(batch.cardinality):
-            bounds = piece_bounds(min(batch.group_size, num_rows - number * batch.group_size), num_pieces)
-            with_rows = [k for k, (start, stop) in enumerate(pairwise(bounds)) if start < stop]
-            steps.update((number * num_pieces + k) // len(pipeline.consumers) for k in with_rows)
-    return len(steps)

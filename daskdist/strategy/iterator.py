@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daskdist.core.primitive import Exhausted
+from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError
 from daskdist.execute.callers import Caller
 from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.interpreter import Interpreter
+from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.values import AsyncValue, PerReplica, PickFromRows, Remote
-
-if TYPE_CHECKING:
-    from daskdist.strategy.distributed import DistributedDataset
 
 
 class Optional:
@@ -86,17 +85,19 @@ class _Feed:
 class DistributedIterator:
     """A place in a distributed dataset: each value is one step's, for all replicas."""
 
-    def __init__(self, dataset: DistributedDataset, caller: Caller, iteration: int) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, pipelines: Sequence[Pipeline], spec: ElementSpec, element_spec: Any, caller: Caller, iteration: int
+    ) -> None:
+        self.element_spec = element_spec
         self._caller = caller
         # The threads of a caller end with its iterator, closed or dropped.
         self._finalizer = weakref.finalize(self, caller.close)
-        self._is_here = dataset.strategy.workers == (None,)
-        self._structure = dataset.spec.structure
+        self._structure = spec.structure
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._feeds = []
-        self._num_lanes = [len(pipeline.consumers) for pipeline in dataset.pipelines]
-        for pipeline in dataset.pipelines:
+        self._num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
+        self._is_here = pipelines[0].consumers[0] is None
+        for pipeline in pipelines:
             interpreter = Interpreter(caller, pipeline.readers)
             # Pieces that a function's results were cut into: only they tell whether a step has rows.
             asks_lengths = sum(self._num_lanes) > 1 and not pipeline.primitive.grouped
@@ -104,12 +105,7 @@ class DistributedIterator:
                 interpreter, pipeline.primitive, (iteration,), pipeline.consumers, asks_lengths=asks_lengths
             )
             self._feeds.append(_Feed(delivery, caller))
-        self._empty = tuple(leaf.zeros() for leaf in dataset.spec.leaves) if sum(self._num_lanes) > 1 else ()
-
-    @property
-    def element_spec(self) -> Any:
-        """As of the dataset."""
-        return self._dataset.element_spec
+        self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if sum(self._num_lanes) > 1 else ()
 
     def __iter__(self) -> DistributedIterator:
         return self
