@@ -362,7 +362,8 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         return _as_list, (self._recorded.is_split,)
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _persisted, (self._recorded.is_split, self._spec, self.cardinality())
+        recorded = self._recorded
+        return _rebuilt, (self._name, len(recorded.keys), recorded.is_split, self._spec, self.cardinality())
 
     @staticmethod
     def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
@@ -470,8 +471,16 @@ def _as_list(parts: Sequence[Any], is_split: bool) -> list[Any]:
     return list(parts) if is_split else list(parts[0])
 
 
-def _persisted(
-    graph: Any, is_split: bool, spec: ElementSpec, number: int, rename: dict[str, str] | None = None
+def _rebuilt(
+    graph: Any,
+    name: str,
+    num_keys: int,
+    is_split: bool,
+    spec: ElementSpec,
+    number: int,
+    *,
+    rename: dict[str, str] | None = None,
 ) -> Dataset:
-    keys = sorted((key for key in graph if isinstance(key, tuple)), key=lambda key: key[1])
+    # Dask gives the graph after `persist`, or, with names that changed, after `clone` and their like.
+    keys = [((rename or {}).get(name, name), place) for place in range(num_keys)]
     return Dataset(FromGraph(Recorded(dict(graph), keys, is_split), spec, number))

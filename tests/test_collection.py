@@ -430,3 +430,13 @@ def test_upstream_is_not_written_once_a_partition():
     ds = Dataset.from_dask(array).batch(100)
     assert len(ds.__dask_graph__()) <= 400 + 400 + 2 * 4 + 10
     assert sum(dask.compute(ds)[0]).sum() == 400
+
+
+def test_rebuilt_under_another_name_among_other_keys():
+    # What Dask does to a collection whose names it changes: the graph has more keys than those of the elements.
+    ds = Dataset.range(10).batch(4)
+    rebuild, args = ds.__dask_postpersist__()
+    (name,) = {key[0] for key in ds.__dask_keys__()}
+    values = {("other", place): batch for place, batch in enumerate(ds)}
+    again = rebuild({("between", 0): None, **values}, *args, rename={name: "other"})
+    same_elements(list(again), list(ds), "rebuilt")

@@ -288,3 +288,10 @@ def test_taking_rows_says_where_they_were(index):
     again = taken.take(np.arange(len(index))[::-1])
     for place, row in enumerate(reversed(index)):
         assert again.where(place) == f"row {row} of block at 10"
+
+
+def test_rows_that_were_moved_do_not_claim_a_number():
+    source = block(10, 6)
+    moved = gather([source], Picks(np.array([5, 3]), None, None, None))
+    assert moved.where(0) == "a row of block at 10"
+    assert moved.take(np.array([1])).where(0) == "a row of block at 10"

@@ -16,7 +16,7 @@ from conftest import mirrored
 from distributed import get_worker
 
 import daskdist
-from daskdist import Dataset, PerReplica, PerReplicaSpec, ReduceOp, TensorSpec, read_parquet
+from daskdist import Dataset, PerReplica, PerReplicaSpec, ReduceOp, TensorSpec, errors, read_parquet
 from daskdist.strategy.values import AsyncValue
 
 Point = namedtuple("Point", "x y")
@@ -493,3 +493,14 @@ def test_an_iterator_is_gone_when_it_is_let_go_of(on_cluster):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_shapes_that_differ_once_reduced_are_not_stretched(strategy):
+    values = PerReplica((np.ones((2, 1)), np.ones((2, 3))))
+    with pytest.raises(errors.ArgumentError, match=r"along axis 0, .*\(1,\), \(3,\)"):
+        np.asarray(strategy.reduce("SUM", values, axis=0))
+
+
+def test_a_tree_that_would_not_narrow_is_refused(strategy):
+    with dask.config.set({"daskdist.split-every": 1}), pytest.raises(errors.ArgumentError, match="split-every is 1"):
+        strategy.reduce("SUM", PerReplica((1, 2)), axis=None)

@@ -15,13 +15,16 @@ class Origin:
     ----------
     label
         What the split is called: a file and a row group, say.
+    is_exact
+        Whether a row's number here is its number there.
     """
 
     label: str
+    is_exact: bool = True
 
     def where(self, index: int) -> str:
         """What a message calls a row."""
-        return f"row {index} of {self.label or 'a block'}"
+        return f"{f'row {index}' if self.is_exact else 'a row'} of {self.label or 'a block'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, nested, stack
-from daskdist.core.origin import Chosen
+from daskdist.core.origin import Chosen, Origin
 from daskdist.core.selection import Index, Run, Selection, places_by_value
 from daskdist.core.structure import Leaves
 
@@ -55,9 +55,12 @@ def gather(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Rows
     columnar = [block for block in blocks if isinstance(block, Block)]
     if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar)):
         flat = _gather_columns(columnar, picks, label)
-        if function is not None:
-            # A message of the function may have to say which row it was.
-            flat.origin = Chosen([block.origin for block in columnar], picks.rows, picks.which)
+        # A message of the function may have to say which row it was. Rows that only move do not take that along.
+        flat.origin = (
+            Origin(label, is_exact=False)
+            if function is None
+            else Chosen([block.origin for block in columnar], picks.rows, picks.which)
+        )
         rows = flat if picks.bounds is None else Batches(flat, picks.bounds.tolist(), picks.inners)
     else:
         rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)

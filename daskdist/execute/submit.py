@@ -74,7 +74,9 @@ class Submit:
         return future
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
-        return self.client.get(cull(graph(), [key])[0], key, sync=False)
+        future: Future = self.client.get(cull(graph(), [key])[0], key, sync=False)
+        self.futures.add(future)
+        return future
 
     def _submit(
         self, name: str, on: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False

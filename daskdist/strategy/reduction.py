@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.values import Pick, Returned, Wiring, fill
@@ -109,20 +110,17 @@ class Fold:
         parts = [pick(results[number]) for number, pick in picks]
         reduction = REDUCTIONS[self.op]
         arrays = [[_checked(leaf, self.axis) for leaf in leaves] for leaves in fill(replicas, parts)]
-        if self.axis is None:
-            for column in zip(*arrays, strict=True):
-                check_shapes([np.shape(array) for array in column])
         return self._fold([[reduction.chunk(array, self.axis) for array in leaves] for leaves in arrays])
 
     def partials(self, results: Sequence[Any]) -> Any:
         """From partial results."""
-        if self.axis is None:
-            for column in zip(*results, strict=True):
-                check_shapes([np.shape(part[0] if isinstance(part, tuple) else part) for part in column])
         return self._fold(results)
 
     def _fold(self, parts: Sequence[list[Any]]) -> Any:
         reduction = REDUCTIONS[self.op]
+        for column in zip(*parts, strict=True):
+            # NumPy would stretch the smaller to the larger where it can.
+            check_shapes([np.shape(part[0] if isinstance(part, tuple) else part) for part in column], self.axis)
         folded = [functools.reduce(reduction.combine, column) for column in zip(*parts, strict=True)]
         if not self.is_final:
             return folded
@@ -145,13 +143,15 @@ def _checked(value: Any, axis: Axis) -> Any:
     return array
 
 
-def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse values whose shapes differ where they are to be added as they are."""
-    if len(set(shapes)) > 1:
-        raise ArgumentError(
-            f"reduce: the values' shapes differ over the replicas: {', '.join(map(str, shapes))}. "
-            "Give axis=0 to reduce along the rows too; a last batch need not be full"
-        )
+def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
+    """Refuse values whose shapes, without the axes reduced along, differ."""
+    if len(set(shapes)) == 1:
+        return
+    differ = f"the values' shapes differ over the replicas: {', '.join(map(str, shapes))}"
+    if axis is None:
+        advice = "Give axis=0 to reduce along the rows too; a last batch need not be full"
+        raise ArgumentError(f"reduce: {differ}. {advice}")
+    raise ArgumentError(f"reduce: once reduced along axis {axis}, {differ}; they must be one shape")
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ def fold_tree(
     Handle
         Of a `Returned` list of the leaves' results.
     """
+    whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
     if axis is None and all(len(group.values) == 1 for group in groups):
         # A chunk would be the value itself: workers are combined at once.
         groups = [Group.merged(groups[k : k + split_every]) for k in range(0, len(groups), split_every)]
