@@ -20,10 +20,10 @@ from dask.base import DaskMethodsMixin, tokenize
 
 from daskdist.core import cardinality
 from daskdist.core.function import UserFunction
-from daskdist.core.node import Node, SpecUnknown, depth, lower
+from daskdist.core.node import Node, depth, lower
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
-from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array

@@ -240,7 +240,8 @@ def _items(*shapes):
 
 def test_elements_of_different_shapes_are_a_bundle():
     assert isinstance(from_items(LONE, _items((2,), (2,))), Block)
-    assert isinstance(from_items(LONE, _items((2,), (3,))), Bundle)
+    assert isinstance(from_items(LONE, _items((2, 2), (3, 3))), Bundle)
+    assert isinstance(from_items(LONE, _items((2,), (3,))).leaves[0], Ragged)
 
 
 @pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]])

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.origin import Chosen, Origin
-from daskdist.core.structure import Leaves, Structure, as_array
+from daskdist.core.ragged import Ragged, concat
+from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError
 
 
 class Block:
     """Elements of one shape: an array a leaf, shape ``(num_rows, ...)``, an element a row.
+
+    A leaf whose rows differ in length is `Ragged`.
 
     Parameters
     ----------
@@ -83,7 +86,7 @@ class Block:
         first = blocks[0]
         if not all(map(first.is_like, blocks)):
             raise StackError(f"blocks of other shapes or dtypes do not go together: {', '.join(map(repr, blocks))}")
-        leaves = [np.concatenate(column) for column in zip(*[block.leaves for block in blocks], strict=True)]
+        leaves = [concat(column) for column in zip(*[block.leaves for block in blocks], strict=True)]
         return Block(first.structure, leaves, label)
 
     def is_like(self, other: Block) -> bool:
@@ -116,7 +119,7 @@ class Bundle:
 
     @property
     def nbytes(self) -> int:
-        return sum(np.asarray(leaf).nbytes for item in self._items for leaf in item)
+        return sum(getattr(leaf, "nbytes", 0) for item in self._items for leaf in item)
 
     def item(self, index: int) -> Leaves:
         """The leaves of one element."""
@@ -176,7 +179,7 @@ class Batches:
     def item(self, index: int) -> Leaves:
         """The leaves of one chunk: views."""
         start, stop = self.bounds[index], self.bounds[index + 1]
-        leaves = tuple([leaf[start:stop] for leaf in self.rows.leaves])
+        leaves = tuple([dense(leaf[start:stop], self.label) for leaf in self.rows.leaves])
         if self.inners is not None:
             leaves = nested(leaves, self.inners[index])
         return leaves
@@ -196,14 +199,35 @@ class Batches:
 
 Rows = Block | Bundle | Batches
 
+_ADVICE: Final = "Give them one shape and dtype first with map(...), or use padded_batch or ragged_batch"
+
 
 def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:
     """The leaves of a chunk whose elements are of shape ``inner`` in rows."""
     return tuple([leaf.reshape(len(leaf) // prod(inner), *inner, *leaf.shape[1:]) for leaf in leaves])
 
 
+def dense(column: Any, label: str = "") -> Any:
+    """Rows of one length as an array.
+
+    Raises
+    ------
+    StackError
+        They differ in length.
+    """
+    if not isinstance(column, Ragged):
+        return column
+    try:
+        return column.dense()
+    except StackError as error:
+        where = f" of {label}" if label else ""
+        raise StackError(f"batch: elements{where} do not stack, {error}. {_ADVICE}") from None
+
+
 def read_only(array: Any) -> Any:
     """A view that cannot be written to, so that a chunk that aliases a block cannot spoil it."""
+    if isinstance(array, Ragged) and isinstance(array.values, np.ndarray) and array.values.flags.writeable:
+        return Ragged._made(read_only(array.values), array.row_splits)
     if isinstance(array, np.ndarray) and array.flags.writeable:
         array = array.view()
         array.flags.writeable = False
@@ -213,11 +237,16 @@ def read_only(array: Any) -> Any:
 def from_items(
     structure: Structure, items: Sequence[Leaves], label: str = "", origin: Origin | Chosen | None = None
 ) -> Block | Bundle:
-    """A block of elements whose shapes and dtypes agree, else a bundle of them."""
-    columns = list(zip(*items, strict=True))
-    if columns and all(_agree(column) for column in columns):
-        return Block(structure, [np.stack(column) for column in columns], label, origin)
-    return Bundle(structure, items, label)
+    """A block of elements whose shapes and dtypes agree, but for their lengths; else a bundle of them."""
+    leaves: list[Any] = []
+    for column in zip(*items, strict=True):
+        if _agree(column):
+            leaves.append(np.stack(column))
+        elif _agree(column, but_for_length=True):
+            leaves.append(Ragged.of(column))
+        else:
+            return Bundle(structure, items, label)
+    return Block(structure, leaves, label, origin) if leaves else Bundle(structure, items, label)
 
 
 def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Leaves:
@@ -231,19 +260,36 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
     leaves = []
     for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
         if not _agree(column):
-            kinds = dict.fromkeys(f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}" for leaf in column)
+            kinds = dict.fromkeys(map(_kind, column))
             where = f" of {label}" if label else ""
             raise StackError(
                 f"batch: elements{where} do not stack, their leaf {path or '(the element)'} comes as "
-                f"{', '.join(list(kinds)[:4])}. Give them one shape and dtype first, with map(...)"
+                f"{', '.join(list(kinds)[:4])}. {_ADVICE}"
             )
         leaves.append(np.stack(column))
     return tuple(leaves)
 
 
-def _agree(column: Sequence[Any]) -> bool:
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, Nested):
+        return "a dataset"
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _agree(column: Sequence[Any], *, but_for_length: bool = False) -> bool:
     first = column[0]
-    shape, dtype = np.shape(first), first.dtype
+    if not isinstance(first, (np.ndarray, np.generic)):
+        return False
+    inner = 1 if but_for_length else 0
+    shape, dtype = first.shape, first.dtype
+    if len(shape) < inner:
+        return False
     # Words of different lengths differ in dtype too, and stack all the same.
     kinds = "SU" if dtype.kind in "SU" else ""
-    return all(np.shape(leaf) == shape and (leaf.dtype == dtype or leaf.dtype.kind in kinds) for leaf in column)
+    return all(
+        isinstance(leaf, (np.ndarray, np.generic))
+        and len(leaf.shape) == len(shape)
+        and leaf.shape[inner:] == shape[inner:]
+        and (leaf.dtype == dtype or leaf.dtype.kind in kinds)
+        for leaf in column
+    )

@@ -100,10 +100,6 @@ class Node:
                 yield each.name, value
 
 
-class SpecUnknown(Exception):  # noqa: N818 - a signal between layers
-    """A spec that only the data tells; the message says why."""
-
-
 class Source(Node):
     """A node without inputs."""
 

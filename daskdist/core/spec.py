@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from daskdist.core.structure import Structure, as_array
+from daskdist.core.ragged import Ragged
+from daskdist.core.structure import Nested, Structure, as_array
 from daskdist.errors import ArgumentError
 
 Shape = tuple[int | None, ...]
@@ -44,7 +45,11 @@ class TensorSpec:
 
     @classmethod
     def of(cls, value: Any) -> TensorSpec:
-        """The spec that fits one array."""
+        """The spec that fits one leaf."""
+        if isinstance(value, Nested):
+            return DatasetSpec.of_dataset(value)
+        if isinstance(value, Ragged):
+            return RaggedTensorSpec(value.shape, value.dtype)
         return cls(np.shape(value), value.dtype)
 
     def is_compatible_with(self, other: Any) -> bool:
@@ -56,7 +61,8 @@ class TensorSpec:
         if not isinstance(other, TensorSpec):
             other = TensorSpec.of(as_array(other))
         return (
-            other.dtype == self.dtype
+            type(other) is type(self)
+            and other.dtype == self.dtype
             and len(other.shape) == len(self.shape)
             and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
         )
@@ -67,10 +73,10 @@ class TensorSpec:
         >>> TensorSpec((2, 3)).most_general_common_spec(TensorSpec((4, 3)))
         TensorSpec(shape=(None, 3), dtype=float32, name=None)
         """
-        if self.dtype != other.dtype or len(self.shape) != len(other.shape):
+        if type(self) is not type(other) or self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return None
         shape = tuple(a if a == b else None for a, b in zip(self.shape, other.shape, strict=True))
-        return TensorSpec(shape, self.dtype, self.name if self.name == other.name else None)
+        return type(self)(shape, self.dtype, self.name if self.name == other.name else None)
 
     def grouped(self, size: int | None) -> TensorSpec:
         """The spec of ``size`` such leaves stacked along a new first axis."""
@@ -80,8 +86,89 @@ class TensorSpec:
         """An array of ``num_rows`` along the first axis; other unknown lengths are 0."""
         return np.zeros((num_rows, *(size or 0 for size in self.shape[1:])), self.dtype)
 
+    def example(self, unknown: int, value: int) -> Any:
+        """A made-up leaf that fits, whose unknown lengths are ``unknown`` and whose numbers are all ``value``."""
+        made = np.zeros([unknown if size is None else size for size in self.shape], self.dtype)
+        if self.dtype.kind in "biufc":
+            made[...] = value
+        elif self.dtype == object:
+            made[...] = b""
+        return made[()]
+
     def __repr__(self) -> str:
-        return f"TensorSpec(shape={self.shape}, dtype={self.dtype}, name={self.name!r})"
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, name={self.name!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RaggedTensorSpec(TensorSpec):
+    """Shape and dtype of one leaf that is `Ragged`: a batch of rows of different lengths.
+
+    >>> RaggedTensorSpec.of(Ragged(np.array([1, 2, 3]), [0, 2, 3]))
+    RaggedTensorSpec(shape=(2, None), dtype=int64, name=None)
+    """
+
+    def zeros(self, num_rows: int = 0) -> Any:
+        """`num_rows` rows without values."""
+        inner = [size or 0 for size in self.shape[2:]]
+        return Ragged(np.zeros((0, *inner), self.dtype), np.zeros(num_rows + 1, np.int64))
+
+    def example(self, unknown: int, value: int) -> Any:
+        num_rows = unknown if self.shape[0] is None else self.shape[0]
+        inner = TensorSpec((num_rows * unknown, *self.shape[2:]), self.dtype)
+        return Ragged(inner.example(unknown, value), np.arange(num_rows + 1) * unknown)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DatasetSpec(TensorSpec):
+    """The spec of a leaf that is a dataset, as a window is.
+
+    Parameters
+    ----------
+    shape, dtype, name
+        Of one object.
+    element
+        The spec of its elements.
+    make
+        Makes such a dataset of two elements.
+    """
+
+    shape: Shape = ()
+    dtype: np.dtype[Any] = np.dtype(object)  # noqa: RUF009 - immutable
+    element: ElementSpec | None = None
+    make: Callable[[Sequence[Any], ElementSpec], Any] | None = field(default=None, compare=False)
+
+    @staticmethod
+    def of_dataset(dataset: Any) -> DatasetSpec:
+        """The spec that fits a dataset."""
+        return DatasetSpec(element=dataset.spec, make=type(dataset).of_elements)
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs of an element, in its structure."""
+        return self.element.packed if self.element is not None else None
+
+    def is_compatible_with(self, other: Any) -> bool:
+        if isinstance(other, Nested):
+            other = DatasetSpec.of_dataset(other)
+        return isinstance(other, DatasetSpec) and self.most_general_common_spec(other) is not None
+
+    def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:
+        if not isinstance(other, DatasetSpec) or self.element is None or other.element is None:
+            return None
+        element = self.element.most_general_common_spec(other.element)
+        return None if element is None else replace(self, element=element)
+
+    def example(self, unknown: int, value: int) -> Any:
+        if self.element is None or self.make is None:
+            raise SpecUnknown("the elements of its windows are not known")
+        return self.make([self.element.example(unknown, value)] * 2, self.element)
+
+    def __repr__(self) -> str:
+        return f"DatasetSpec({self.element_spec})"
+
+
+class SpecUnknown(Exception):  # noqa: N818 - a signal between layers
+    """A spec that only the data tells; the message says why."""
 
 
 class PerReplicaSpec:
@@ -138,10 +225,11 @@ class ElementSpec:
             What all its numbers are.
         """
 
-        def array(leaf: TensorSpec) -> Any:
-            made = np.zeros([unknown if size is None else size for size in leaf.shape], leaf.dtype)
-            if leaf.dtype.kind in "biufc":
-                made[...] = value
-            return made[()]
+        return self.structure.pack([leaf.example(unknown, value) for leaf in self.leaves])
 
-        return self.structure.pack(map(array, self.leaves))
+    def most_general_common_spec(self, other: ElementSpec) -> ElementSpec | None:
+        """The narrowest spec that holds the elements of both; None where structure, rank or dtype differ."""
+        if self.structure != other.structure:
+            return None
+        leaves = [a.most_general_common_spec(b) for a, b in zip(self.leaves, other.leaves, strict=True)]
+        return None if None in leaves else self.with_leaves([leaf for leaf in leaves if leaf is not None])

@@ -2,7 +2,8 @@
 
 Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is
 stacked into one, a Python float becomes float32 and an int int32 (int64 where it does not fit), as in
-TensorFlow; NumPy arrays and scalars keep their dtype. Text is NumPy's ``StringDType``.
+TensorFlow; NumPy arrays and scalars keep their dtype. Text is NumPy's ``StringDType``, bytes are objects.
+Two leaves are no arrays of NumPy's: rows of different lengths (`Ragged`) and datasets (`Nested`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from typing import Any
 import numpy as np
 import optree
 
+from daskdist.core.ragged import Ragged
 from daskdist.errors import ArgumentError
 
 Leaves = tuple[Any, ...]
+
+
+class Nested:
+    """A dataset that is a leaf of an element, as a window is."""
 
 
 class Structure:
@@ -103,7 +109,7 @@ def as_array(leaf: Any) -> Any:
     >>> as_array([[1.5], [2.5]]).dtype, as_array(2**40).dtype, as_array(np.float64(1)).dtype
     (dtype('float32'), dtype('int64'), dtype('float64'))
     """
-    if isinstance(leaf, (np.ndarray, np.generic)):
+    if isinstance(leaf, (np.ndarray, np.generic, Ragged, Nested)):
         return leaf
     if leaf is None:
         raise ArgumentError("None is not an element: give arrays, numbers, strings, or nests of them")
@@ -117,6 +123,9 @@ def as_array(leaf: Any) -> Any:
         # Text of any length, so that elements of different lengths stack. As a scalar it would be a Python
         # string, without a dtype.
         return array.astype(np.dtypes.StringDType())
+    if array.dtype.kind == "S":
+        # NumPy's own bytes lose the zeros they end with.
+        return np.array(leaf, object)
     if array.dtype.kind in "fi" and _is_plain(leaf):
         narrow: type[Any] = np.float32 if array.dtype.kind == "f" else np.int32
         if narrow is np.float32 or array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):

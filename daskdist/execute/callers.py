@@ -24,8 +24,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.node import Node, walk
@@ -60,7 +58,8 @@ def report_of(rows: Rows) -> Report:
 def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:
     """Of each element of a block, the length of its first leaf along axis 0."""
     (rows,) = blocks
-    return tuple(len(np.atleast_1d(rows.item(index)[0])) for index in range(len(rows)))
+    shapes = [rows.item(index)[0].shape for index in range(len(rows))]
+    return tuple(shape[0] if shape else 1 for shape in shapes)
 
 
 class Caller(Protocol):

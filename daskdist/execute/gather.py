@@ -11,6 +11,7 @@ import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, nested, stack
 from daskdist.core.origin import Chosen, Origin
+from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Index, Run, Selection, places_by_value
 from daskdist.core.structure import Leaves
 
@@ -85,8 +86,12 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
         parts.append((blocks[place].leaves, rows[at], len(at)))
     inverse = np.empty(len(rows), np.intp)
     inverse[np.concatenate(order)] = np.arange(len(rows))
-    leaves = []
+    leaves: list[Any] = []
     for number, leaf in enumerate(first.leaves):
+        if isinstance(leaf, Ragged):
+            parted = [of_block[number].take(wanted) for of_block, wanted, _ in parts]
+            leaves.append(Ragged.concat(parted).take(inverse))
+            continue
         found = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
         start = 0
         for of_block, wanted, count in parts:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
@@ -88,7 +86,7 @@ class DealRows:
         for leaves in map(rows.item, range(len(rows))):
             cuts = [piece_bounds(len(leaf), self.num_pieces) for leaf in leaves]
             pieces += [
-                tuple(np.asarray(leaf)[cut[k] : cut[k + 1]] for leaf, cut in zip(leaves, cuts, strict=True))
+                tuple(leaf[cut[k] : cut[k + 1]] for leaf, cut in zip(leaves, cuts, strict=True))
                 for k in range(self.num_pieces)
             ]
         return Bundle(rows.structure, pieces, rows.label)

@@ -8,9 +8,9 @@ from typing import Any
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.function import UserFunction
-from daskdist.core.node import Facts, SpecUnknown, Transformation
+from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.spec import ElementSpec
+from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.errors import UserFunctionError
 
 

@@ -14,9 +14,9 @@ from dask.base import tokenize
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node, Source, SpecUnknown, lower
+from daskdist.core.node import Node, Source, lower
 from daskdist.core.primitive import Primitive, Read, Split
-from daskdist.core.spec import ElementSpec
+from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.core.structure import Structure
 from daskdist.execute.callers import Now, embedded, using
 from daskdist.execute.embedded import iterate

@@ -1,0 +1,188 @@
+"""Rows of different lengths as one array of their values, and where each row begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from daskdist.errors import ArgumentError, StackError
+
+Array = np.ndarray[Any, Any]
+
+
+class Ragged:
+    """Rows of different lengths, shape ``(num_rows, None, ...)``.
+
+    Parameters
+    ----------
+    values
+        What all rows hold, one row after the other, shape ``(num_values, ...)``; itself ragged where rows hold
+        rows of different lengths.
+    row_splits
+        Where in ``values`` each row begins, and the last ends: integers, shape ``(num_rows + 1,)``.
+
+    >>> rows = Ragged(np.array([1, 2, 3]), [0, 2, 2, 3])
+    >>> [row.tolist() for row in rows]
+    [[1, 2], [], [3]]
+    >>> rows[:2]
+    Ragged(values=array([1, 2]), row_splits=array([0, 2, 2]))
+    """
+
+    __slots__ = ("row_splits", "values")
+    # Not an array of NumPy's: its functions would make one of rows of different lengths.
+    __array_ufunc__ = None
+
+    def __init__(self, values: Any, row_splits: Any) -> None:
+        self.values: Any = values if isinstance(values, Ragged) else np.asarray(values)
+        splits = np.asarray(row_splits)
+        if splits.ndim != 1 or splits.dtype.kind not in "iu" or not len(splits):
+            raise ArgumentError(
+                f"Ragged: row_splits is {splits.dtype}{list(splits.shape)}; give integers, [num_rows + 1]"
+            )
+        if splits[0] != 0 or splits[-1] != len(self.values) or (len(splits) > 1 and np.diff(splits).min() < 0):
+            raise ArgumentError(
+                f"Ragged: row_splits go from {splits[0]} to {splits[-1]} of {len(self.values)} values; "
+                "they start at 0, never fall, and end at the number of values"
+            )
+        self.row_splits: Array = splits if splits.dtype in (np.int32, np.int64) else splits.astype(np.int64)
+
+    @classmethod
+    def _made(cls, values: Any, row_splits: Array) -> Ragged:
+        # What is right by construction is not checked again.
+        ragged = object.__new__(cls)
+        ragged.values, ragged.row_splits = values, row_splits
+        return ragged
+
+    @classmethod
+    def of(cls, rows: Sequence[Any], row_splits_dtype: Any = np.int64) -> Ragged:
+        """From rows, arrays of one dtype that differ in length along axis 0 at least.
+
+        >>> Ragged.of([np.array([1, 2]), np.array([3])])
+        Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 3]))
+        """
+        splits = np.zeros(len(rows) + 1, row_splits_dtype)
+        np.cumsum([len(row) for row in rows], out=splits[1:])
+        if len({np.shape(row)[1:] for row in rows}) > 1:
+            return cls._made(cls.of([each for row in rows for each in row], row_splits_dtype), splits)
+        if isinstance(rows[0], Ragged):
+            return cls._made(cls.concat(list(rows)), splits)
+        return cls._made(np.concatenate([np.asarray(row) for row in rows]), splits)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """``(num_rows, None, ...)``."""
+        return (len(self), None, *self.values.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        return 1 + int(self.values.ndim)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes) + self.row_splits.nbytes
+
+    @property
+    def row_lengths(self) -> Array:
+        """The length of each row."""
+        return np.diff(self.row_splits)
+
+    def __len__(self) -> int:
+        return len(self.row_splits) - 1
+
+    def __iter__(self) -> Iterator[Any]:
+        splits = self.row_splits.tolist()
+        values = self.values
+        for start, stop in pairwise(splits):
+            yield values[start:stop]
+
+    def __getitem__(self, part: Any) -> Any:
+        """A row, or as a slice some rows: views."""
+        if isinstance(part, slice):
+            start, stop, step = part.indices(len(self))
+            if step != 1:
+                return self.take(np.arange(start, stop, step))
+            splits = self.row_splits[start : max(stop, start) + 1]
+            return Ragged._made(self.values[int(splits[0]) : int(splits[-1])], splits - splits[0])
+        row = range(len(self))[part]
+        return self.values[int(self.row_splits[row]) : int(self.row_splits[row + 1])]
+
+    def take(self, rows: Any, axis: int = 0) -> Ragged:
+        """The given rows, in the given order: one copy."""
+        rows = np.asarray(rows, np.intp)
+        lengths = self.row_lengths.take(rows)
+        splits = np.zeros(len(rows) + 1, self.row_splits.dtype)
+        np.cumsum(lengths, out=splits[1:])
+        # Of each value: where its row begins here, less where it begins there, plus its place there.
+        index = np.repeat(self.row_splits.take(rows) - splits[:-1], lengths) + np.arange(splits[-1])
+        return Ragged._made(self.values.take(index, axis=0), splits)
+
+    @staticmethod
+    def concat(parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, one part after the other: one copy."""
+        offsets = np.cumsum([0, *(part.row_splits[-1] for part in parts)])
+        splits = [part.row_splits[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
+        dtype = parts[0].row_splits.dtype
+        return Ragged._made(
+            concat([part.values for part in parts]), np.concatenate([*splits, offsets[-1:]], dtype=dtype)
+        )
+
+    def dense(self) -> Array:
+        """The rows as one array, shape ``(num_rows, length, ...)``: a view.
+
+        Raises
+        ------
+        StackError
+            Their lengths differ.
+        """
+        lengths = self.row_lengths
+        if isinstance(self.values, Ragged) or (len(lengths) and (lengths != lengths[0]).any()):
+            raise StackError(f"rows of {', '.join(map(str, sorted(set(lengths.tolist()))[:4]))} values do not stack")
+        return self.values.reshape(len(self), int(lengths[0]) if len(lengths) else 0, *self.values.shape[1:])  # type: ignore[no-any-return]
+
+    def padded(self, length: int, value: Any = 0) -> Array:
+        """The rows as one array, shape ``(num_rows, length, ...)``, short ones filled up with a value.
+
+        Raises
+        ------
+        StackError
+            A row is longer.
+
+        >>> Ragged(np.array([1, 2, 3]), [0, 2, 3]).padded(3, -1)
+        array([[ 1,  2, -1],
+               [ 3, -1, -1]])
+        """
+        lengths = self.row_lengths
+        if len(lengths) and lengths.max() > length:
+            row = int(np.argmax(lengths > length))
+            raise StackError(f"row {row} has {lengths[row]} values, more than {length}")
+        out = np.full((len(self), length, *self.values.shape[1:]), value, self.dtype)
+        out[np.arange(length) < lengths[:, None]] = self.values
+        return out
+
+    def tolist(self) -> list[Any]:
+        """The rows as lists."""
+        return [row.tolist() for row in self]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ragged._made, (self.values, self.row_splits)
+
+    def __dask_tokenize__(self) -> object:
+        from dask.tokenize import normalize_token
+
+        return "Ragged", normalize_token(self.values), normalize_token(self.row_splits)
+
+    def __repr__(self) -> str:
+        return f"Ragged(values={self.values!r}, row_splits={self.row_splits!r})"
+
+
+def concat(columns: Sequence[Any]) -> Any:
+    """Columns of one dtype, ragged all or none, one after the other."""
+    return Ragged.concat(columns) if isinstance(columns[0], Ragged) else np.concatenate(columns)
