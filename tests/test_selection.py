@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.ragged import Ragged
 from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, concat, places_by_value
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError

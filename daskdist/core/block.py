@@ -179,7 +179,9 @@ class Batches:
     def item(self, index: int) -> Leaves:
         """The leaves of one chunk: views."""
         start, stop = self.bounds[index], self.bounds[index + 1]
-        leaves = tuple([dense(leaf[start:stop], self.label) for leaf in self.rows.leaves])
+        leaves = tuple([leaf[start:stop] for leaf in self.rows.leaves])
+        if any(isinstance(leaf, Ragged) for leaf in leaves):
+            leaves = stack(self.structure, [self.rows.item(row) for row in range(start, stop)], self.label)
         if self.inners is not None:
             leaves = nested(leaves, self.inners[index])
         return leaves
@@ -205,23 +207,6 @@ _ADVICE: Final = "Give them one shape and dtype first with map(...), or use padd
 def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:
     """The leaves of a chunk whose elements are of shape ``inner`` in rows."""
     return tuple([leaf.reshape(len(leaf) // prod(inner), *inner, *leaf.shape[1:]) for leaf in leaves])
-
-
-def dense(column: Any, label: str = "") -> Any:
-    """Rows of one length as an array.
-
-    Raises
-    ------
-    StackError
-        They differ in length.
-    """
-    if not isinstance(column, Ragged):
-        return column
-    try:
-        return column.dense()
-    except StackError as error:
-        where = f" of {label}" if label else ""
-        raise StackError(f"batch: elements{where} do not stack, {error}. {_ADVICE}") from None
 
 
 def read_only(array: Any) -> Any:
