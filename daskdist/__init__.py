@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from daskdist import data as data
     from daskdist import distribute as distribute
     from daskdist import errors as errors
+    from daskdist.core.ragged import Ragged as Ragged
+    from daskdist.core.spec import DatasetSpec as DatasetSpec
     from daskdist.core.spec import PerReplicaSpec as PerReplicaSpec
+    from daskdist.core.spec import RaggedTensorSpec as RaggedTensorSpec
     from daskdist.core.spec import TensorSpec as TensorSpec
     from daskdist.dataset import Dataset as Dataset
     from daskdist.dataset import read_parquet as read_parquet
@@ -42,6 +45,7 @@ __version__ = "0.1.0"
 _NAMES: Final = {
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
     "Dataset": "daskdist.dataset:Dataset",
+    "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
@@ -49,6 +53,8 @@ _NAMES: Final = {
     "Options": "daskdist.ops.with_options:Options",
     "PerReplica": "daskdist.strategy.values:PerReplica",
     "PerReplicaSpec": "daskdist.core.spec:PerReplicaSpec",
+    "Ragged": "daskdist.core.ragged:Ragged",
+    "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "data": "daskdist.data",

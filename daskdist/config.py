@@ -24,6 +24,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "split-every": 8,
     # Threads that read ahead in this process; null means one a core.
     "num-threads": None,
+    # The seed of every operation that is given none; null means that each draws its own.
+    "seed": None,
     # How many calls of `run` may be under way before a further one waits for the oldest.
     "max-steps-in-flight": 32,
     # Seconds to wait for a scheduler to answer, and for its first worker.

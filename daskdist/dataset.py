@@ -11,52 +11,87 @@ read before elements are asked for.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from dask.base import DaskMethodsMixin, tokenize
 
 from daskdist.core import cardinality
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Rows
 from daskdist.core.function import UserFunction
-from daskdist.core.node import Node, depth, lower
+from daskdist.core.node import Node, depth
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
+from daskdist.core.structure import Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array
 from daskdist.execute.callers import Caller, embedded
-from daskdist.execute.embedded import iterate
+from daskdist.execute.embedded import iterate, rows_of
 from daskdist.execute.graph import FromGraph, Recorded, record
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.paths import expand
+from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch import Batch
+from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
+from daskdist.ops.choose_from_datasets import ChooseFromDatasets
+from daskdist.ops.concatenate import Concatenate
+from daskdist.ops.counter import Counter
+from daskdist.ops.enumerate import Enumerate
 from daskdist.ops.filter import Filter
+from daskdist.ops.flat_map import FlatMap
 from daskdist.ops.from_dask import FromDask
+from daskdist.ops.from_generator import FromGenerator
+from daskdist.ops.from_rows import FromRows
 from daskdist.ops.from_tensor_slices import FromTensorSlices
+from daskdist.ops.group_by_window import GroupByWindow
+from daskdist.ops.ignore_errors import IgnoreErrors
+from daskdist.ops.interleave import Interleave
 from daskdist.ops.map import Map
+from daskdist.ops.nested import NestedFunction
+from daskdist.ops.padded_batch import PaddedBatch, Padding
 from daskdist.ops.prefetch import Prefetch
+from daskdist.ops.ragged_batch import RaggedBatch
+from daskdist.ops.random import Random
 from daskdist.ops.range import Range
 from daskdist.ops.read_files import ReadFiles
+from daskdist.ops.rebatch import Rebatch
+from daskdist.ops.rejection_resample import RejectionResample
 from daskdist.ops.repeat import Repeat
+from daskdist.ops.sample_from_datasets import SampleFromDatasets
+from daskdist.ops.scan import Scan, next_state
+from daskdist.ops.shard import Shard
 from daskdist.ops.shuffle import Shuffle
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
-from daskdist.ops.with_options import Options, WithOptions, merged_options
-from daskdist.passes.fuse import fuse
+from daskdist.ops.take_while import TakeWhile
+from daskdist.ops.unbatch import Unbatch
+from daskdist.ops.unique import Unique
+from daskdist.ops.window import Window
+from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
+from daskdist.ops.zip import Zip
+from daskdist.passes.plan import plan
 from daskdist.passes.simplify import simplify
+
+logger: Final = logging.getLogger("daskdist")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-class Dataset(DaskMethodsMixin):  # type: ignore[misc]
+class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     """Elements in order; each a nest (tuple, named tuple, dict) of arrays.
 
-    Use a constructor (`range`, `from_tensors`, `from_tensor_slices`, `from_dask`) or a reader
+    Use a constructor (`range`, `from_tensor_slices`, `from_generator`, `from_dask`, ...) or a reader
     (`daskdist.read_parquet`). A finite dataset is a Dask collection too: ``dask.compute(ds)`` gives the list
     of its elements, and each is a key of its graph where row counts are known.
+
+    Most methods take a ``name``, which plans show.
 
     Notes
     -----
@@ -68,13 +103,18 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         self._node = node
         self._iterations = itertools.count()
 
-    # --- constructors ---
+    # --- constructors: numbers ---
 
     @staticmethod
-    def range(*args: int) -> Dataset:
+    def range(*args: int, output_type: Any = np.int64, name: str | None = None) -> Dataset:
         """Integers, as the builtin ``range`` gives them: ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``.
 
-        Elements are int64 scalars.
+        Parameters
+        ----------
+        args
+            One to three integers.
+        output_type
+            The dtype of the elements, which are scalars.
 
         Raises
         ------
@@ -87,25 +127,55 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         if not 1 <= len(args) <= 3:
             raise ArgumentError(f"range: takes 1 to 3 numbers, got {len(args)}; write range(stop)")
         start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
-        return Dataset(Range(start, stop, step))
+        return Dataset(Range(start, stop, step, output_type, label=name))
 
     @staticmethod
-    def from_tensors(tensors: Any) -> Dataset:
+    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+        """Integers from ``start`` on, ``step`` apart, without end.
+
+        >>> [int(x) for x in Dataset.counter(start=2, step=5).take(3)]
+        [2, 7, 12]
+        """
+        return Dataset(Counter(start, step, dtype, label=name))
+
+    @staticmethod
+    def random(
+        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> Dataset:
+        """Uniform random integers from 0 up to 2**32, as int64 scalars, without end.
+
+        Parameters
+        ----------
+        seed
+            Fixes the numbers.
+        rerandomize_each_iteration
+            Whether each pass has numbers of its own; False if None.
+
+        >>> list(Dataset.random(seed=4).take(2)) == list(Dataset.random(seed=4).take(2))
+        True
+        """
+        return Dataset(Random(_seed(seed), bool(rerandomize_each_iteration), is_seeded=seed is not None, label=name))
+
+    # --- constructors: data ---
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
         """One element: the nest given. A list is one array.
 
         >>> Dataset.from_tensors(([1.0, 2.0], 3)).element_spec
         (TensorSpec(shape=(2,), dtype=float32, name=None), TensorSpec(shape=(), dtype=int32, name=None))
         """
-        return Dataset(FromTensorSlices.of_one(tensors))
+        return Dataset(FromTensorSlices.of_one(tensors, name))
 
     @staticmethod
-    def from_tensor_slices(tensors: Any) -> Dataset:
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
         """One element for each row of the arrays of a nest; a list is one array.
 
         Parameters
         ----------
         tensors
-            A nest of arrays of shape ``(num_rows, ...)``, the same ``num_rows`` in all.
+            A nest of arrays of shape ``(num_rows, ...)``, the same ``num_rows`` in all. A `Ragged` has rows of
+            different lengths.
 
         Raises
         ------
@@ -115,18 +185,64 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         >>> list(Dataset.from_tensor_slices({"x": [1, 2], "y": [3.0, 4.0]}))
         [{'x': np.int32(1), 'y': np.float32(3.0)}, {'x': np.int32(2), 'y': np.float32(4.0)}]
         """
-        return Dataset(FromTensorSlices.of(tensors))
+        return Dataset(FromTensorSlices.of(tensors, name))
 
     @staticmethod
-    def from_dask(collection: Any, columns: Any = None) -> Dataset:
-        """One element for each row of a Dask array or dataframe, whose graph becomes part of this one's.
+    def from_generator(
+        generator: Callable[..., Any], output_signature: Any, args: Sequence[Any] = (), name: str | None = None
+    ) -> Dataset:
+        """What an iterable yields.
+
+        Parameters
+        ----------
+        generator
+            Called with ``args`` for each pass, gives an iterable.
+        output_signature
+            A nest of `TensorSpec` that every element is of; Python's own numbers take its dtype.
+
+        Raises
+        ------
+        ArgumentError
+            ``generator`` is no function, or the signature is no nest of specs.
+        UserFunctionError
+            While iterating: it raised, or yielded what its signature does not allow.
+
+        Notes
+        -----
+        It runs in this process, on a cluster too, and is read as far ahead as memory allows. As a Dask graph it
+        is one task.
+
+        >>> def squares(n):
+        ...     for x in range(n):
+        ...         yield {"x": x, "y": x * x}
+        >>> signature = {"x": TensorSpec((), "int64"), "y": TensorSpec((), "float32")}
+        >>> list(Dataset.from_generator(squares, output_signature=signature, args=(3,)).batch(2))[0]
+        {'x': array([0, 1]), 'y': array([0., 1.], dtype=float32)}
+        """
+        leaves, structure = Structure.of(output_signature)
+        for path, leaf in zip(structure.paths, leaves, strict=True):
+            if not isinstance(leaf, TensorSpec):
+                raise ArgumentError(
+                    f"from_generator: leaf {path or '(the element)'} of output_signature is {leaf!r}; give a TensorSpec"
+                )
+        return Dataset(FromGenerator(generator, tuple(args), ElementSpec(structure, leaves), label=name))
+
+    @staticmethod
+    def from_dask(collection: Any, columns: Any = None, name: str | None = None) -> Dataset:
+        """One element for each row or item of a Dask collection, whose graph becomes part of this one's.
 
         Parameters
         ----------
         collection
-            A Dask array, shape ``(num_rows, ...)``, or a Dask dataframe.
+            A Dask array, shape ``(num_rows, ...)``; a dataframe; a bag, whose items are elements; or a list of
+            delayed values, each a nest of arrays of which each row is an element.
         columns
             For a dataframe, as in `read_parquet`; all columns, as a dict by name, if None.
+
+        Raises
+        ------
+        ArgumentError
+            It is none of those.
 
         Notes
         -----
@@ -137,18 +253,175 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         >>> next(iter(Dataset.from_dask(da.ones((6, 2), chunks=(3, 2))).batch(4))).shape
         (4, 2)
         """
-        return Dataset(FromDask.of(collection, columns))
+        return Dataset(FromDask.of(collection, columns, name))
 
-    # --- elements ---
+    @staticmethod
+    def list_files(
+        file_pattern: Paths, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Dataset:
+        """The names of the files that patterns match, as words.
 
-    def map(self, function: Callable[..., Any]) -> Dataset:
+        Parameters
+        ----------
+        file_pattern
+            A path, glob, directory or fsspec URL, or a list of them.
+        shuffle
+            Whether they come in random order, another in each pass; True if None. Else they are sorted.
+        seed
+            Fixes the order.
+
+        Raises
+        ------
+        FileError
+            No file matches.
+
+        >>> from pathlib import Path
+        >>> names = Dataset.list_files(str(Path(__file__).parent / "*.py"), shuffle=False)
+        >>> [Path(str(each)).name for each in names.take(2)]
+        ['__init__.py', '__main__.py']
+        """
+        names = sorted(expand(file_pattern, ""))
+        listed = Dataset.from_tensor_slices(np.array(names, np.dtypes.StringDType()), name=name)
+        return listed if shuffle is False else listed.shuffle(len(names), seed=seed)
+
+    # --- constructors: of datasets ---
+
+    @staticmethod
+    def zip(*datasets: Any, name: str | None = None) -> Dataset:
+        """Elements made of one element of each dataset; as many as the shortest has.
+
+        Parameters
+        ----------
+        datasets
+            Datasets, or one nest (tuple, named tuple, dict) of them, in whose structure they come.
+
+        >>> a, b = Dataset.range(3), Dataset.range(10, 14)
+        >>> list(Dataset.zip(a, b))[2], list(Dataset.zip({"a": a, "b": b}))[0]
+        ((np.int64(2), np.int64(12)), {'a': np.int64(0), 'b': np.int64(10)})
+        """
+        nest = datasets[0] if len(datasets) == 1 else datasets
+        leaves, structure = Structure.of(nest)
+        for path, leaf in zip(structure.paths, leaves, strict=True):
+            if not isinstance(leaf, Dataset):
+                hint = "; give datasets as arguments, or a tuple or dict of them" if isinstance(leaf, list) else ""
+                raise ArgumentError(f"zip: {path or 'the argument'} is {type(leaf).__name__}, not a Dataset{hint}")
+        if not leaves:
+            raise ArgumentError("zip: there are no datasets")
+        return _of_several(Zip(structure, tuple(leaf._node for leaf in leaves), label=name))
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset],
+        choice_dataset: Dataset,
+        stop_on_empty_dataset: bool = True,
+        name: str | None = None,
+    ) -> Dataset:
+        """The next element of the dataset that each choice names.
+
+        Parameters
+        ----------
+        datasets
+            Where elements come from; of one structure and dtype.
+        choice_dataset
+            Integer scalars, each the number of a dataset.
+        stop_on_empty_dataset
+            Whether all ends when the dataset chosen has; else that choice is passed over.
+
+        Raises
+        ------
+        ArgumentError
+            There are no datasets, they differ in structure or dtype, or choices are no integers. While iterating:
+            there is no dataset of that number.
+
+        >>> a, b = Dataset.range(3), Dataset.range(10, 13)
+        >>> [int(x) for x in Dataset.choose_from_datasets([a, b], Dataset.range(2).repeat())]
+        [0, 10, 1, 11, 2, 12]
+        """
+        nodes = _nodes("choose_from_datasets", datasets)
+        (choices,) = _nodes("choose_from_datasets", [choice_dataset])
+        return _of_several(ChooseFromDatasets(nodes, choices, stop_on_empty_dataset, label=name))
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The next element of a dataset drawn at random.
+
+        Parameters
+        ----------
+        datasets
+            Where elements come from; of one structure and dtype.
+        weights
+            The share of each; alike if None. A dataset of weight 0 is left out.
+        seed
+            Fixes the draws.
+        stop_on_empty_dataset
+            Whether all ends when the dataset drawn has; else the others go on.
+        rerandomize_each_iteration
+            Whether each pass has draws of its own; True if None.
+
+        Raises
+        ------
+        ArgumentError
+            There are no datasets, not as many weights, a negative one, or none above 0.
+
+        >>> mixed = Dataset.sample_from_datasets([Dataset.range(3), Dataset.range(10, 13)], seed=1)
+        >>> sorted(int(x) for x in mixed)
+        [0, 1, 2, 10, 11, 12]
+        """
+        nodes = _nodes("sample_from_datasets", datasets)
+        shares = np.ones(len(nodes)) if weights is None else np.asarray(weights, float)
+        if shares.shape != (len(nodes),) or not (shares >= 0).all() or not shares.sum() > 0:
+            raise ArgumentError(
+                f"sample_from_datasets: weights is {weights!r} for {len(nodes)} datasets; "
+                "give a number of 0 or more for each, not all 0"
+            )
+        kept = [(node, float(share)) for node, share in zip(nodes, shares / shares.sum(), strict=True) if share]
+        sources, shares_kept = zip(*kept, strict=True)
+        rerandomize = True if rerandomize_each_iteration is None else rerandomize_each_iteration
+        return _of_several(
+            SampleFromDatasets(
+                sources,
+                shares_kept,
+                _seed(seed),
+                stop_on_empty_dataset,
+                rerandomize,
+                max(map(depth, sources)),
+                is_seeded=seed is not None,
+                label=name,
+            )
+        )
+
+    # --- elements: one by one ---
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        vectorized: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
         """Each element, or after ``batch`` each batch, replaced by what a function makes of it.
 
         Parameters
         ----------
-        function
+        map_func
             Called with the items of an element that is a tuple, else with the element. What it returns is the
             new element; a list counts as a tuple.
+        num_parallel_calls
+            If given, threads run it ahead of use; how many is set by `Options`.
+        deterministic
+            Where False, results come as they are done, in any order.
+        vectorized
+            True for a function of many rows at once: it is given arrays with rows along axis 0, and returns such.
+            None for a function of one element, which is called for many at once where it can be shown that this
+            makes no difference (`explain` tells). False to have it called for one after the other.
 
         Raises
         ------
@@ -163,25 +436,204 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         >>> list(Dataset.range(3).map(lambda x: (x, x * x)))[2]
         (np.int64(2), np.int64(4))
         """
-        return self._with(Map(self._node, UserFunction(function, "map")))
+        node = Map(self._node, UserFunction(map_func, "map"), vectorized, deterministic is not False, label=name)
+        return self._with(node)._parallel("map", num_parallel_calls)
 
-    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+    def filter(self, predicate: Callable[..., Any], vectorized: bool | None = None, name: str | None = None) -> Dataset:
         """The elements for which a predicate, called as in `map`, gives True.
 
         >>> list(Dataset.range(6).filter(lambda x: x > 3))
         [np.int64(4), np.int64(5)]
         """
-        return self._with(Filter(self._node, UserFunction(predicate, "filter")))
+        return self._with(Filter(self._node, UserFunction(predicate, "filter"), vectorized, label=name))
+
+    def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
+        """The elements of the datasets that a function, called as in `map`, makes of elements.
+
+        Raises
+        ------
+        UserFunctionError
+            While iterating: the function raised, or returned no dataset.
+
+        >>> [int(x) for x in Dataset.range(4).flat_map(Dataset.range)]
+        [0, 0, 1, 0, 1, 2]
+        """
+        return self._with(FlatMap(self._node, NestedFunction(map_func, "flat_map"), label=name))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Dataset],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements of the datasets that a function makes of elements, several datasets by turns.
+
+        Parameters
+        ----------
+        map_func
+            As in `flat_map`.
+        cycle_length
+            Datasets that are read by turns; 2 if None.
+        block_length
+            Elements a turn; 1 if None.
+        num_parallel_calls
+            If given, threads read ahead of use.
+        deterministic
+            Taken for compatibility: the order is always that of the rule.
+
+        >>> ds = Dataset.range(1, 4).interleave(lambda x: Dataset.from_tensors(x).repeat(3), 2, block_length=2)
+        >>> [int(x) for x in ds]
+        [1, 1, 2, 2, 1, 2, 3, 3, 3]
+        """
+        cycle = 2 if cycle_length in (None, cardinality.INFINITE) else cycle_length
+        function = NestedFunction(map_func, "interleave")
+        node = Interleave(self._node, function, cycle, 1 if block_length is None else block_length, label=name)
+        return self._with(node)._parallel("interleave", num_parallel_calls)
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+        """``(number, element)``, numbers counted from ``start`` as int64 scalars.
+
+        >>> list(Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5))
+        [(np.int64(5), 'a'), (np.int64(6), 'b')]
+        """
+        return self._with(Enumerate(self._node, start, label=name))
+
+    def scan(
+        self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]], name: str | None = None
+    ) -> Dataset:
+        """What a function outputs that carries a state on from element to element.
+
+        Parameters
+        ----------
+        initial_state
+            A nest of arrays.
+        scan_func
+            ``scan_func(state, element) -> (state, output)``; the state keeps its structure and dtypes.
+
+        Raises
+        ------
+        UserFunctionError
+            While iterating: it raised, returned no pair, or a state of another structure or dtype.
+
+        >>> [int(x) for x in Dataset.range(5).scan(np.int64(0), lambda total, x: (total + x, total + x))]
+        [0, 1, 3, 6, 10]
+        """
+        leaves, structure = Structure.flatten(initial_state)
+        return self._with(Scan(self._node, structure, leaves, UserFunction(scan_func, "scan"), label=name))
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
+        """The state that is left after a function has carried it through all elements.
+
+        Parameters
+        ----------
+        initial_state
+            A nest of arrays.
+        reduce_func
+            ``reduce_func(state, element) -> state``, of the same structure and dtypes.
+
+        >>> Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x)
+        np.int64(10)
+        """
+        if self.cardinality() == cardinality.INFINITE:
+            raise UnknownLengthError("reduce: the dataset is endless; use take(n) first")
+        function = UserFunction(reduce_func, "reduce")
+        state, structure = Structure.flatten(initial_state)
+        for number, element in enumerate(self):
+            where = f"element {number}"
+            given = function.of((structure.pack(state), element), lambda where=where: where)  # type: ignore[misc]
+            state = next_state(function, structure, state, given, lambda where=where: where)  # type: ignore[misc]
+        return structure.pack(state)
+
+    # --- elements: which, how often, in what order ---
+
+    def take(self, count: int, name: str | None = None) -> Dataset:
+        """The first ``count`` elements; all if it is negative.
+
+        >>> len(Dataset.range(5).take(3))
+        3
+        """
+        return self._with(Take(self._node, count, label=name))
+
+    def skip(self, count: int, name: str | None = None) -> Dataset:
+        """What follows the first ``count`` elements; nothing if it is negative.
+
+        >>> list(Dataset.range(5).skip(3))
+        [np.int64(3), np.int64(4)]
+        """
+        return self._with(Skip(self._node, count, label=name))
+
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """The elements before the first for which a predicate, called as in `map`, gives False.
+
+        >>> [int(x) for x in Dataset.range(10).take_while(lambda x: x * x < 10)]
+        [0, 1, 2, 3]
+        """
+        return self._with(TakeWhile(self._node, UserFunction(predicate, "take_while"), label=name))
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+        """Every ``num_shards``-th element, from number ``index`` on.
+
+        Raises
+        ------
+        ArgumentError
+            ``num_shards`` is below 1, or ``index`` not from 0 up to it.
+
+        >>> [int(x) for x in Dataset.range(7).shard(3, 1)]
+        [1, 4]
+        """
+        return self._with(Shard(self._node, num_shards, index, label=name))
+
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+        """``count`` passes, one after the other; endless if None or negative.
+
+        >>> [int(x) for x in Dataset.range(2).repeat(2)]
+        [0, 1, 0, 1]
+        """
+        return self._with(Repeat(self._node, count, label=name))
+
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """These elements, then those of another dataset, of the same structure, dtypes and ranks.
+
+        Raises
+        ------
+        ArgumentError
+            They are of others; the message says which leaf.
+
+        >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(10, 12))]
+        [0, 1, 10, 11]
+        """
+        (second,) = _nodes("concatenate", [dataset])
+        return _of_several(Concatenate(self._node, second, label=name))
+
+    def unique(self, name: str | None = None) -> Dataset:
+        """Each element once, where it first comes.
+
+        Notes
+        -----
+        What has come is kept in memory: a number or word an element, or 16 bytes where it is more than that.
+
+        >>> [int(x) for x in Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique()]
+        [3, 1, 2]
+        """
+        return self._with(Unique(self._node, label=name))
 
     def shuffle(
-        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = None
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Elements drawn uniformly at random from a buffer that is refilled from the input.
 
         Parameters
         ----------
         buffer_size
-            Elements to draw from; with as many as there are, every order is equally likely.
+            Elements to draw from; with as many as there are, every order is equally likely. -2
+            (``UNKNOWN_CARDINALITY``) for as many as there are.
         seed
             Fixes the order, everywhere: embedded, in a graph, on any number of workers.
         reshuffle_each_iteration
@@ -190,69 +642,104 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            ``buffer_size`` is below 1.
+            ``buffer_size`` is below 1, and not -2.
 
         >>> [int(x) for x in Dataset.range(5).shuffle(5, seed=1)]
         [1, 4, 0, 3, 2]
         """
+        if buffer_size == cardinality.UNKNOWN:
+            if self.cardinality() == cardinality.INFINITE:
+                raise UnknownLengthError("shuffle: buffer_size -2 is for all elements, and the dataset is endless")
+            buffer_size = max(self.cardinality(), 1) if self.cardinality() >= 0 else _ALL
         reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
-        seed = fresh_seed() if seed is None else seed
-        return self._with(Shuffle(self._node, buffer_size, seed, reshuffle, depth(self._node)))
+        place, is_seeded = depth(self._node), seed is not None
+        return self._with(
+            Shuffle(self._node, buffer_size, _seed(seed), reshuffle, place, is_seeded=is_seeded, label=name)
+        )
 
-    def take(self, count: int) -> Dataset:
-        """The first ``count`` elements; all if it is negative.
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Sequence[float],
+        initial_dist: Sequence[float] | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """``(class, element)``, where elements are left out at random so that classes come in given shares.
 
-        >>> len(Dataset.range(5).take(3))
-        3
+        Parameters
+        ----------
+        class_func
+            Called as in `map`, gives an element's class: an integer from 0 up to their number.
+        target_dist
+            The share each class is to have; they sum to 1.
+        initial_dist
+            The share each class has; None to go by the elements that have come.
+        seed
+            Fixes what is kept.
+
+        Raises
+        ------
+        ArgumentError
+            Shares that do not sum to 1, or not of as many classes; or a class that is wanted and never there.
+
+        >>> ones = Dataset.range(400).rejection_resample(lambda x: int(x % 4 == 0), [0.5, 0.5], [0.75, 0.25], seed=0)
+        >>> 0.4 < sum(int(number) for number, _ in ones) / sum(1 for _ in ones) < 0.6
+        True
         """
-        return self._with(Take(self._node, count))
+        node = RejectionResample(
+            self._node,
+            UserFunction(class_func, "rejection_resample"),
+            tuple(map(float, target_dist)),
+            None if initial_dist is None else tuple(map(float, initial_dist)),
+            _seed(seed),
+            depth(self._node),
+            is_seeded=seed is not None,
+            label=name,
+        )
+        return self._with(node)
 
-    def skip(self, count: int) -> Dataset:
-        """What follows the first ``count`` elements; nothing if it is negative.
-
-        >>> list(Dataset.range(5).skip(3))
-        [np.int64(3), np.int64(4)]
-        """
-        return self._with(Skip(self._node, count))
-
-    def repeat(self, count: int | None = None) -> Dataset:
-        """``count`` passes, one after the other; endless if None or negative.
-
-        >>> [int(x) for x in Dataset.range(2).repeat(2)]
-        [0, 1, 0, 1]
-        """
-        return self._with(Repeat(self._node, count))
-
-    def prefetch(self, buffer_size: int) -> Dataset:
+    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
         """The same elements, made ready by threads while earlier ones are in use.
 
-        How far ahead they run is set in bytes by ``daskdist.window-bytes``; ``buffer_size`` is taken for
-        compatibility and checked to be -1 or more.
+        How far ahead they run is set in bytes by `Options` or ``daskdist.window-bytes``; ``buffer_size`` is taken
+        for compatibility and checked to be -1 or more.
 
         >>> len(Dataset.range(5).prefetch(2))
         5
         """
-        return self._with(Prefetch(self._node, buffer_size))
+        return self._with(Prefetch(self._node, buffer_size, label=name))
 
-    # --- options ---
+    def ignore_errors(self, log_warning: bool = True, name: str | None = None) -> Dataset:
+        """The elements upstream of which nothing failed.
 
-    def with_options(self, options: Options) -> Dataset:
-        """The same elements, with options that later parts of a pipeline and strategies go by.
+        What is left out is logged as a warning of the logger ``daskdist``, each with its split and row, and at the end
+        their number.
 
         Parameters
         ----------
-        options
-            Fields left None keep what was set before; others win over it.
-        """
-        return self._with(WithOptions(self._node, options.copy()))
+        log_warning
+            Taken for compatibility: nothing is left out in silence.
 
-    def options(self) -> Options:
-        """The options in force."""
-        return merged_options(self._node)
+        Notes
+        -----
+        A split that cannot be read is left out whole. A generator that raises ends.
+
+        >>> [float(x) for x in Dataset.range(4).map(lambda x: 1 // int(x)).ignore_errors()]
+        [1.0, 0.0, 0.0]
+        """
+        return self._with(IgnoreErrors(self._node, label=name))
 
     # --- batches ---
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
         """Consecutive elements stacked along a new first axis.
 
         Parameters
@@ -261,6 +748,10 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
             Elements a batch.
         drop_remainder
             Whether a last batch that would be shorter is left out.
+        num_parallel_calls
+            If given, threads make batches ahead of use.
+        deterministic
+            Taken for compatibility: batches are always in order.
 
         Raises
         ------
@@ -272,12 +763,274 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         >>> list(Dataset.range(5).batch(2))
         [array([0, 1]), array([2, 3]), array([4])]
         """
-        return self._with(Batch(self._node, batch_size, drop_remainder))
+        return self._with(Batch(self._node, batch_size, drop_remainder, label=name))._parallel(
+            "batch", num_parallel_calls
+        )
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Consecutive elements of different shapes stacked, filled up at the end of each axis.
+
+        Parameters
+        ----------
+        batch_size
+            Elements a batch.
+        padded_shapes
+            A nest of the shapes they are filled up to, None or -1 for the longest of the batch; that for all axes if
+            None.
+        padding_values
+            A nest of what they are filled up with, or one value for all leaves; 0, the empty word or False if None.
+        drop_remainder
+            Whether a last batch that would be shorter is left out.
+
+        Raises
+        ------
+        ArgumentError
+            A shape or value does not fit its leaf.
+        StackError
+            While iterating: an element is longer than its padded shape; the message says which.
+
+        >>> list(Dataset.range(4).map(lambda x: np.full(int(x), x)).padded_batch(2, padding_values=-1))[1]
+        array([[ 2,  2, -1],
+               [ 3,  3,  3]])
+        """
+        padding = Padding.of("padded_batch", self._known_spec(), padded_shapes, padding_values)
+        return self._with(PaddedBatch(self._node, batch_size, padding, drop_remainder, label=name))
+
+    def ragged_batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        row_splits_dtype: Any = np.int64,
+        name: str | None = None,
+    ) -> Dataset:
+        """Consecutive elements of different lengths, as the values of all and where each one's begin.
+
+        Leaves whose shape is known are stacked; those with a length that varies become `Ragged`.
+
+        Parameters
+        ----------
+        batch_size
+            Elements a batch.
+        drop_remainder
+            Whether a last batch that would be shorter is left out.
+        row_splits_dtype
+            int32 or int64.
+
+        >>> next(iter(Dataset.range(1, 3).map(lambda x: np.full(int(x), x)).ragged_batch(2)))
+        Ragged(values=array([1, 2, 2]), row_splits=array([0, 1, 3]))
+        """
+        return self._with(RaggedBatch(self._node, self._spec, batch_size, drop_remainder, row_splits_dtype, label=name))
+
+    def unbatch(self, name: str | None = None) -> Dataset:
+        """The rows of each element as elements.
+
+        Raises
+        ------
+        ArgumentError
+            A leaf is a scalar, or leaves differ in their number of rows.
+
+        >>> list(Dataset.from_tensors(([1, 2], ["a", "b"])).unbatch())
+        [(np.int32(1), 'a'), (np.int32(2), 'b')]
+        """
+        return self._with(Unbatch(self._node, label=name))
+
+    def rebatch(
+        self, batch_size: int | Sequence[int], drop_remainder: bool = False, name: str | None = None
+    ) -> Dataset:
+        """The rows of all elements in batches of other sizes, across the boundaries of those that come.
+
+        Parameters
+        ----------
+        batch_size
+            Rows a batch; or several sizes, which come one after the other and over again. Of several, one may be 0.
+        drop_remainder
+            Whether a last batch that would be shorter is left out.
+
+        >>> [batch.tolist() for batch in Dataset.range(7).batch(3).rebatch([2, 1])]
+        [[0, 1], [2], [3, 4], [5], [6]]
+        """
+        sizes = tuple(batch_size) if isinstance(batch_size, Sequence) else (batch_size,)
+        return self._with(Rebatch(self._node, sizes, drop_remainder, label=name))
+
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Consecutive elements as datasets of their own, in the structure of an element.
+
+        Parameters
+        ----------
+        size
+            Elements a window.
+        shift
+            Elements from the start of a window to the start of the next; ``size`` if None.
+        stride
+            Elements from one of a window to the next of it.
+        drop_remainder
+            Whether windows at the end that would have fewer elements are left out.
+
+        Raises
+        ------
+        ArgumentError
+            ``size``, ``shift`` or ``stride`` is below 1.
+
+        >>> [[int(x) for x in window] for window in Dataset.range(5).window(3, shift=2)]
+        [[0, 1, 2], [2, 3, 4], [4]]
+        """
+        shift = size if shift is None else shift
+        return self._with(Window(self._node, size, shift, stride, drop_remainder, Dataset.of_rows, label=name))
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Dataset], Dataset],
+        window_size: int | None = None,
+        window_size_func: Callable[[Any], int] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Elements of one key, so many at a time, each such window replaced by the dataset a function makes of it.
+
+        Parameters
+        ----------
+        key_func
+            Called as in `map`, gives an element's key, an integer.
+        reduce_func
+            ``reduce_func(key, window) -> dataset``.
+        window_size
+            Elements a window.
+        window_size_func
+            Gives that for a key instead.
+
+        Raises
+        ------
+        ArgumentError
+            Neither or both of ``window_size`` and ``window_size_func``, or a size below 1.
+
+        Notes
+        -----
+        A window comes when its last element has; what is left at the end comes in the order of keys.
+
+        >>> odd_and_even = Dataset.range(5).group_by_window(lambda x: x % 2, lambda key, ds: ds.batch(2), 2)
+        >>> [batch.tolist() for batch in odd_and_even]
+        [[0, 2], [1, 3], [4]]
+        """
+        if (window_size is None) == (window_size_func is None):
+            raise ArgumentError("group_by_window: give either window_size or window_size_func")
+        size = window_size if window_size_func is None else UserFunction(window_size_func, "group_by_window")
+        key, reduce_windows = UserFunction(key_func, "group_by_window"), NestedFunction(reduce_func, "group_by_window")
+        return self._with(GroupByWindow(self._node, key, reduce_windows, size, Dataset.of_rows, label=name))  # type: ignore[arg-type]
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Padded batches of elements of like length.
+
+        Parameters
+        ----------
+        element_length_func
+            Called as in `map`, gives an element's length.
+        bucket_boundaries
+            The lengths at which buckets end, rising; each is the first of the next bucket.
+        bucket_batch_sizes
+            Elements a batch, for each bucket: one more than boundaries.
+        padded_shapes, padding_values
+            As in `padded_batch`.
+        pad_to_bucket_boundary
+            Whether batches are filled up to one less than the upper boundary of their bucket, not to their longest.
+        no_padding
+            Whether elements of a bucket are stacked as they are.
+        drop_remainder
+            Whether batches that would be shorter at the end are left out.
+
+        Raises
+        ------
+        ArgumentError
+            Not one batch size more than boundaries, or boundaries that do not rise.
+
+        >>> from daskdist import Ragged
+        >>> words = Dataset.from_tensor_slices(Ragged([1, 2, 2, 3, 3, 3, 4], [0, 1, 3, 6, 7]))
+        >>> [batch.tolist() for batch in words.bucket_by_sequence_length(len, [2], [2, 2])]
+        [[[1], [4]], [[2, 2, 0], [3, 3, 3]]]
+        """
+        operation = "bucket_by_sequence_length"
+        padding = None if no_padding else Padding.of(operation, self._known_spec(), padded_shapes, padding_values)
+        node = BucketBySequenceLength(
+            self._node,
+            UserFunction(element_length_func, operation),
+            tuple(bucket_boundaries),
+            tuple(bucket_batch_sizes),
+            padding,
+            pad_to_bucket_boundary,
+            drop_remainder,
+            label=name,
+        )
+        return self._with(node)
+
+    # --- functions of datasets ---
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """The dataset that a function makes of this one.
+
+        >>> len(Dataset.range(6).apply(lambda ds: ds.batch(2)))
+        3
+        """
+        made = transformation_func(self)
+        if not isinstance(made, Dataset):
+            raise ArgumentError(f"apply: the function returned {type(made).__name__}; it is to return a Dataset")
+        return made
+
+    def pipe(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """What a function makes of this dataset and further arguments.
+
+        >>> Dataset.range(6).pipe(lambda ds, size: len(ds.batch(size)), 4)
+        2
+        """
+        return function(self, *args, **options)
+
+    # --- options ---
+
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+        """The same elements, with options that later parts of a pipeline and strategies go by.
+
+        Parameters
+        ----------
+        options
+            Fields left None keep what was set before; others win over it.
+        """
+        if not isinstance(options, Options):
+            raise ArgumentError(f"with_options: expected Options, got {type(options).__name__}")
+        return self._with(WithOptions(self._node, options.copy(), label=name))
+
+    def options(self) -> Options:
+        """The options in force."""
+        return merged_options(self._node)
 
     # --- looking ---
 
     def __iter__(self) -> Iterator[Any]:
-        return iterate(embedded(self._node), self._plan, next(self._iterations))
+        return iterate(
+            self._caller(), self.primitive, next(self._iterations), self._empty, self.options().memory_budget_bytes
+        )
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """The elements, as nests of NumPy arrays and scalars.
@@ -286,6 +1039,22 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         [np.int64(0), np.int64(1)]
         """
         return iter(self)
+
+    def get_single_element(self, name: str | None = None) -> Any:
+        """The one element there is.
+
+        Raises
+        ------
+        ArgumentError
+            There is none, or more than one.
+
+        >>> Dataset.range(5).batch(5).get_single_element()
+        array([0, 1, 2, 3, 4])
+        """
+        elements = list(itertools.islice(iter(self), 2))
+        if len(elements) != 1:
+            raise ArgumentError(f"get_single_element: there {'is no element' if not elements else 'are several'}")
+        return elements[0]
 
     @property
     def element_spec(self) -> Any:
@@ -308,6 +1077,32 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         (3, -1)
         """
         return self._node.cardinality
+
+    def assert_cardinality(self, expected_cardinality: int, name: str | None = None) -> Dataset:
+        """The same elements, of a number that is stated and checked.
+
+        Parameters
+        ----------
+        expected_cardinality
+            Their number; or -1, ``INFINITE_CARDINALITY``.
+
+        Raises
+        ------
+        CardinalityError
+            While iterating: there are fewer or more.
+
+        >>> len(Dataset.range(6).filter(lambda x: x % 2 == 0).assert_cardinality(3))
+        3
+        """
+        return self._with(AssertCardinality(self._node, expected_cardinality, label=name))
+
+    def fingerprint(self) -> np.uint64:
+        """A number that is equal for equal pipelines, in every process.
+
+        >>> Dataset.range(3).fingerprint() == Dataset.range(3).fingerprint() != Dataset.range(4).fingerprint()
+        np.True_
+        """
+        return np.uint64(int(tokenize(self._node)[:16], 16))
 
     def __len__(self) -> int:
         number = self.cardinality()
@@ -335,7 +1130,7 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         stages: dict[str, Callable[[], str]] = {
             "pipeline": lambda: display.tree(self._node),
             "simplified": lambda: display.tree(simplify(self._node)),
-            "primitives": lambda: display.primitives(self._plan),
+            "primitives": lambda: display.primitives(self.primitive),
         }
         if stage is None:
             return "\n".join(f"{name}:\n{show()}" for name, show in stages.items())
@@ -397,21 +1192,34 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
         """The pipeline."""
         return self._node
 
+    @cached_property
+    def primitive(self) -> Primitive:
+        """What the pipeline comes down to."""
+        return plan(self._node)
+
     @property
     def spec(self) -> ElementSpec:
         """`element_spec` as structure and leaves."""
         return self._spec
 
+    @staticmethod
+    def of_rows(rows: Any, spec: ElementSpec | None) -> Dataset:
+        """The dataset of rows that are in memory, as a window has them."""
+        return Dataset(FromRows(rows, spec))
+
+    def rows(self) -> Iterator[Rows]:
+        """The elements computed in this thread, as rows."""
+        return rows_of(self.primitive)
+
     def spec_by(self, make_caller: Callable[[], Caller]) -> ElementSpec:
         """`spec`, where a caller may have to make the first element."""
-        try:
-            return self._node.spec
-        except SpecUnknown:
-            pass
-        for element in iterate(make_caller(), self._plan, 0):
+        known = self._known_spec()
+        if not isinstance(known, SpecUnknown):
+            return known
+        for element in iterate(make_caller(), self.primitive, 0):
             spec = ElementSpec.of(element)
             # A batch may be shorter or longer than the first.
-            return spec.with_leaves([TensorSpec((None, *s.shape[1:]), s.dtype) if s.shape else s for s in spec.leaves])
+            return spec.with_leaves([leaf.of_any_length() for leaf in spec.leaves])
         raise UnknownLengthError("the dataset has no elements, and without one the spec of a mapped one is not known")
 
     # --- within ---
@@ -419,13 +1227,29 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
     def _with(self, node: Node) -> Dataset:
         return Dataset(node)
 
-    @cached_property
-    def _plan(self) -> Primitive:
-        return fuse(lower(simplify(self._node)))
+    def _parallel(self, operation: str, num_parallel_calls: int | None) -> Dataset:
+        # Reading ahead in threads is what it comes to.
+        if num_parallel_calls is None:
+            return self
+        if num_parallel_calls != cardinality.INFINITE:
+            whole_number(operation, "num_parallel_calls", num_parallel_calls, at_least=1)
+        return self.prefetch(num_parallel_calls)
+
+    def _caller(self) -> Caller:
+        return embedded(self._node, self.options().num_threads)
+
+    def _known_spec(self) -> ElementSpec | SpecUnknown:
+        try:
+            return self._node.spec
+        except SpecUnknown as unknown:
+            return unknown
+
+    def _empty(self) -> Any:
+        return self._spec.structure.pack([leaf.zeros() for leaf in self._spec.leaves])
 
     @cached_property
     def _spec(self) -> ElementSpec:
-        return self.spec_by(lambda: embedded(self._node))
+        return self.spec_by(self._caller)
 
     @cached_property
     def _name(self) -> str:
@@ -435,7 +1259,7 @@ class Dataset(DaskMethodsMixin):  # type: ignore[misc]
     def _recorded(self) -> Recorded:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("an endless dataset has no finite graph; use take(n) first")
-        return record(self._plan, self._name, 0)
+        return record(self.primitive, self._name, 0)
 
 
 def read_parquet(paths: Paths, columns: Any = None) -> Dataset:
@@ -464,6 +1288,29 @@ def read_parquet(paths: Paths, columns: Any = None) -> Dataset:
     """
     node = ReadFiles(Parquet(columns), expand(paths, ".parquet"))
     node.spec  # noqa: B018 - a file that is not Parquet, or a column that is not there, shows now
+    return Dataset(node)
+
+
+# Elements to draw from where all are wanted and their number is not known.
+_ALL = 2**62
+
+
+def _seed(seed: int | None) -> int:
+    return fresh_seed() if seed is None else seed
+
+
+def _nodes(operation: str, datasets: Sequence[Any]) -> tuple[Node, ...]:
+    for number, dataset in enumerate(datasets):
+        if not isinstance(dataset, Dataset):
+            raise ArgumentError(f"{operation}: dataset {number} is {type(dataset).__name__}, not a Dataset")
+    if not datasets:
+        raise ArgumentError(f"{operation}: there are no datasets")
+    return tuple(dataset.node for dataset in datasets)
+
+
+def _of_several(node: Node) -> Dataset:
+    for conflict in conflicts(node):
+        logger.warning(conflict)
     return Dataset(node)
 
 

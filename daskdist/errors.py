@@ -9,6 +9,7 @@
     ├── FileError              (OSError)       a file is missing, unreadable or unlike its siblings
     ├── UserFunctionError      (RuntimeError)  a function given to ``map``, ``filter`` or ``run`` raised
     ├── UnknownLengthError     (TypeError)     a number of rows is needed and not known
+    ├── CardinalityError       (RuntimeError)  there are not as many elements as was stated
     ├── UnknownDeviceError     (ValueError)    no such device here
     ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
     └── OutOfRangeError        (EOFError)      an iterator is at its end
@@ -45,6 +46,10 @@ class UserFunctionError(DaskdistError, RuntimeError):
 
 class UnknownLengthError(DaskdistError, TypeError):
     """A number of rows is needed and not known before the data is read."""
+
+
+class CardinalityError(DaskdistError, RuntimeError):
+    """There are not as many elements as ``assert_cardinality`` states."""
 
 
 class UnknownDeviceError(DaskdistError, ValueError):

@@ -414,7 +414,7 @@ def test_from_a_computed_frame_plans_once():
 
 
 def test_from_dask_takes_no_other_thing():
-    with pytest.raises(ArgumentError, match="not a Dask collection"):
+    with pytest.raises(ArgumentError, match="is no Dask collection"):
         Dataset.from_dask(np.arange(3))
     with pytest.raises(ArgumentError, match="arrays and dataframes"):
         Dataset.from_dask(dask.delayed(1))

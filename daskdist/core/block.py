@@ -34,7 +34,7 @@ class Block:
         Where each row came from, if it is not the row of that number of what the label names.
     """
 
-    __slots__ = ("label", "leaves", "origin", "structure")
+    __slots__ = ("label", "leaves", "origin", "skipped", "structure")
 
     def __init__(
         self,
@@ -47,6 +47,8 @@ class Block:
         self.leaves = tuple(map(read_only, leaves))
         self.label = label
         self.origin = Origin(label) if origin is None else origin
+        # What was left out on the way to these rows, for the log.
+        self.skipped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
@@ -107,12 +109,13 @@ class Block:
 class Bundle:
     """Elements whose shapes may differ, such as the chunks one task builds: a tuple of leaves an element."""
 
-    __slots__ = ("_items", "label", "structure")
+    __slots__ = ("_items", "label", "skipped", "structure")
 
     def __init__(self, structure: Structure, items: Sequence[Leaves], label: str = "") -> None:
         self.structure = structure
         self._items = list(items)
         self.label = label
+        self.skipped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -131,6 +134,10 @@ class Bundle:
 
     def take(self, rows: Any) -> Bundle:
         return Bundle(self.structure, [self._items[row] for row in rows], self.label)
+
+    def slice(self, start: int, stop: int) -> Bundle:
+        """Elements ``start`` to ``stop``."""
+        return Bundle(self.structure, self._items[start:stop], self.label)
 
     def where(self, index: int) -> str:
         """What a message calls one element."""
@@ -154,12 +161,15 @@ class Batches:
         they are rows.
     """
 
-    __slots__ = ("bounds", "inners", "rows")
+    __slots__ = ("bounds", "inners", "rows", "skipped")
 
-    def __init__(self, rows: Block, bounds: Sequence[int], inners: tuple[tuple[int, ...], ...] | None = None) -> None:
+    def __init__(
+        self, rows: Block | Bundle, bounds: Sequence[int], inners: tuple[tuple[int, ...], ...] | None = None
+    ) -> None:
         self.rows = rows
         self.bounds = bounds
         self.inners = inners
+        self.skipped: tuple[str, ...] = ()
 
     @property
     def structure(self) -> Structure:
@@ -179,9 +189,11 @@ class Batches:
     def item(self, index: int) -> Leaves:
         """The leaves of one chunk: views."""
         start, stop = self.bounds[index], self.bounds[index + 1]
-        leaves = tuple([leaf[start:stop] for leaf in self.rows.leaves])
-        if any(isinstance(leaf, Ragged) for leaf in leaves):
-            leaves = stack(self.structure, [self.rows.item(row) for row in range(start, stop)], self.label)
+        rows = self.rows
+        if isinstance(rows, Bundle) or any(isinstance(leaf, Ragged) for leaf in rows.leaves):
+            leaves = stack(self.structure, [rows.item(row) for row in range(start, stop)], self.label)
+        else:
+            leaves = tuple([leaf[start:stop] for leaf in rows.leaves])
         if self.inners is not None:
             leaves = nested(leaves, self.inners[index])
         return leaves
@@ -194,6 +206,12 @@ class Batches:
     def take(self, rows: Any) -> Bundle:
         return Bundle(self.structure, [self.item(row) for row in rows], self.label)
 
+    def slice(self, start: int, stop: int) -> Batches:
+        """Chunks ``start`` to ``stop``: views."""
+        bounds = self.bounds[start : stop + 1]
+        inners = None if self.inners is None else self.inners[start:stop]
+        return Batches(self.rows.slice(bounds[0], bounds[-1]), [bound - bounds[0] for bound in bounds], inners)
+
     def where(self, index: int) -> str:
         """What a message calls one chunk."""
         return f"a batch of {self.bounds[index + 1] - self.bounds[index]} rows of {self.label or 'this data'}"
@@ -202,6 +220,34 @@ class Batches:
 Rows = Block | Bundle | Batches
 
 _ADVICE: Final = "Give them one shape and dtype first with map(...), or use padded_batch or ragged_batch"
+
+
+def join(parts: Sequence[Rows], structure: Structure) -> Rows:
+    """Elements made of one element of each part, as ``structure``, which has a leaf for each part, has them nest."""
+    nest = structure.nest([part.structure for part in parts])
+    label = ", ".join(dict.fromkeys(part.label for part in parts if part.label))
+    blocks = [part for part in parts if isinstance(part, Block)]
+    if len(blocks) == len(parts):
+        return Block(nest, [leaf for block in blocks for leaf in block.leaves], label, blocks[0].origin)
+    cuts = [part for part in parts if isinstance(part, Batches) and isinstance(part.rows, Block)]
+    first = cuts[0] if cuts else None
+    if first and len(cuts) == len(parts) and all((c.bounds, c.inners) == (first.bounds, first.inners) for c in cuts):
+        rows = Block(nest, [leaf for each in cuts for leaf in each.rows.leaves], label)  # type: ignore[union-attr]
+        return Batches(rows, first.bounds, first.inners)
+    items = [tuple(leaf for part in parts for leaf in part.item(index)) for index in range(len(parts[0]))]
+    return Bundle(nest, items, label)
+
+
+def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
+    """The elements of all parts, one after the other; without any, none of the structure of ``like``."""
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return Bundle(like.structure, [])
+    blocks = [part for part in parts if isinstance(part, Block)]
+    if len(blocks) == len(parts) and all(map(blocks[0].is_like, blocks)):
+        return blocks[0] if len(blocks) == 1 else Block.concat(blocks, blocks[0].label)
+    items = [part.item(index) for part in parts for index in range(len(part))]
+    return from_items(parts[0].structure, items, parts[0].label)
 
 
 def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:

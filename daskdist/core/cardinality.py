@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 INFINITE: Final = -1
@@ -19,6 +20,29 @@ def multiply(cardinality: int, count: int) -> int:
     if count < 0:
         return INFINITE
     return cardinality * count if cardinality >= 0 else cardinality
+
+
+def plus(cardinality: int, other: int) -> int:
+    """The number of elements of two datasets, one after the other.
+
+    >>> plus(3, 2), plus(3, INFINITE), plus(UNKNOWN, 2), plus(UNKNOWN, INFINITE)
+    (5, -1, -2, -1)
+    """
+    if INFINITE in (cardinality, other):
+        return INFINITE
+    return UNKNOWN if UNKNOWN in (cardinality, other) else cardinality + other
+
+
+def shortest(cardinalities: Iterable[int]) -> int:
+    """The number of elements that all of several datasets have.
+
+    >>> shortest([3, 5]), shortest([3, INFINITE]), shortest([INFINITE]), shortest([3, UNKNOWN]), shortest([0, UNKNOWN])
+    (3, 3, -1, -2, 0)
+    """
+    finite = {each for each in cardinalities if each != INFINITE}
+    if not finite:
+        return INFINITE
+    return UNKNOWN if UNKNOWN in finite and 0 not in finite else min(each for each in finite if each >= 0)
 
 
 def divide(cardinality: int, size: int, *, drop_remainder: bool) -> int:

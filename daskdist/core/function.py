@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from daskdist.core.structure import Structure, call_with
+from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 
 
@@ -46,8 +46,12 @@ class UserFunction:
 
     def __call__(self, element: Any, where: Callable[[], str]) -> Any:
         """Call it with an element; ``where()`` says which for a message."""
+        return self.of(element if type(element) is tuple else (element,), where)
+
+    def of(self, arguments: Sequence[Any], where: Callable[[], str]) -> Any:
+        """Call it with arguments; ``where()`` says on what, for a message."""
         try:
-            return call_with(self.function, element)
+            return self.function(*arguments)
         except Exception as error:
             raise UserFunctionError(
                 f"{self.operation}: {self.location} raised {type(error).__name__}: {error}, on {where()}"
@@ -55,7 +59,10 @@ class UserFunction:
 
     def leaves(self, element: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
         """Its result as leaves and structure; a list at the top counts as a tuple."""
-        result = self(element, where)
+        return self.flattened(self(element, where), where)
+
+    def flattened(self, result: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
+        """A result of its as leaves and structure."""
         if type(result) is list:
             result = tuple(result)
         try:

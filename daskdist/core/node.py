@@ -36,6 +36,8 @@ class Facts:
         It means the same on each worker's share of the files as it does on the whole.
     by_count
         It keeps or drops the first ``count`` elements; ``count`` is a field of its.
+    regroups
+        Each of its elements is made of several of its input's: on other shares of them it makes others.
     """
 
     compute: bool = False
@@ -45,19 +47,33 @@ class Facts:
     keeps_spec: bool = False
     per_worker: bool = False
     by_count: bool = False
+    regroups: bool = False
 
 
+@dataclass(frozen=True, eq=False)
 class Node:
-    """One operation of a pipeline. Subclasses are frozen dataclasses whose fields are its arguments."""
+    """One operation of a pipeline. Subclasses are frozen dataclasses whose fields are its arguments.
+
+    Parameters
+    ----------
+    label
+        What the user calls it, in plans.
+    """
+
+    label: str | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     facts: ClassVar[Facts] = Facts()
     # What users call it: the method that makes it.
     name: ClassVar[str]
     # Whether reading ahead in threads gains something where it is part of a pipeline.
     background: ClassVar[bool] = False
+    # Whether what it reads is in memory, small, and can be sent anywhere.
+    is_light: ClassVar[bool] = True
 
-    # Of how many elements of its input each of its elements is made, but for the last; None where that differs.
-    group_size: int | None = None
+    @property
+    def group_size(self) -> int | None:
+        """Of how many elements of its input each of its elements is made, but for the last; None where that differs."""
+        return None
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -90,18 +106,24 @@ class Node:
 
     def __str__(self) -> str:
         """One line: the operation and its arguments."""
-        arguments = ", ".join(f"{key}={_brief(value)}" for key, value in self._arguments())
-        return f"{self.name}({arguments})"
+        arguments = [f"{key}={_brief(value)}" for key, value in self._arguments()]
+        if self.label is not None:
+            arguments.append(f"name={self.label!r}")
+        return f"{self.name}({', '.join(arguments)})"
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:
-        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+        for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             if each.repr and value != each.default:
                 yield each.name, value
 
 
+@dataclass(frozen=True, eq=False)
 class Source(Node):
     """A node without inputs."""
+
+    # Whether its splits can all be looked at; not where they are endless, or come as they like.
+    is_listed: ClassVar[bool] = True
 
     def splits(self) -> Sequence[Split]:
         """The units it is read in, in order; found when first asked for."""

@@ -1,7 +1,9 @@
 """The few things every operation comes down to. Interpreters and callers know these and no operation.
 
 A pipeline is a tree of primitives. `Read` and `Compute` look at values and never at order, and become calls
-(tasks, on a cluster). `Arrange` looks at order and never at values, and is arithmetic on the driver.
+(tasks, on a cluster). `Arrange` looks at order and never at values, and is arithmetic on the driver; where it
+needs a small fact of each element, `Fact` has that made where the element lies. `Stream` and `Chain` are for
+what comes one after the other only: a generator, and computations that carry something on.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ class NotReady(Exception):  # noqa: N818 - a signal, as StopIteration is
 class Cursor(Protocol):
     """A place in a stream of elements."""
 
-    def pull(self) -> Run:
-        """Some elements, at least one.
+    def pull(self) -> Any:
+        """Some elements, at least one: a `Run`, a `Zipped` of such, or of a `Fact` a `Noted`.
 
         Raises
         ------
@@ -44,6 +46,10 @@ Opener = Callable[[Epoch], Cursor]
 
 class Context(Protocol):
     """What a cursor may ask of whoever runs it."""
+
+    def open(self, primitive: Primitive) -> Opener:
+        """What starts a stream of the primitive's elements, such as those of a dataset an element turned out to be."""
+        ...
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
         """The same elements, where blocks with few rows left are replaced by blocks of just those rows.
@@ -84,10 +90,33 @@ class Split:
     file: int | None = None
 
 
-class Splits(Protocol):
-    """A source's splits, found when first looked at."""
+@dataclass(frozen=True)
+class LazySplits(Sequence[Split]):
+    """Splits that are made when they are looked at.
 
-    def __call__(self) -> Sequence[Split]: ...
+    Parameters
+    ----------
+    number
+        How many there are.
+    make
+        Makes the split of a number.
+    """
+
+    number: int
+    make: Callable[[int], Split]
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: Any) -> Any:
+        found = range(self.number)[index]
+        return list(map(self.make, found)) if isinstance(found, range) else self.make(found)
+
+
+class Splits(Protocol):
+    """A source's splits, found when first looked at; those of an endless one as they are asked for."""
+
+    def __call__(self) -> Iterable[Split]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +137,12 @@ class Read:
         Gives rows ``start`` to ``stop`` of a split as a split, at no cost; None where a split is read whole.
     graph
         Gives a Dask graph, where the payload of each split is a key of it whose value the block is made of.
+    is_listed
+        Whether the splits can all be looked at; not where they are endless.
+    splits_of
+        Gives the splits of a pass, where they are not the same in all.
+    in_order
+        Whether blocks come in the order of the splits; else as they are done.
     """
 
     splits: Splits
@@ -116,7 +151,27 @@ class Read:
     factor: int | None = 1
     divide: Callable[[Split, int, int], Split] | None = None
     graph: Callable[[], dict[Any, Any]] | None = None
-    grouped = False
+    is_listed: bool = True
+    splits_of: Callable[[Epoch], Iterable[Split]] | None = None
+    in_order: bool = True
+    grouped = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Elements that come one after the other and from this process only, as a generator's do.
+
+    Parameters
+    ----------
+    start
+        Starts it anew, and gives what pulls: ``pull(num_rows)`` gives so many elements, fewer at the end.
+    name
+        What plans call it.
+    """
+
+    start: Callable[[], Callable[[int], Rows]]
+    name: str
+    grouped = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +188,87 @@ class Compute:
         What tasks are called.
     factor
         How many elements it gives for each it takes; None where that differs, as in a filter.
+    apart
+        Whether the function takes batches as `Batches` of rows that are not stacked yet.
+    in_order
+        Whether its blocks come in the order of the source's; else as they are done.
     """
 
     source: Primitive
-    function: Callable[[Rows], Rows]
+    function: Callable[[Any], Rows]
     name: str
     factor: int | None
-    grouped = False
+    apart: bool = False
+    in_order: bool = True
+    grouped = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Blocks made of blocks one after the other, with something carried on from each to the next.
+
+    Parameters
+    ----------
+    source
+        What it is applied to.
+    function
+        ``function(rows, carried) -> (rows, carried)``, pure.
+    initial
+        What the first is given.
+    name
+        What tasks are called.
+    factor
+        How many elements it gives for each it takes; None where that differs.
+    """
+
+    source: Primitive
+    function: Callable[[Rows, Any], tuple[Rows, Any]]
+    initial: Any
+    name: str
+    factor: int | None = 1
+    grouped = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Some elements and a fact of them.
+
+    Parameters
+    ----------
+    run
+        The elements.
+    fact
+        What the function made of them, commonly an array, shape ``(num_elements,)``.
+    """
+
+    run: Run
+    fact: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Fact:
+    """Elements, each run with a small fact of it that an arrangement goes by.
+
+    Parameters
+    ----------
+    source
+        The elements.
+    function
+        ``function(rows) -> fact``, pure, run where the rows are; what it gives is brought to the driver.
+    name
+        What tasks are called.
+    makes_rows
+        Whether the function gives ``(rows, fact)``: other elements, of any number, and a fact of those.
+    """
+
+    source: Primitive
+    function: Callable[[Rows], Any]
+    name: str
+    makes_rows: bool = False
+
+    @property
+    def grouped(self) -> int:
+        return self.source.grouped
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,15 +282,31 @@ class Arrange:
     arrangement
         What it does.
     grouped
-        Whether its elements are batches not gathered yet (a run of it is `Groups`).
+        Of how many levels of batches that are not gathered yet its elements are (a run of such is `Groups`).
     name
         What plans call it.
     """
 
     inputs: tuple[Primitive, ...]
     arrangement: Arrangement
-    grouped: bool
+    grouped: int
     name: str
 
 
-Primitive = Read | Compute | Arrange
+Primitive = Read | Stream | Compute | Chain | Fact | Arrange
+
+
+def same(rows: Rows) -> Rows:
+    """The rows as they are: a computation that only has them gathered."""
+    return rows
+
+
+def gathered(primitive: Primitive) -> Primitive:
+    """The stream with batches that are not gathered yet gathered, so that its elements are rows of blocks."""
+    return Compute(primitive, same, "gather", factor=1) if primitive.grouped else primitive
+
+
+def alike(primitives: Sequence[Primitive]) -> tuple[Primitive, ...]:
+    """Streams as they can come one after the other: all of batches not gathered yet, or none."""
+    levels = {each.grouped for each in primitives}
+    return tuple(primitives) if len(levels) == 1 else tuple(map(gathered, primitives))

@@ -114,6 +114,10 @@ class Ragged:
         row = range(len(self))[part]
         return self.values[int(self.row_splits[row]) : int(self.row_splits[row + 1])]
 
+    def with_splits(self, dtype: Any) -> Ragged:
+        """The same rows with row splits of another dtype."""
+        return Ragged._made(self.values, self.row_splits.astype(dtype, copy=False))
+
     def take(self, rows: Any, axis: int = 0) -> Ragged:
         """The given rows, in the given order: one copy."""
         rows = np.asarray(rows, np.intp)

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from daskdist.config import setting
+
 
 def fresh_seed() -> int:
-    """A seed for an operation that was given none."""
-    return secrets.randbits(63)
+    """A seed for an operation that was given none: the setting ``daskdist.seed``, or where that is null, any."""
+    seed = setting("seed")
+    return secrets.randbits(63) if seed is None else int(seed)
 
 
 def generator(seed: int, node: int, epoch: Sequence[int] = ()) -> np.random.Generator:

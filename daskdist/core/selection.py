@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 
 Index = np.ndarray[Any, Any]
@@ -267,6 +268,19 @@ class Groups:
         stops = self.bounds[bounds]
         return Groups(self.flat[: stops[-1]], stops, tuple(inners))
 
+    def ungroup(self) -> Run:
+        """What the batches are made of: rows, or where they are batches of batches, those."""
+        flat = self.flat[int(self.bounds[0]) : int(self.bounds[-1])]
+        if self.inners is None:
+            return flat
+        sizes = np.array([prod(inner) for inner in self.inners])
+        lengths = self.lengths
+        bounds = np.concatenate([[0], np.cumsum(np.repeat(sizes, lengths))])
+        inners = tuple(
+            inner[1:] for inner, number in zip(self.inners, lengths.tolist(), strict=True) for _ in range(number)
+        )
+        return Groups(flat, bounds, inners if any(inners) else None)
+
     def cut(self, num_pieces: int) -> Groups:
         """Each batch as ``num_pieces`` ones, of as many elements each until they run out."""
         lengths, starts = self.lengths[:, None], self.bounds[:-1, None]
@@ -279,6 +293,40 @@ class Groups:
 
 
 Run = Selection | Groups
+
+
+class Zipped:
+    """Elements made of an element of each of several runs, on their way to be gathered.
+
+    Parameters
+    ----------
+    parts
+        Runs of one length.
+    structure
+        How elements of theirs nest in one; it has a leaf for each run.
+    """
+
+    __slots__ = ("parts", "structure")
+
+    def __init__(self, parts: tuple[Run, ...], structure: Structure) -> None:
+        self.parts = parts
+        self.structure = structure
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    @property
+    def element_bytes(self) -> float:
+        """The size of an element, as far as known."""
+        return sum(part.element_bytes for part in self.parts)
+
+    def __getitem__(self, part: slice) -> Zipped:
+        return Zipped(tuple(each[part] for each in self.parts), self.structure)
+
+    @staticmethod
+    def concat(runs: Sequence[Zipped]) -> Zipped:
+        columns = zip(*[run.parts for run in runs], strict=True)
+        return Zipped(tuple(map(concat, columns)), runs[0].structure)
 
 
 class RunQueue:

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
-from daskdist.core.structure import Nested, Structure, as_array
+from daskdist.core.structure import Leaves, Nested, Structure, as_array, is_plain
 from daskdist.errors import ArgumentError
 
 Shape = tuple[int | None, ...]
+# Makes a dataset of rows and the spec of its elements.
+MakeDataset = Callable[[Block | Bundle, "ElementSpec | None"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,10 @@ class TensorSpec:
         """An array of ``num_rows`` along the first axis; other unknown lengths are 0."""
         return np.zeros((num_rows, *(size or 0 for size in self.shape[1:])), self.dtype)
 
+    def of_any_length(self) -> TensorSpec:
+        """The spec of such leaves whatever their length along the first axis."""
+        return replace(self, shape=(None, *self.shape[1:])) if self.shape else self
+
     def example(self, unknown: int, value: int) -> Any:
         """A made-up leaf that fits, whose unknown lengths are ``unknown`` and whose numbers are all ``value``."""
         made = np.zeros([unknown if size is None else size for size in self.shape], self.dtype)
@@ -129,18 +136,18 @@ class DatasetSpec(TensorSpec):
     element
         The spec of its elements.
     make
-        Makes such a dataset of two elements.
+        Makes such a dataset of rows and the spec of its elements, or None for that of the rows.
     """
 
     shape: Shape = ()
     dtype: np.dtype[Any] = np.dtype(object)  # noqa: RUF009 - immutable
     element: ElementSpec | None = None
-    make: Callable[[Sequence[Any], ElementSpec], Any] | None = field(default=None, compare=False)
+    make: MakeDataset | None = field(default=None, compare=False)
 
     @staticmethod
     def of_dataset(dataset: Any) -> DatasetSpec:
         """The spec that fits a dataset."""
-        return DatasetSpec(element=dataset.spec, make=type(dataset).of_elements)
+        return DatasetSpec(element=dataset.spec, make=type(dataset).of_rows)
 
     @property
     def element_spec(self) -> Any:
@@ -161,7 +168,8 @@ class DatasetSpec(TensorSpec):
     def example(self, unknown: int, value: int) -> Any:
         if self.element is None or self.make is None:
             raise SpecUnknown("the elements of its windows are not known")
-        return self.make([self.element.example(unknown, value)] * 2, self.element)
+        leaves, structure = Structure.flatten(self.element.example(unknown, value))
+        return self.make(from_items(structure, [leaves, leaves]), self.element)
 
     def __repr__(self) -> str:
         return f"DatasetSpec({self.element_spec})"
@@ -202,10 +210,43 @@ class ElementSpec:
         leaves, structure = Structure.flatten(element)
         return cls(structure, tuple(map(TensorSpec.of, leaves)))
 
+    @staticmethod
+    def nest(structure: Structure, parts: Sequence[ElementSpec]) -> ElementSpec:
+        """The spec of elements made of one element of each part, nested as ``structure`` has it."""
+        nested = structure.nest([part.structure for part in parts])
+        return ElementSpec(nested, tuple(leaf for part in parts for leaf in part.leaves))
+
     @property
     def packed(self) -> Any:
         """The specs in the structure of an element, as users see them."""
         return self.structure.pack(self.leaves)
+
+    def conform(self, element: Any) -> Leaves:
+        """The leaves of an element that is to be of this spec.
+
+        Python's own numbers, and lists of them, become arrays of the dtype asked for.
+
+        Raises
+        ------
+        ArgumentError
+            It is not of this spec; the message says which leaf, what was given and what is expected.
+        """
+        try:
+            given = self.structure.leaves_of(element)
+        except (ValueError, TypeError):
+            _, found = Structure.of(element)
+            raise ArgumentError(f"the structure {found}, where {self.structure} is expected") from None
+        leaves = []
+        for path, spec, value in zip(self.structure.paths, self.leaves, given, strict=True):
+            leaf = as_array(value)
+            if isinstance(leaf, np.ndarray | np.generic) and is_plain(value) and _is_safe(leaf.dtype, spec.dtype):
+                leaf = np.asarray(value, spec.dtype)[()]
+            if not spec.is_compatible_with(leaf):
+                raise ArgumentError(
+                    f"{TensorSpec.of(leaf)} for leaf {path or '(the element)'}, where {spec} is expected"
+                )
+            leaves.append(leaf)
+        return tuple(leaves)
 
     def with_leaves(self, leaves: Sequence[TensorSpec]) -> ElementSpec:
         return ElementSpec(self.structure, tuple(leaves))
@@ -233,3 +274,54 @@ class ElementSpec:
             return None
         leaves = [a.most_general_common_spec(b) for a, b in zip(self.leaves, other.leaves, strict=True)]
         return None if None in leaves else self.with_leaves([leaf for leaf in leaves if leaf is not None])
+
+
+def _is_safe(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    # Of kinds: a whole number can be a float, and not the other way round.
+    order = "biufc"
+    if given.kind in order and wanted.kind in order:
+        return given.kind == wanted.kind or (given.kind != "b" and order.index(given.kind) <= order.index(wanted.kind))
+    return given.kind in "TSUO" and wanted.kind in "TSUO"
+
+
+def known_spec(node: Any) -> ElementSpec | None:
+    """The spec of a node's elements; None where only the data tells."""
+    try:
+        spec: ElementSpec = node.spec
+    except SpecUnknown:
+        return None
+    return spec
+
+
+def common_spec(operation: str, inputs: Sequence[Any], *, must_be_known: bool = False) -> ElementSpec:
+    """The spec of elements that come from any of several nodes.
+
+    Raises
+    ------
+    ArgumentError
+        Their structures, dtypes or ranks differ; the message says how.
+    SpecUnknown
+        One is not known, and ``must_be_known``.
+    """
+    common: ElementSpec | None = None
+    for number, node in enumerate(inputs):
+        spec = node.spec if must_be_known else known_spec(node)
+        if spec is None:
+            continue
+        if common is None:
+            common = spec
+            continue
+        if spec.structure != common.structure:
+            raise ArgumentError(
+                f"{operation}: elements of dataset {number} are {spec.structure}, of those before {common.structure}"
+            )
+        for path, a, b in zip(spec.structure.paths, common.leaves, spec.leaves, strict=True):
+            if a.most_general_common_spec(b) is None:
+                raise ArgumentError(
+                    f"{operation}: leaf {path or '(the element)'} of dataset {number} is {b}, and of those before {a}; "
+                    "dtype and rank must be the same"
+                )
+        common = common.most_general_common_spec(spec)
+    if common is None:
+        raise SpecUnknown(f"{operation}: the spec of no input is known")
+    return common

@@ -9,7 +9,7 @@ Two leaves are no arrays of NumPy's: rows of different lengths (`Ragged`) and da
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import optree
@@ -51,6 +51,10 @@ class Structure:
         """The leaves of a nest as they are, and their structure."""
         leaves, treespec = optree.tree_flatten(nest, is_leaf=_is_leaf, none_is_leaf=True)
         return tuple(leaves), Structure(treespec)
+
+    def nest(self, parts: Iterable[Structure]) -> Structure:
+        """The structure that has a part in the place of each leaf of this one."""
+        return Structure.of(self.pack([part.pack(range(part.num_leaves)) for part in parts]))[1]
 
     def pack(self, leaves: Iterable[Any]) -> Any:
         """The element with these leaves."""
@@ -126,15 +130,19 @@ def as_array(leaf: Any) -> Any:
     if array.dtype.kind == "S":
         # NumPy's own bytes lose the zeros they end with.
         return np.array(leaf, object)
-    if array.dtype.kind in "fi" and _is_plain(leaf):
+    if array.dtype.kind in "fi" and is_plain(leaf):
         narrow: type[Any] = np.float32 if array.dtype.kind == "f" else np.int32
         if narrow is np.float32 or array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
             array = array.astype(narrow)
     return array[()]
 
 
-def _is_plain(leaf: Any) -> bool:
-    # Whether a list, however deep, holds nothing but Python's own numbers: their dtype is ours to choose.
+def is_plain(leaf: Any) -> bool:
+    """Whether this is one of Python's own numbers, or a list of such: then its dtype is ours to choose."""
     if isinstance(leaf, (list, tuple)):
-        return all(map(_is_plain, leaf))
+        return all(map(is_plain, leaf))
     return isinstance(leaf, (int, float)) and not isinstance(leaf, np.generic)
+
+
+# The structure of an element that is one leaf.
+LONE: Final = Structure.of(0)[1]

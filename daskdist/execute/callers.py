@@ -44,15 +44,18 @@ class Report:
         Its elements.
     nbytes
         Its size in memory.
+    skipped
+        What was left out on the way to it.
     """
 
     num_rows: int
     nbytes: int
+    skipped: tuple[str, ...] = ()
 
 
 def report_of(rows: Rows) -> Report:
     """The report on a block."""
-    return Report(len(rows), rows.nbytes)
+    return Report(len(rows), rows.nbytes, rows.skipped)
 
 
 def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:
@@ -95,6 +98,16 @@ class Caller(Protocol):
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         """The value of a key of a Dask graph."""
+        ...
+
+    def stream(
+        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
+    ) -> Handle:
+        """Call ``pull(num_rows)`` in this process, after the call that gave the handle ``before`` is over."""
+        ...
+
+    def is_done(self, handle: Handle) -> bool:
+        """Whether a result is there."""
         ...
 
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
@@ -141,6 +154,14 @@ class Now:
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         return compute_key(graph(), key)
 
+    def stream(
+        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
+    ) -> Handle:
+        return pull(num_rows)
+
+    def is_done(self, handle: Handle) -> bool:
+        return True
+
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         return report_of(handle)
 
@@ -163,8 +184,8 @@ class Threads:
     reports_freely = True
     divides = True
 
-    def __init__(self) -> None:
-        self.num_ahead = num_threads()
+    def __init__(self, number: int | None = None) -> None:
+        self.num_ahead = number or num_threads()
         self._pool = ThreadPoolExecutor(self.num_ahead, thread_name_prefix="daskdist")
 
     def call(
@@ -211,6 +232,14 @@ class Threads:
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         return self._pool.submit(compute_key, graph(), key)
 
+    def stream(
+        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
+    ) -> Handle:
+        return self.call(lambda _, num_rows: pull(num_rows), [] if before is None else [before], num_rows, name=name)
+
+    def is_done(self, handle: Future[Any]) -> bool:
+        return handle.done()
+
     def report(self, handle: Future[Rows], *, wait: bool) -> Report | None:
         return report_of(handle.result()) if wait or handle.done() else None
 
@@ -237,7 +266,7 @@ class NeverRun:
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")
 
-    call = source = upstream = report = result = results = _refuse
+    call = source = upstream = stream = is_done = report = result = results = _refuse
 
     def close(self) -> None:
         pass
@@ -256,12 +285,12 @@ def using(make: Callable[[], Caller]) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def embedded(node: Node) -> Caller:
-    """The caller for a pipeline that runs in this process: threads where reading ahead gains something."""
+def embedded(node: Node, num_threads: int | None = None) -> Caller:
+    """The caller for a pipeline that runs in this process: threads where asked for, or where they gain something."""
     make = _chosen.get()
     if make is not None:
         return make()
-    return Threads() if any(each.background for each in walk(node)) else Now()
+    return Threads(num_threads) if num_threads or any(each.background for each in walk(node)) else Now()
 
 
 def compute_key(graph: Graph, key: Any) -> Any:

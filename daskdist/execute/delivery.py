@@ -11,7 +11,8 @@ import numpy as np
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
 from daskdist.execute.callers import Handle, lengths_of
-from daskdist.execute.interpreter import Interpreter, bundle_size
+from daskdist.execute.gather import bundle_size
+from daskdist.execute.interpreter import Interpreter
 
 
 @dataclass(slots=True)

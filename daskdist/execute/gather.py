@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.block import Batches, Block, Bundle, Rows, nested, stack
+from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged
-from daskdist.core.selection import Index, Run, Selection, places_by_value
-from daskdist.core.structure import Leaves
+from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
+from daskdist.core.structure import Leaves, Structure
+from daskdist.execute.callers import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,78 @@ def _narrow(index: Any) -> Any:
     return index.astype(np.int32) if isinstance(index, np.ndarray) else index
 
 
-def gather(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Rows] | None = None) -> Rows:
-    """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them."""
+@dataclass(frozen=True, slots=True)
+class Joins:
+    """Elements to make of one element each of what several picks give.
+
+    Parameters
+    ----------
+    picks
+        Of each part.
+    num_blocks
+        Of each part how many of the blocks are its.
+    structure
+        How the parts' elements nest.
+    """
+
+    picks: tuple[Picks, ...]
+    num_blocks: tuple[int, ...]
+    structure: Structure
+
+    @classmethod
+    def of(cls, run: Zipped) -> Joins:
+        """What gathers a run."""
+        num_blocks = tuple(len(blocks_of(part)) for part in run.parts)
+        return cls(tuple(map(Picks.of, run.parts)), num_blocks, run.structure)
+
+
+def blocks_of(run: Run | Zipped) -> tuple[BlockRef, ...]:
+    """The blocks a run has rows of."""
+    if isinstance(run, Zipped):
+        return tuple(ref for part in run.parts for ref in blocks_of(part))
+    return run.blocks if isinstance(run, Selection) else run.flat.blocks
+
+
+def gather(
+    blocks: Sequence[Rows],
+    picks: Picks | Joins,
+    function: Callable[[Rows], Any] | None = None,
+    apart: bool = False,
+) -> Any:
+    """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them.
+
+    Where batches are wanted ``apart``, the elements of one need not stack.
+    """
+    rows = _joined(blocks, picks) if isinstance(picks, Joins) else _gathered(blocks, picks, function, apart)
+    return rows if function is None else function(rows)
+
+
+def _joined(blocks: Sequence[Rows], joins: Joins) -> Rows:
+    parts: list[Rows] = []
+    start = 0
+    for picks, num_blocks in zip(joins.picks, joins.num_blocks, strict=True):
+        parts.append(_gathered(blocks[start : start + num_blocks], picks, None, False))
+        start += num_blocks
+    return join(parts, joins.structure)
+
+
+def _gathered(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Any] | None, apart: bool) -> Rows:
     label = _joined_label(blocks)
-    rows: Rows
     columnar = [block for block in blocks if isinstance(block, Block)]
+    rows: Block | Bundle
     if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar)):
-        flat = _gather_columns(columnar, picks, label)
+        rows = _gather_columns(columnar, picks, label)
         # A message of the function may have to say which row it was. Rows that only move do not take that along.
-        flat.origin = (
+        rows.origin = (
             Origin(label, is_exact=False)
             if function is None
             else Chosen([block.origin for block in columnar], picks.rows, picks.which)
         )
-        rows = flat if picks.bounds is None else Batches(flat, picks.bounds.tolist(), picks.inners)
     else:
         rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)
-        if picks.bounds is not None:
-            rows = _stacked(rows, picks.bounds, picks.inners)
-    return rows if function is None else function(rows)
+        if picks.bounds is not None and not apart:
+            return _stacked(rows, picks.bounds, picks.inners)
+    return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
 
 def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
@@ -133,3 +187,16 @@ def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...
 def _joined_label(blocks: Sequence[Rows]) -> str:
     labels = list(dict.fromkeys(block.label for block in blocks if block.label))
     return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+
+
+def run_bytes(run: Run | Zipped) -> float:
+    """The size of all elements of a run, as far as known."""
+    if isinstance(run, Groups):
+        run = run.flat
+    return run.element_bytes * len(run)
+
+
+def bundle_size(caller: Caller, run: Run | Zipped) -> int:
+    """How many elements of a run one call should take: up to so many bytes, and not more chunks than agreed."""
+    num_elements = max(int(caller.bundle_bytes // max(run.element_bytes, 1)), 1)
+    return min(num_elements, caller.bundle_chunks) if isinstance(run, Groups) else num_elements

@@ -12,7 +12,7 @@ from dask._task_spec import List, Task, TaskRef
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Source
-from daskdist.core.primitive import Arrange, Compute, Primitive, Read, Split
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
 from daskdist.execute.callers import MIB, Graph, Handle, Now, Report
@@ -66,6 +66,14 @@ class Record:
         key = (f"{name}-{self.token}", len(self.graph))
         self.graph[key] = Task(key, function, *args)
         return TaskRef(key)
+
+    def stream(
+        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
+    ) -> Handle:
+        raise UnknownLengthError(f"how much {name} gives is known only when it has run")
+
+    def is_done(self, handle: Handle) -> bool:
+        return False
 
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         if not wait:
@@ -141,8 +149,11 @@ def _with_blocks_read(primitive: Primitive, caller: Record, sources: list[TaskRe
     # The same stream, its reads replaced by reads of what tasks have read: filled in by _arrange_all.
     if isinstance(primitive, Arrange):
         return replace(primitive, inputs=tuple(_with_blocks_read(each, caller, sources) for each in primitive.inputs))
-    if isinstance(primitive, Compute):
+    if isinstance(primitive, (Compute, Chain, Fact)):
         return replace(primitive, source=_with_blocks_read(primitive.source, caller, sources))
+    if isinstance(primitive, Stream) or not primitive.is_listed:
+        # Whoever arranges reads it: nobody can say beforehand how much of it there is.
+        return primitive
     first = len(sources)
     for split in primitive.splits():
         if primitive.graph is None:
@@ -170,8 +181,10 @@ def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> li
     def filled(part: Primitive) -> Primitive:
         if isinstance(part, Arrange):
             return replace(part, inputs=tuple(map(filled, part.inputs)))
-        if isinstance(part, Compute):
+        if isinstance(part, (Compute, Chain, Fact)):
             return replace(part, source=filled(part.source))
+        if isinstance(part, Stream) or not part.is_listed:
+            return part
         return replace(part, splits=replace(part.splits, blocks=tuple(blocks)))  # type: ignore[type-var]
 
     caller = Now()
@@ -203,6 +216,7 @@ class FromGraph(Source):
 
     name = "persisted"
     background = True
+    is_light = False
 
     @property
     def spec(self) -> ElementSpec:

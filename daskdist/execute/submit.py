@@ -78,6 +78,14 @@ class Submit:
         self.futures.add(future)
         return future
 
+    def stream(
+        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
+    ) -> Handle:
+        return self.place(pull(num_rows), on)
+
+    def is_done(self, handle: Future) -> bool:
+        return bool(handle.done())
+
     def _submit(
         self, name: str, on: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
     ) -> Future:

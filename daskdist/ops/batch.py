@@ -26,13 +26,13 @@ class Batch(Transformation):
     drop_remainder: bool = False
 
     name = "batch"
-    facts = Facts(per_worker=True)
+    facts = Facts(per_worker=True, regroups=True)
 
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)
 
     @property
-    def group_size(self) -> int:  # type: ignore[override]
+    def group_size(self) -> int:
         return self.batch_size
 
     @property
@@ -44,7 +44,7 @@ class Batch(Transformation):
         return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Arrange(inputs, BatchRows(self.batch_size, self.drop_remainder), grouped=True, name=self.name)
+        return Arrange(inputs, BatchRows(self.batch_size, self.drop_remainder), inputs[0].grouped + 1, name=self.name)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Deal(Transformation):
         # Batches that are not gathered yet are cut by arithmetic, and only the pieces are gathered, each where
         # it is wanted. What a function made of a batch is cut where it lies.
         if inputs[0].grouped:
-            return Arrange(inputs, DealGroups(self.num_pieces), grouped=True, name=self.name)
+            return Arrange(inputs, DealGroups(self.num_pieces), inputs[0].grouped, name=self.name)
         return Compute(inputs[0], DealRows(self.num_pieces), "deal", factor=self.num_pieces)
 
 
@@ -71,7 +71,7 @@ class DealCursor:
     num_pieces: int
 
     def pull(self) -> Run:
-        batches: Groups = self.source.pull()  # type: ignore[assignment]  # its input is grouped
+        batches: Groups = self.source.pull()
         return batches.cut(self.num_pieces)
 
 

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from daskdist.core.block import Rows
+from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
+from daskdist.core.structure import Structure
+from daskdist.core.vectorize import Vectorised, blocks_of, call_at_once
 from daskdist.errors import UserFunctionError
 
 
 @dataclass(frozen=True, eq=False)
 class Filter(Transformation):
-    """Those elements for which the predicate gives True, in order."""
+    """Those elements for which the predicate gives True, in order.
+
+    Parameters
+    ----------
+    predicate
+        Gives a bool for an element.
+    vectorized
+        True where it gives an array of bools for many, with rows along axis 0; False where it is called for each;
+        None where it is written for one, and may be called for many if that makes no difference.
+    """
 
     predicate: UserFunction
+    vectorized: bool | None = None
 
     name = "filter"
     facts = Facts(compute=True, keeps_spec=True, per_worker=True)
@@ -27,18 +41,52 @@ class Filter(Transformation):
     def cardinality(self) -> int:
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
+    @cached_property
+    def _vectorised(self) -> Vectorised:
+        return Vectorised.of(self.predicate)
+
+    @property
+    def note(self) -> str:
+        """Whether the predicate is called for many rows at once, and if not, why; found without reading anything."""
+        if self.vectorized is None:
+            return self._vectorised.note(self.source)
+        return "vectorised: given whole blocks" if self.vectorized else "row by row: vectorized=False"
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Compute(inputs[0], FilterRows(self.predicate), "filter", factor=None)
+        vectorised = self._vectorised if self.vectorized is None else None
+        function = FilterBlocks(self.predicate) if self.vectorized else FilterRows(self.predicate, vectorised)
+        return Compute(inputs[0], function, "filter", factor=None)
 
 
 @dataclass(frozen=True)
 class FilterRows:
-    """The predicate over the elements of a block or bundle."""
+    """The predicate over the elements of a block or bundle; over those of a block at once where that is the same."""
 
     predicate: UserFunction
+    vectorised: Vectorised | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        kept = []
+        return _kept(rows, self.mask(rows))
+
+    def mask(self, rows: Rows) -> Any:
+        """Whether the predicate holds, of each element; bool, shape ``(num_elements,)``."""
+        if self.vectorised is None or not isinstance(rows, Block):
+            return self._by_row(rows)
+        (mask,) = self.vectorised(rows, self._as_block).leaves
+        return mask
+
+    def _as_block(self, block: Block) -> Block:
+        # In the form that columns of results come in.
+        return Block(_LONE, [self._by_row(block)], block.label)
+
+    def mask(self, rows: Rows) -> Any:
+        """Whether the predicate holds for each element, shape ``(num_rows,)``."""
+        if self.vectorised is None or not isinstance(rows, Block):
+            return self._by_row(rows)
+        return self.vectorised(rows, self._as_block).leaves[0]
+
+    def _by_row(self, rows: Rows) -> Any:
+        mask = np.zeros(len(rows), bool)
         for index, element in enumerate(rows.elements()):
             keep = self.predicate(element, lambda index=index: rows.where(index))  # type: ignore[misc]
             if not isinstance(keep, (bool, np.bool_)) and not (
@@ -48,6 +96,37 @@ class FilterRows:
                     f"filter: {self.predicate} returned {type(keep).__name__} {keep!r} on {rows.where(index)}; "
                     "a predicate returns one bool"
                 )
-            if keep:
-                kept.append(index)
-        return rows if len(kept) == len(rows) else rows.take(np.asarray(kept, np.intp))
+            mask[index] = keep
+        return mask
+
+
+@dataclass(frozen=True)
+class FilterBlocks:
+    """A predicate of many rows over the rows of a block."""
+
+    predicate: UserFunction
+
+    def __call__(self, rows: Rows) -> Rows:
+        if not len(rows):
+            return rows
+        blocks = [rows] if isinstance(rows, Block) else blocks_of(rows, "filter")
+        return _kept(rows, np.concatenate(list(map(self._mask, blocks))))
+
+    def _mask(self, block: Block) -> Any:
+        where = f"{len(block)} rows of {block.label or 'a block'}"
+        leaves, structure = call_at_once(self.predicate, block.structure, block.leaves, len(block), where)
+        if structure != _LONE or leaves[0].dtype != bool or leaves[0].ndim != 1:
+            kinds = structure.pack([f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves])
+            raise UserFunctionError(
+                f"filter: {self.predicate} returned {kinds} on {where}; "
+                f"with vectorized=True a predicate returns bool[{len(block)}]"
+            )
+        return leaves[0]
+
+
+_LONE = Structure.flatten(True)[1]
+
+
+def _kept(rows: Rows, mask: Any) -> Rows:
+    kept = np.flatnonzero(mask)
+    return rows if len(kept) == len(rows) else rows.take(kept)

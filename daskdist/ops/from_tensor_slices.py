@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from daskdist.config import in_bytes
 from daskdist.core.block import Block
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
@@ -27,7 +29,7 @@ class FromTensorSlices(Source):
     facts = Facts()
 
     @classmethod
-    def of(cls, tensors: object) -> FromTensorSlices:
+    def of(cls, tensors: object, label: str | None = None) -> FromTensorSlices:
         """From a nest of arrays of the same length along axis 0."""
         leaves, structure = Structure.flatten(tensors)
         lengths = {}
@@ -40,13 +42,13 @@ class FromTensorSlices(Source):
             lengths[path or "(the element)"] = len(leaf)
         if len(set(lengths.values())) > 1:
             raise ArgumentError(f"from_tensor_slices: leaves differ in their number of rows: {lengths}")
-        return cls(structure, leaves)
+        return cls(structure, leaves, label=label)
 
     @classmethod
-    def of_one(cls, tensors: object) -> FromTensorSlices:
+    def of_one(cls, tensors: object, label: str | None = None) -> FromTensorSlices:
         """A single element, whole."""
         leaves, structure = Structure.flatten(tensors)
-        return cls(structure, tuple(np.asarray(leaf)[None] for leaf in leaves))
+        return cls(structure, tuple(_alone(leaf) for leaf in leaves), label=label)
 
     @property
     def spec(self) -> ElementSpec:
@@ -55,6 +57,10 @@ class FromTensorSlices(Source):
     @property
     def cardinality(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
+
+    def rows_at(self, places: np.ndarray) -> Block:
+        """The elements at these places."""
+        return Block(self.structure, [leaf.take(places, axis=0) for leaf in self.leaves], self.name)
 
     def splits(self) -> Sequence[Split]:
         num_rows = self.cardinality
@@ -83,3 +89,9 @@ def _divide(split: Split, start: int, stop: int) -> Split:
 def _block(split: Split) -> Block:
     block: Block = split.payload
     return block
+
+
+def _alone(leaf: object) -> Any:
+    if isinstance(leaf, Ragged):
+        return Ragged(leaf, [0, len(leaf)])
+    return np.asarray(leaf)[None]

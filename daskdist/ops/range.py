@@ -4,58 +4,105 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from daskdist.config import in_bytes
+from daskdist.core.arguments import number_dtype, whole_number
 from daskdist.core.block import Block
 from daskdist.core.node import Facts, Source
-from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.primitive import LazySplits, Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import Structure
+from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError
-
-_LONE = Structure.of(0)[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Range(Source):
-    """The integers from ``start`` up to ``stop``, ``step`` apart, as scalars of dtype int64."""
+    """The integers from ``start`` up to ``stop``, ``step`` apart, as scalars."""
 
     start: int
     stop: int
     step: int = 1
+    output_type: Any = np.int64
 
     name = "range"
     facts = Facts()
 
     def __post_init__(self) -> None:
+        for name in ("start", "stop", "step"):
+            whole_number(self.name, name, getattr(self, name))
+        number_dtype(self.name, "output_type", self.output_type)
         if self.step == 0:
             raise ArgumentError("range: step is 0; give a positive or negative number")
 
     @property
     def spec(self) -> ElementSpec:
-        return ElementSpec(_LONE, (TensorSpec((), np.dtype(np.int64)),))
+        return ElementSpec(LONE, (TensorSpec((), np.dtype(self.output_type)),))
 
     @property
     def cardinality(self) -> int:
         return len(range(self.start, self.stop, self.step))
 
     def splits(self) -> Sequence[Split]:
-        values = range(self.start, self.stop, self.step)
+        numbers = Numbers(self.start, self.step, self.cardinality)
         size = max(in_bytes("split-bytes") // 8, 1)
-        parts = [values[first : first + size] for first in range(0, len(values), size)]
-        return [Split(f"range rows {k * size} on", part, len(part), len(part) * 8) for k, part in enumerate(parts)]
+        return LazySplits(-(-len(numbers) // size), CutNumbers(numbers, size, self.name))
+
+    def rows_at(self, places: np.ndarray[Any, Any]) -> Block:
+        """The elements at these places."""
+        numbers = self.start + places.astype(np.int64) * self.step
+        return Block(LONE, [numbers.astype(self.output_type, copy=False)], self.name)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, _read, "range", divide=_divide)
+        return Read(self.splits, ReadNumbers(np.dtype(self.output_type)), self.name, divide=divide_numbers)
 
 
-def _divide(split: Split, start: int, stop: int) -> Split:
-    part = split.payload[start:stop]
+@dataclass(frozen=True)
+class Numbers:
+    """``length`` numbers, from ``start`` on, ``step`` apart."""
+
+    start: int
+    step: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def cut(self, start: int, stop: int) -> Numbers:
+        """Those from place ``start`` to ``stop``."""
+        stop = min(stop, self.length)
+        return Numbers(self.start + start * self.step, self.step, stop - start)
+
+
+@dataclass(frozen=True)
+class CutNumbers:
+    """Parts of ``size`` numbers each, as splits."""
+
+    numbers: Numbers
+    size: int
+    name: str
+
+    def __call__(self, index: int) -> Split:
+        start = index * self.size
+        part = self.numbers.cut(start, start + self.size)
+        return Split(f"{self.name} rows {start} on", part, len(part), len(part) * 8)
+
+
+def divide_numbers(split: Split, start: int, stop: int) -> Split:
+    """Those from place ``start`` to ``stop`` as a split."""
+    part = split.payload.cut(start, stop)
     return replace(split, payload=part, num_rows=len(part), num_bytes=len(part) * 8)
 
 
-def _read(split: Split) -> Block:
-    values = split.payload
-    return Block(_LONE, [np.arange(values.start, values.stop, values.step)], split.label)
+@dataclass(frozen=True)
+class ReadNumbers:
+    """Numbers as a block."""
+
+    dtype: np.dtype[Any]
+
+    def __call__(self, split: Split) -> Block:
+        numbers: Numbers = split.payload
+        values = numbers.start + numbers.step * np.arange(len(numbers), dtype=np.int64)
+        return Block(LONE, [values.astype(self.dtype, copy=False)], split.label)

@@ -39,6 +39,7 @@ class ReadFiles(Source):
 
     facts = Facts(per_worker=True)
     background = True
+    is_light = False
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -62,7 +62,7 @@ class RepeatCursor:
             if self.current is None:
                 self.current = self.opener((*self.epoch, self.passes))
             try:
-                run = self.current.pull()
+                run: Run = self.current.pull()
             except Exhausted:
                 if self.is_empty:
                     # Nothing in the first pass: there never will be, and endless passes would hang.

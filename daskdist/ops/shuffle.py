@@ -39,6 +39,7 @@ class Shuffle(Transformation):
     seed: int
     reshuffle_each_iteration: bool = True
     node_id: int = field(default=0, repr=False)
+    is_seeded: bool = field(default=True, repr=False)
 
     name = "shuffle"
     facts = Facts(keeps_rows=True, keeps_spec=True, per_worker=True)

@@ -53,7 +53,7 @@ class SkipCursor:
 
     def pull(self) -> Run:
         while True:
-            run = self.source.pull()
+            run: Run = self.source.pull()
             passed = min(self.left, len(run))
             self.left -= passed
             if passed < len(run):

@@ -52,6 +52,6 @@ class TakeCursor:
     def pull(self) -> Run:
         if self.left == 0:
             raise Exhausted
-        run = self.source.pull()[: self.left]
+        run: Run = self.source.pull()[: self.left]
         self.left -= len(run)
         return run

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
+from dask.utils import parse_bytes
+
+from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Primitive
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, policy_of
 
+# TensorFlow's names of settings that are called otherwise here.
+_ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memory_budget_bytes"}
+
 
 class _Options:
     def __setattr__(self, name: str, value: object) -> None:
+        name = _ALIASES.get(name, name)
         if name not in {each.name for each in fields(self)}:  # type: ignore[arg-type]
             known = ", ".join(each.name for each in fields(self))  # type: ignore[arg-type]
             raise AttributeError(f"Options has no {name!r}; there are {known}")
-        object.__setattr__(self, name, policy_of(value) if name == "auto_shard_policy" and value is not None else value)
+        object.__setattr__(self, name, None if value is None else _CHECKS[name](value))
 
 
 @dataclass
@@ -26,20 +35,78 @@ class Options(_Options):
     ----------
     auto_shard_policy
         How it is sharded over the workers of a cluster: an `AutoShardPolicy` or its name. AUTO if never set.
+    deterministic
+        Whether elements come in order. Where False, blocks are handed on as they are done: the same elements,
+        and a slow one holds up none of the others. True if never set.
+    memory_budget_bytes
+        Bytes that may be read ahead on each worker, or in this process: a number, or text such as ``"64 MiB"``.
+        The setting ``daskdist.window-bytes`` if never set.
+    num_threads
+        Threads that read ahead in this process. The setting ``daskdist.num-threads`` if never set.
+    on_error
+        ``"raise"`` or ``"skip"``: whether an element whose computation fails raises, or is left out and logged as by
+        ``ignore_errors``. Raise if never set.
+    seed
+        Decides every random choice of operations that were given no seed of their own. Drawn anew for each
+        operation if never set.
 
     >>> Options(auto_shard_policy="data").auto_shard_policy
     <AutoShardPolicy.DATA: 2>
     """
 
     auto_shard_policy: AutoShardPolicy | None = None
+    deterministic: bool | None = None
+    memory_budget_bytes: int | None = None
+    num_threads: int | None = None
+    on_error: str | None = None
+    seed: int | None = None
 
     @property
     def experimental_distribute(self) -> Options:
-        """These options: TensorFlow keeps the sharding policy one level down."""
+        """These options: TensorFlow keeps some one level down."""
         return self
+
+    threading = autotune = experimental_distribute
 
     def copy(self) -> Options:
         return replace(self)
+
+    def given(self) -> Iterator[tuple[str, Any]]:
+        """The fields that are set, by name."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                yield each.name, value
+
+
+def _bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"Options: deterministic is {value!r}; give True or False")
+    return value
+
+
+def _bytes(value: object) -> int:
+    try:
+        number = parse_bytes(value)
+    except (ValueError, TypeError, AttributeError):
+        raise ArgumentError(f"Options: memory_budget_bytes is {value!r}; give a size, such as '64 MiB'") from None
+    return whole_number("Options", "memory_budget_bytes", int(number), at_least=1)
+
+
+def _on_error(value: object) -> str:
+    if value not in ("raise", "skip"):
+        raise ArgumentError(f"Options: on_error is {value!r}; give 'raise' or 'skip'")
+    return str(value)
+
+
+_CHECKS: Final[dict[str, Any]] = {
+    "auto_shard_policy": policy_of,
+    "deterministic": _bool,
+    "memory_budget_bytes": _bytes,
+    "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),
+    "on_error": _on_error,
+    "seed": lambda value: whole_number("Options", "seed", value),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,21 +123,35 @@ class WithOptions(Transformation):
             raise ArgumentError(f"with_options: expected Options, got {type(self.options).__name__}")
 
     def __str__(self) -> str:
-        given = ((each.name, getattr(self.options, each.name)) for each in fields(self.options))
-        return f"with_options({', '.join(f'{name}={value.name}' for name, value in given if value is not None)})"
+        given = [f"{name}={getattr(value, 'name', value)}" for name, value in self.options.given()]
+        return f"with_options({', '.join(given)})"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return inputs[0]
 
 
 def merged_options(node: Node) -> Options:
-    """The options in force at a node: a field set further down the pipeline wins."""
+    """The options in force at a node: a field set further down the pipeline, or by a later input, wins."""
     merged = Options()
     for source in node.inputs:
-        merged = merged_options(source)
+        _update(merged, merged_options(source))
     if isinstance(node, WithOptions):
-        for each in fields(node.options):
-            value = getattr(node.options, each.name)
-            if value is not None:
-                setattr(merged, each.name, value)
+        _update(merged, node.options)
     return merged
+
+
+def conflicts(node: Node) -> Iterator[str]:
+    """What the inputs of a node set differently, in words."""
+    merged = Options()
+    for source in node.inputs:
+        options = merged_options(source)
+        for name, value in options.given():
+            before = getattr(merged, name)
+            if before is not None and before != value:
+                yield f"{node.name}: {name} is {before!r} in one dataset and {value!r} in a later one, which wins"
+        _update(merged, options)
+
+
+def _update(merged: Options, options: Options) -> None:
+    for name, value in options.given():
+        setattr(merged, name, value)

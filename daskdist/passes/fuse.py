@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Rows
-from daskdist.core.primitive import Arrange, Compute, Primitive
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
+from daskdist.core.tolerant import with_skipped
 
 
 @dataclass(frozen=True)
@@ -18,21 +19,25 @@ class Composed:
     then: Callable[[Rows], Rows]
 
     def __call__(self, *args: Any) -> Rows:
-        return self.then(self.first(*args))
+        rows = self.first(*args)
+        made = self.then(rows)
+        return made if made is rows else with_skipped(made, rows.skipped)
 
 
 def fuse(primitive: Primitive) -> Primitive:
     """The same stream with a call less for each computation that follows another, or a read."""
     if isinstance(primitive, Arrange):
         return replace(primitive, inputs=tuple(map(fuse, primitive.inputs)))
+    if isinstance(primitive, (Chain, Fact)):
+        return replace(primitive, source=fuse(primitive.source))
     if not isinstance(primitive, Compute):
         return primitive
     source = fuse(primitive.source)
-    if isinstance(source, Arrange):
+    if not isinstance(source, (Read, Compute)) or primitive.apart:
         return replace(primitive, source=source)
     changes: dict[str, Any] = {
         "function": Composed(source.function, primitive.function),
         "factor": None if source.factor is None or primitive.factor is None else source.factor * primitive.factor,
         "name": f"{source.name}-{primitive.name}",
     }
-    return replace(source, **changes)
+    return replace(source, in_order=source.in_order and primitive.in_order, **changes)

@@ -107,7 +107,7 @@ class NodeLaws:
     def test_is_frozen(self) -> None:
         for node in self.nodes():
             check(dataclasses.is_dataclass(node), f"{node}: not a dataclass")
-            name = dataclasses.fields(node)[0].name  # type: ignore[arg-type]
+            name = dataclasses.fields(node)[0].name
             try:
                 setattr(node, name, getattr(node, name))
             except dataclasses.FrozenInstanceError:
@@ -230,7 +230,7 @@ class NodeLaws:
     def test_fact_per_worker(self) -> None:
         # A grouping makes other groups of other rows: what it promises is that no row is lost.
         for node, given in self._with_inputs():
-            if not node.facts.per_worker or node.group_size is not None or not _spec(node):
+            if not node.facts.per_worker or node.facts.regroups or not _spec(node):
                 continue
             shares = [elements_of(_on(node, given[worker::2])) for worker in range(2)]
             whole = elements_of(_on(node, given))

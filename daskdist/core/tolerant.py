@@ -1,0 +1,162 @@
+"""Elements whose computation fails left out, instead of the failure raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.block import Batches, Bundle, Rows, merge
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream
+from daskdist.core.structure import LONE
+
+
+def tolerant(primitive: Primitive) -> Primitive:
+    """The stream without the elements that some call fails on; each call notes what it left out."""
+    match primitive:
+        case Read():
+            return replace(primitive, function=TolerantRead(primitive.function), factor=None)
+        case Stream():
+            return replace(primitive, start=TolerantStart(primitive.start))
+        case Compute():
+            # Batches come apart, so that one that does not stack fails by itself.
+            source = tolerant(primitive.source)
+            return replace(primitive, source=source, function=Tolerant(primitive.function), factor=None, apart=True)
+        case Chain():
+            source = tolerant(primitive.source)
+            return replace(primitive, source=source, function=TolerantChain(primitive.function), factor=None)
+        case Fact():
+            function = TolerantFact(primitive.function, primitive.makes_rows)
+            return replace(primitive, source=tolerant(primitive.source), function=function, makes_rows=True)
+        case Arrange():
+            return replace(primitive, inputs=tuple(map(tolerant, primitive.inputs)))
+
+
+def stacked(rows: Rows) -> Rows:
+    """The rows, their batches stacked: a computation that finds those that do not stack."""
+    if isinstance(rows, Batches):
+        return Bundle(rows.structure, [rows.item(index) for index in range(len(rows))], rows.label)
+    return rows
+
+
+def with_skipped(rows: Rows, notes: Sequence[str]) -> Rows:
+    """Rows that note what was left out on the way to them, besides what they note already."""
+    if notes:
+        rows.skipped = (*notes, *rows.skipped)
+    return rows
+
+
+def _note(where: str, error: Exception) -> str:
+    return f"{where}: {type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class Tolerant:
+    """A function of rows, tried on one element after the other where it fails on all together."""
+
+    function: Callable[[Any], Rows]
+
+    def __call__(self, rows: Rows) -> Rows:
+        try:
+            return self.function(rows)
+        except Exception:
+            parts, notes = [], []
+            for index in range(len(rows)):
+                try:
+                    parts.append(self.function(rows.slice(index, index + 1)))
+                except Exception as error:
+                    notes.append(_note(rows.where(index), error))
+            return with_skipped(merge(parts, rows), notes)
+
+
+@dataclass(frozen=True)
+class TolerantRead:
+    """A reader; of a split that cannot be read nothing comes."""
+
+    function: Callable[..., Rows]
+
+    def __call__(self, split: Split, *values: Any) -> Rows:
+        try:
+            return self.function(split, *values)
+        except Exception as error:
+            return with_skipped(Bundle(LONE, [], split.label), [_note(split.label, error)])
+
+
+@dataclass(frozen=True)
+class TolerantStart:
+    """What starts a stream; where it fails the stream ends."""
+
+    start: Callable[[], Callable[[int], Rows]]
+
+    def __call__(self) -> Callable[[int], Rows]:
+        return TolerantPull(self.start())
+
+
+@dataclass(frozen=True)
+class TolerantPull:
+    """What pulls from a stream."""
+
+    pull: Callable[[int], Rows]
+
+    def __call__(self, num_rows: int) -> Rows:
+        try:
+            return self.pull(num_rows)
+        except Exception as error:
+            return with_skipped(Bundle(LONE, []), [_note("the rest of a stream", error)])
+
+
+@dataclass(frozen=True)
+class TolerantChain:
+    """A function that carries something on; what it fails on changes nothing of that."""
+
+    function: Callable[[Rows, Any], tuple[Rows, Any]]
+
+    def __call__(self, rows: Rows, carried: Any) -> tuple[Rows, Any]:
+        try:
+            return self.function(rows, carried)
+        except Exception:
+            parts, notes = [], []
+            for index in range(len(rows)):
+                try:
+                    part, carried = self.function(rows.slice(index, index + 1), carried)
+                except Exception as error:
+                    notes.append(_note(rows.where(index), error))
+                else:
+                    parts.append(part)
+            return with_skipped(merge(parts, rows), notes), carried
+
+
+@dataclass(frozen=True)
+class TolerantFact:
+    """A function that finds facts; elements that it fails on are left out."""
+
+    function: Callable[[Rows], Any]
+    makes_rows: bool
+
+    def __call__(self, rows: Rows) -> tuple[Rows, Any]:
+        try:
+            return self._of(rows)
+        except Exception:
+            parts, facts, notes = [], [], []
+            for index in range(len(rows)):
+                try:
+                    part, fact = self._of(rows.slice(index, index + 1))
+                except Exception as error:
+                    notes.append(_note(rows.where(index), error))
+                else:
+                    parts.append(part)
+                    facts.append(fact)
+            return with_skipped(merge(parts, rows), notes), _joined(facts)
+
+    def _of(self, rows: Rows) -> tuple[Rows, Any]:
+        return self.function(rows) if self.makes_rows else (rows, self.function(rows))
+
+
+def _joined(facts: list[Any]) -> Any:
+    if not facts:
+        return np.zeros(0, np.intp)
+    return [each for fact in facts for each in fact] if isinstance(facts[0], list) else np.concatenate(facts)
+
+

@@ -1,0 +1,68 @@
+"""``assert_cardinality``: a number of elements that is stated, and checked as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.cardinality import INFINITE
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.selection import Run
+from daskdist.errors import CardinalityError
+
+
+@dataclass(frozen=True, eq=False)
+class AssertCardinality(Transformation):
+    """The same elements, ``expected`` of them; endless where that is -1."""
+
+    expected: int
+
+    name = "assert_cardinality"
+    facts = Facts(keeps_spec=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "expected_cardinality", self.expected, at_least=INFINITE)
+
+    @property
+    def cardinality(self) -> int:
+        return self.expected
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Arrange(inputs, CountRows(self.expected), inputs[0].grouped, name=self.name)
+
+
+@dataclass(frozen=True)
+class CountRows:
+    """The arithmetic of it."""
+
+    expected: int
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return CountCursor(inputs[0](epoch), self.expected)
+
+
+@dataclass
+class CountCursor:
+    """``number`` elements have come."""
+
+    source: Cursor
+    expected: int
+    number: int = 0
+
+    def pull(self) -> Run:
+        try:
+            run: Run = self.source.pull()
+        except Exhausted:
+            if self.number != self.expected:
+                raise CardinalityError(self._message(f"there are {self.number}")) from None
+            raise
+        self.number += len(run)
+        if self.number > self.expected != INFINITE:
+            raise CardinalityError(self._message("there are more"))
+        return run
+
+    def _message(self, found: str) -> str:
+        expected = "without end" if self.expected == INFINITE else f"{self.expected}"
+        return f"assert_cardinality: elements were said to be {expected}, and {found}"

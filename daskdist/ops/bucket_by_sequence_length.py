@@ -1,0 +1,107 @@
+"""``bucket_by_sequence_length``: batches of elements of like length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Rows
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
+from daskdist.core.selection import Index
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, UserFunctionError
+from daskdist.ops.group_by_window import GroupRows, KeysOf
+from daskdist.ops.padded_batch import Padding, PadRows
+
+
+@dataclass(frozen=True, eq=False)
+class BucketBySequenceLength(Transformation):
+    """Batches of elements whose lengths are between the same two boundaries.
+
+    Parameters
+    ----------
+    length_function
+        Gives an element's length.
+    boundaries
+        The lengths at which buckets end, each the first that is of the next.
+    batch_sizes
+        Elements a batch, for each bucket; one more than boundaries.
+    padding
+        To what, and with what; None where elements of a bucket are of one shape.
+    pad_to_boundary
+        Whether batches are filled up to one less than the upper boundary of their bucket.
+    drop_remainder
+        Whether batches that would be shorter at the end are left out.
+    """
+
+    length_function: UserFunction
+    boundaries: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    padding: Padding | None = field(repr=False)
+    pad_to_boundary: bool = False
+    drop_remainder: bool = False
+
+    name = "bucket_by_sequence_length"
+    facts = Facts(per_worker=True, regroups=True)
+
+    def __post_init__(self) -> None:
+        for number in self.boundaries:
+            whole_number(self.name, "bucket_boundaries", number)
+        for number in self.batch_sizes:
+            whole_number(self.name, "bucket_batch_sizes", number, at_least=1)
+        if len(self.batch_sizes) != len(self.boundaries) + 1:
+            raise ArgumentError(
+                f"bucket_by_sequence_length: {len(self.batch_sizes)} bucket_batch_sizes for {len(self.boundaries)} "
+                "bucket_boundaries; there is one bucket more than boundaries"
+            )
+        if any(b <= a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
+            raise ArgumentError(f"bucket_by_sequence_length: bucket_boundaries {list(self.boundaries)} do not rise")
+
+    @property
+    def spec(self) -> ElementSpec:
+        sizes = set(self.batch_sizes)
+        size = self.batch_sizes[0] if len(sizes) == 1 and self.drop_remainder else None
+        return self.source.spec.grouped(size) if self.padding is None else self.padding.spec(self.source.spec, size)
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        bucket = BucketOf(self.length_function, self.boundaries)
+        buckets = Fact(gathered(inputs[0]), bucket, f"{self.name}-lengths")
+        rows = GroupRows(self.batch_sizes, self.drop_remainder)
+        batches = Arrange((buckets,), rows, grouped=1, name=self.name)
+        if self.padding is None:
+            return batches
+        pad = PadRows(self.padding, bucket.length_before if self.pad_to_boundary else None)
+        return Compute(batches, pad, self.name, factor=1, apart=True)
+
+
+@dataclass(frozen=True)
+class BucketOf:
+    """The bucket of each element, shape ``(num_rows,)``."""
+
+    function: UserFunction
+    boundaries: tuple[int, ...]
+
+    def __call__(self, rows: Rows) -> Index:
+        lengths = KeysOf(self.function)(rows)
+        return np.searchsorted(np.array(self.boundaries, np.int64), lengths, side="right")
+
+    def length_before(self, element: Any) -> int:
+        """One less than the upper boundary of an element's bucket."""
+        length = int(KeysOf(self.function).key(element, lambda: "an element"))
+        for boundary in self.boundaries:
+            if length < boundary:
+                return boundary - 1
+        raise UserFunctionError(
+            f"bucket_by_sequence_length: an element is of length {length}; with pad_to_bucket_boundary=True all are "
+            f"shorter than the last boundary, {self.boundaries[-1] if self.boundaries else 'of which there is none'}"
+        )

@@ -1,0 +1,198 @@
+"""``Dataset.choose_from_datasets``: elements of several datasets, each from the one that a dataset of numbers names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.block import Block, Rows
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Facts, Node
+from daskdist.core.primitive import (
+    Arrange,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    Opener,
+    Primitive,
+    alike,
+    gathered,
+)
+from daskdist.core.selection import Index, Run, RunQueue, concat
+from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
+from daskdist.errors import ArgumentError
+
+# Choices met at a time.
+_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class ChooseFromDatasets(Node):
+    """The next element of the source that each choice names.
+
+    Parameters
+    ----------
+    sources
+        Where elements come from.
+    choices
+        Integer scalars.
+    stop_on_empty_dataset
+        Whether all ends where the source chosen has; else that choice is passed over.
+    """
+
+    sources: tuple[Node, ...] = field(repr=False)
+    choices: Node = field(repr=False)
+    stop_on_empty_dataset: bool = True
+
+    name = "choose_from_datasets"
+    facts = Facts()
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ArgumentError("choose_from_datasets: there are no datasets to choose from")
+        common_spec(self.name, self.sources)
+        try:
+            (leaf, *more) = self.choices.spec.leaves
+        except SpecUnknown:
+            return
+        if more or leaf.shape or leaf.dtype.kind not in "iu":
+            raise ArgumentError(f"choose_from_datasets: choices are {self.choices.spec.packed}; give integer scalars")
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (*self.sources, self.choices)
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        *sources, choices = inputs
+        return ChooseFromDatasets(tuple(sources), choices, self.stop_on_empty_dataset, label=self.label)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return common_spec(self.name, self.sources, must_be_known=True)
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        *sources, choices = inputs
+        sources = list(alike(sources))
+        numbers = Fact(gathered(choices), column_of, f"{self.name}-choices")
+        rows = ChooseRows(self.stop_on_empty_dataset)
+        return Arrange((*sources, numbers), rows, sources[0].grouped, name=self.name)
+
+
+def column_of(rows: Rows) -> Any:
+    """Elements that are scalars as one array."""
+    if isinstance(rows, Block):
+        return rows.leaves[0]
+    return np.array([rows.item(index)[0] for index in range(len(rows))])
+
+
+@dataclass(frozen=True)
+class ChooseRows:
+    """The arithmetic of it; its last input notes the choices."""
+
+    stop_on_empty: bool
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        *sources, choices = [opener(epoch) for opener in inputs]
+        return DirectedCursor(sources, NotedChoices(choices), self.stop_on_empty, [RunQueue() for _ in sources])
+
+
+@dataclass
+class NotedChoices:
+    """Choices as a dataset gives them."""
+
+    source: Cursor
+
+    def pull(self) -> Index:
+        """The next choices, at least one."""
+        numbers: Index = self.source.pull().fact
+        return numbers
+
+
+@dataclass
+class DirectedCursor:
+    """What was pulled of each source and not chosen yet, and choices not met yet.
+
+    Parameters
+    ----------
+    choices
+        ``pull()`` gives numbers of sources.
+    stop_on_empty
+        Whether all ends where the source chosen has.
+    """
+
+    sources: list[Cursor]
+    choices: Any
+    stop_on_empty: bool
+    queues: list[RunQueue]
+    waiting: Index = field(default_factory=lambda: np.zeros(0, np.intp))
+    are_over: set[int] = field(default_factory=set)
+    is_over: bool = False
+
+    def pull(self) -> Run:
+        while not self.is_over:
+            if not len(self.waiting):
+                if len(self.are_over) == len(self.sources) and not any(map(len, self.queues)):
+                    break
+                self.waiting = self.choices.pull()
+            run = self._meet(self.waiting[:_AT_ONCE])
+            if run is not None:
+                return run
+        raise Exhausted
+
+    def _meet(self, choices: Index) -> Run | None:
+        # As many of the choices as there are elements for.
+        bad = np.flatnonzero((choices < 0) | (choices >= len(self.sources)))
+        if len(bad):
+            if bad[0] == 0:
+                raise ArgumentError(
+                    f"choose_from_datasets: the choice {choices[0]}; there are datasets 0 to {len(self.sources) - 1}"
+                )
+            choices = choices[: bad[0]]
+        counts = np.bincount(choices, minlength=len(self.sources)).tolist()
+        for number, count in enumerate(counts):
+            self._fill(number, count)
+        for number, queue in enumerate(self.queues):
+            missing = counts[number] - len(queue)
+            if missing > 0:
+                # Up to the first choice of a source at its end.
+                choices = choices[: np.flatnonzero(choices == number)[-missing]]
+                counts = np.bincount(choices, minlength=len(self.sources)).tolist()
+        self._pass_on(len(choices))
+        if not len(choices):
+            return None
+        parts, order, start = [], np.empty(len(choices), np.intp), 0
+        for number, count in enumerate(counts):
+            if count:
+                parts.append(self.queues[number].pop(count))
+                order[choices == number] = np.arange(start, start + count)
+                start += count
+        return concat(parts) if len(parts) == 1 else concat(parts).take(order)
+
+    def _fill(self, number: int, count: int) -> None:
+        if number not in self.are_over:
+            try:
+                self.queues[number].fill(self.sources[number].pull, count)
+            except Exhausted:
+                self.are_over.add(number)
+
+    def _pass_on(self, num_met: int) -> None:
+        # The choice after those met, if there is one looked at, is of a source without elements.
+        looked_at = min(len(self.waiting), _AT_ONCE)
+        self.waiting = self.waiting[num_met:]
+        if num_met == looked_at:
+            return
+        number = int(self.waiting[0])
+        if 0 <= number < len(self.sources) and number in self.are_over:
+            if self.stop_on_empty:
+                self.is_over = True
+            else:
+                self.waiting = self.waiting[self.waiting != number]

@@ -1,0 +1,71 @@
+"""``concatenate``: the elements of one dataset after those of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from daskdist.core import cardinality
+from daskdist.core.node import Facts, Node
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, alike
+from daskdist.core.selection import Run
+from daskdist.core.spec import ElementSpec, common_spec
+
+
+@dataclass(frozen=True, eq=False)
+class Concatenate(Node):
+    """The elements of the first, then those of the second."""
+
+    first: Node = field(repr=False)
+    second: Node = field(repr=False)
+
+    name = "concatenate"
+    facts = Facts(per_worker=True)
+
+    def __post_init__(self) -> None:
+        common_spec(self.name, self.inputs)
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.first, self.second)
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        return Concatenate(*inputs, label=self.label)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return common_spec(self.name, self.inputs, must_be_known=True)
+
+    @property
+    def cardinality(self) -> int:
+        return cardinality.plus(self.first.cardinality, self.second.cardinality)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        inputs = alike(inputs)
+        return Arrange(inputs, ConcatenateRows(), inputs[0].grouped, name=self.name)
+
+
+@dataclass(frozen=True)
+class ConcatenateRows:
+    """The arithmetic of it."""
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return ConcatenateCursor([opener(epoch) for opener in inputs])
+
+
+@dataclass
+class ConcatenateCursor:
+    """``number`` sources are at their end."""
+
+    sources: list[Cursor]
+    number: int = 0
+
+    def pull(self) -> Run:
+        while self.number < len(self.sources):
+            try:
+                run: Run = self.sources[self.number].pull()
+            except Exhausted:
+                self.number += 1
+            else:
+                return run
+        raise Exhausted

@@ -1,0 +1,54 @@
+"""``Dataset.counter``: evenly spaced integers without end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskdist.config import in_bytes
+from daskdist.core.arguments import number_dtype, whole_number
+from daskdist.core.cardinality import INFINITE
+from daskdist.core.node import Facts, Source
+from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE
+from daskdist.ops.range import CutNumbers, Numbers, ReadNumbers, divide_numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Counter(Source):
+    """The integers from ``start`` on, ``step`` apart, as scalars."""
+
+    start: int = 0
+    step: int = 1
+    dtype: Any = np.int64
+
+    name = "counter"
+    facts = Facts()
+    is_listed = False
+
+    def __post_init__(self) -> None:
+        for name in ("start", "step"):
+            whole_number(self.name, name, getattr(self, name))
+        number_dtype(self.name, "dtype", self.dtype)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return ElementSpec(LONE, (TensorSpec((), np.dtype(self.dtype)),))
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE
+
+    def endless_splits(self) -> Iterator[Split]:
+        """The units it is read in."""
+        size = max(in_bytes("split-bytes") // 8, 1)
+        return map(CutNumbers(Numbers(self.start, self.step, 2**63), size, self.name), itertools.count())
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        read = ReadNumbers(np.dtype(self.dtype))
+        return Read(self.endless_splits, read, self.name, divide=divide_numbers, is_listed=False)

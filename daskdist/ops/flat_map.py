@@ -1,0 +1,37 @@
+"""``flat_map``: the elements of the datasets that a function makes of elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
+from daskdist.core.spec import ElementSpec
+from daskdist.ops.interleave import InterleaveRows
+from daskdist.ops.nested import ExpandRows, NestedFunction, elements_of
+
+
+@dataclass(frozen=True, eq=False)
+class FlatMap(Transformation):
+    """The elements of the dataset made of the first element, then those of the second's, and so on."""
+
+    function: NestedFunction
+
+    name = "flat_map"
+    facts = Facts(per_worker=True, regroups=True)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.function.outlook(self.source).spec_or_raise()
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        if self.function.outlook(self.source).is_light:
+            # Small datasets are made and read where their elements lie, many in one call.
+            return Compute(inputs[0], ExpandRows(self.function), self.name, factor=None)
+        elements = Fact(gathered(inputs[0]), elements_of, f"{self.name}-elements")
+        return Arrange((elements,), InterleaveRows(1, None, self.function), grouped=0, name=self.name)

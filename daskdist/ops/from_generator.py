@@ -1,0 +1,111 @@
+"""``Dataset.from_generator``: what a Python generator yields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.function import location
+from daskdist.core.node import Facts, Source
+from daskdist.core.origin import Origin
+from daskdist.core.primitive import Primitive, Stream
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, UserFunctionError
+
+
+@dataclass(frozen=True, eq=False)
+class FromGenerator(Source):
+    """The elements a generator yields, started anew for each pass.
+
+    Parameters
+    ----------
+    generator
+        Called with ``args``, gives an iterable.
+    args
+        Its arguments.
+    signature
+        The spec that each element must be of.
+    """
+
+    generator: Callable[..., Any]
+    args: tuple[Any, ...]
+    signature: ElementSpec = field(repr=False)
+
+    name = "from_generator"
+    facts = Facts()
+    is_listed = False
+    is_light = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.generator):
+            raise ArgumentError(
+                f"from_generator: expected a function that gives an iterable, got {type(self.generator).__name__}; "
+                "a generator itself can be run once only, so give the function that makes it"
+            )
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.signature
+
+    @property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Stream(partial(Pull, self.generator, self.args, self.signature), self.name)
+
+
+class Pull:
+    """A generator that runs."""
+
+    def __init__(self, generator: Callable[..., Any], args: tuple[Any, ...], signature: ElementSpec) -> None:
+        self.location = location(generator)
+        self.signature = signature
+        self.num_elements = 0
+        self.failure: Exception | None = None
+        self.iterator: Iterator[Any] = iter(self._checked(generator, args))
+
+    def __call__(self, num_rows: int) -> Block | Bundle:
+        """The next elements, at most so many; none at the end."""
+        first = self.num_elements
+        items: list[tuple[Any, ...]] = []
+        if self.failure is not None:
+            raise self.failure
+        try:
+            while len(items) < num_rows:
+                items.append(next(self.iterator))
+                self.num_elements += 1
+        except StopIteration:
+            pass
+        except Exception as error:
+            # What came before it is good, and handed out first.
+            self.failure = error
+            if not items:
+                raise
+        label = f"from_generator elements {first} on"
+        return from_items(self.signature.structure, items, label, Origin(label))
+
+    def _checked(self, generator: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        try:
+            elements = iter(generator(*args))
+        except Exception as error:
+            raise UserFunctionError(
+                f"from_generator: {self.location} raised {type(error).__name__}: {error}"
+            ) from error
+        while True:
+            where = f"element {self.num_elements}"
+            try:
+                element = next(elements)
+            except StopIteration:
+                return
+            except Exception as error:
+                message = f"from_generator: {self.location} raised {type(error).__name__}: {error}, at {where}"
+                raise UserFunctionError(message) from error
+            try:
+                yield self.signature.conform(element)
+            except ArgumentError as error:
+                raise UserFunctionError(f"from_generator: {self.location} yielded {error}, at {where}") from None

@@ -1,0 +1,192 @@
+"""``group_by_window``: elements of one key, so many at a time, as a dataset that a function reduces to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Batches, Block, Bundle, Rows, merge
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import (
+    Arrange,
+    Compute,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    Opener,
+    Primitive,
+    gathered,
+)
+from daskdist.core.selection import Groups, Index, Run, RunQueue, concat
+from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
+from daskdist.errors import UserFunctionError
+from daskdist.ops.nested import NestedFunction, rows_of
+
+
+@dataclass(frozen=True, eq=False)
+class GroupByWindow(Transformation):
+    """The elements of the datasets that ``reduce_function(key, window)`` makes.
+
+    Parameters
+    ----------
+    key_function
+        Gives an element's key, an integer.
+    reduce_function
+        Makes a dataset of a key and the dataset of a window.
+    window_size
+        Elements a window: a number, or a function of the key.
+    make
+        Makes a dataset of rows and the spec of its elements.
+    """
+
+    key_function: UserFunction
+    reduce_function: NestedFunction
+    window_size: int | UserFunction
+    make: MakeDataset = field(repr=False)
+
+    name = "group_by_window"
+    facts = Facts(per_worker=True, regroups=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.window_size, UserFunction):
+            whole_number(self.name, "window_size", self.window_size, at_least=1)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.reduce_function.outlook(self.source, self.make).spec_or_raise()
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        keys = Fact(gathered(inputs[0]), KeysOf(self.key_function), f"{self.name}-keys")
+        windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)
+        reduce_rows = ReduceWindows(self.key_function, self.reduce_function, self.make, known_spec(self.source))
+        return Compute(windows, reduce_rows, self.name, factor=None, apart=True)
+
+
+@dataclass(frozen=True)
+class KeysOf:
+    """The key of each element, shape ``(num_rows,)``, int64."""
+
+    function: UserFunction
+
+    def __call__(self, rows: Rows) -> Index:
+        keys = np.zeros(len(rows), np.int64)
+        for index, element in enumerate(rows.elements()):
+            keys[index] = self.key(element, lambda index=index: rows.where(index))  # type: ignore[misc]
+        return keys
+
+    def key(self, element: Any, where: Callable[[], str]) -> Any:
+        """The key of one element."""
+        found = self.function(element, where)
+        key = np.asarray(found)
+        if key.shape or key.dtype.kind not in "biu":
+            raise UserFunctionError(
+                f"{self.function.operation}: {self.function} returned {found!r:.80} on {where()}; a key is one integer"
+            )
+        return np.int64(key)
+
+
+@dataclass(frozen=True)
+class ReduceWindows:
+    """What the function makes of each window."""
+
+    key_function: UserFunction
+    reduce_function: NestedFunction
+    make: MakeDataset
+    spec: ElementSpec | None
+
+    def __call__(self, batches: Batches) -> Block | Bundle:
+        parts: list[Rows] = []
+        for index in range(len(batches)):
+            rows = batches.rows.slice(batches.bounds[index], batches.bounds[index + 1])
+            first = next(iter(rows.elements()))
+            key = KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0))  # type: ignore[misc]
+            window = self.make(rows, self.spec)
+            made = self.reduce_function.dataset(key, window, where=lambda key=key: f"the window of key {key}")  # type: ignore[misc]
+            parts += rows_of(made, self.reduce_function)
+        return merge(parts, batches)
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """The arithmetic of it; its input notes each element's key.
+
+    Parameters
+    ----------
+    size
+        Elements a group: a number, one a key, or a function of the key.
+    drop_remainder
+        Whether groups that are not full at the end are left out.
+    """
+
+    size: int | tuple[int, ...] | UserFunction
+    drop_remainder: bool = False
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return GroupCursor(inputs[0](epoch), self)
+
+    def size_of(self, key: int) -> int:
+        """Elements a group of a key."""
+        if isinstance(self.size, UserFunction):
+            size = self.size.of((np.int64(key),), lambda: f"the key {key}")
+            return whole_number(self.size.operation, f"the window size of key {key}", size, at_least=1)
+        return self.size[key] if isinstance(self.size, tuple) else self.size
+
+
+@dataclass
+class GroupCursor:
+    """The elements of each key that are in no group yet."""
+
+    source: Cursor
+    rows: GroupRows
+    queues: dict[int, RunQueue] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    is_over: bool = False
+
+    def pull(self) -> Run:
+        while not self.is_over:
+            try:
+                noted = self.source.pull()
+            except Exhausted:
+                self.is_over = True
+                break
+            groups = self._full(noted.run, np.asarray(noted.fact))
+            if groups:
+                return grouped(groups)
+        rest = [] if self.rows.drop_remainder else [self.queues[key] for key in sorted(self.queues)]
+        self.queues = {}
+        groups = [queue.pop(len(queue)) for queue in rest if len(queue)]
+        if not groups:
+            raise Exhausted
+        return grouped(groups)
+
+    def _full(self, run: Run, keys: Index) -> list[Run]:
+        # Groups in the order in which their last elements came.
+        full: list[tuple[int, Run]] = []
+        for key in np.unique(keys).tolist():
+            places = np.flatnonzero(keys == key)
+            if key not in self.queues:
+                self.queues[key] = RunQueue()
+                self.sizes[key] = self.rows.size_of(key)
+            queue, size = self.queues[key], self.sizes[key]
+            lasts = places[size - len(queue) - 1 :: size].tolist()
+            queue.push(run.take(places))
+            full += [(last, queue.pop(size)) for last in lasts]
+        return [group for _, group in sorted(full, key=lambda each: each[0])]
+
+
+def grouped(groups: Sequence[Run]) -> Groups:
+    """Each run as one element."""
+    bounds = np.cumsum([0, *map(len, groups)])
+    return concat(groups).group(bounds)

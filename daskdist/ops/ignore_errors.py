@@ -1,0 +1,29 @@
+"""``ignore_errors``: elements whose computation fails left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Compute, Primitive
+from daskdist.core.tolerant import stacked, tolerant
+
+
+@dataclass(frozen=True, eq=False)
+class IgnoreErrors(Transformation):
+    """The elements upstream of which nothing failed; what is left out is logged."""
+
+    name = "ignore_errors"
+    facts = Facts(keeps_spec=True, per_worker=True)
+
+    @property
+    def cardinality(self) -> int:
+        number = self.source.cardinality
+        return number if number <= 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        (source,) = inputs
+        if source.grouped:
+            source = Compute(source, stacked, "gather", factor=1)
+        return tolerant(source)

@@ -1,0 +1,209 @@
+"""``interleave``: the datasets that a function makes of elements, several of them by turns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import (
+    Arrange,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    NotReady,
+    Opener,
+    Primitive,
+    gathered,
+)
+from daskdist.core.selection import Run, RunQueue, concat
+from daskdist.core.spec import ElementSpec
+from daskdist.ops.nested import ExpandRows, NestedFunction, elements_of
+
+# Elements worth handing on together.
+_ENOUGH = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Interleave(Transformation):
+    """``block_length`` elements of each of ``cycle_length`` datasets in turn.
+
+    A dataset at its end makes room: when its turn comes again, the next element's takes its place.
+    """
+
+    function: NestedFunction
+    cycle_length: int
+    block_length: int = 1
+
+    name = "interleave"
+    facts = Facts(per_worker=True, regroups=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "cycle_length", self.cycle_length, at_least=1)
+        whole_number(self.name, "block_length", self.block_length, at_least=1)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.function.outlook(self.source).spec_or_raise()
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        source = gathered(inputs[0])
+        if self.function.outlook(self.source).is_light:
+            # Small datasets are made and read where their elements lie; how long each is, is all it takes here.
+            expand = ExpandRows(self.function).with_lengths
+            source, function = Fact(source, expand, self.name, makes_rows=True), None
+        else:
+            source, function = Fact(source, elements_of, f"{self.name}-elements"), self.function
+        rows = InterleaveRows(self.cycle_length, self.block_length, function)
+        return Arrange((source,), rows, grouped=0, name=self.name)
+
+
+@dataclass(frozen=True)
+class InterleaveRows:
+    """The arithmetic of it.
+
+    Parameters
+    ----------
+    cycle_length
+        Datasets that are read by turns.
+    block_length
+        Elements a turn; None for all.
+    function
+        Makes a dataset of an element that the input notes; None where the input gives the datasets' elements,
+        and notes how many are each one's.
+    """
+
+    cycle_length: int
+    block_length: int | None
+    function: NestedFunction | None
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return InterleaveCursor(inputs[0](epoch), self, context, [None] * self.cycle_length)
+
+
+@dataclass
+class Slot:
+    """A dataset that is being read: what has come of it and was not handed on, and where more comes from."""
+
+    queue: RunQueue
+    source: Cursor | None = None
+
+    def fill(self, num_elements: int) -> bool:
+        """Have so many elements if there are; whether there are."""
+        try:
+            if self.source is not None:
+                self.queue.fill(self.source.pull, num_elements)
+        except Exhausted:
+            self.source = None
+        return len(self.queue) >= num_elements
+
+
+@dataclass
+class InterleaveCursor:
+    """The slots, whose turn it is, and how much of that turn is over."""
+
+    source: Cursor
+    rows: InterleaveRows
+    context: Context
+    slots: list[Slot | None]
+    position: int = 0
+    taken: int = 0
+    is_input_over: bool = False
+    # Datasets that are next: their elements, or what makes them.
+    ready: deque[Any] = field(default_factory=deque)
+
+    def pull(self) -> Run:
+        runs: list[Run] = []
+        num_elements = 0
+        while num_elements < _ENOUGH:
+            try:
+                run = self._rounds() or self._turn()
+            except (Exhausted, NotReady):
+                if not runs:
+                    raise
+                break
+            if run is not None:
+                runs.append(run)
+                num_elements += len(run)
+        return concat(runs)
+
+    def _turn(self) -> Run | None:
+        # What one step of the rule gives; None where it only moves on.
+        slot = self.slots[self.position]
+        if slot is None:
+            if not self.is_input_over:
+                self._open()
+            elif any(self.slots):
+                self._advance()
+            else:
+                raise Exhausted
+            return None
+        if not slot.fill(1):
+            self.slots[self.position] = None
+            self._advance()
+            return None
+        length = self.rows.block_length
+        num_elements = len(slot.queue.runs[0]) if length is None else min(len(slot.queue), length - self.taken)
+        self.taken += num_elements
+        if self.taken == length:
+            self._advance()
+        return slot.queue.pop(num_elements)
+
+    def _advance(self) -> None:
+        self.position = (self.position + 1) % len(self.slots)
+        self.taken = 0
+
+    def _open(self) -> None:
+        try:
+            while not self.ready:
+                self._pull_ready()
+        except Exhausted:
+            self.is_input_over = True
+            return
+        found, function = self.ready.popleft(), self.rows.function
+        if function is None:
+            queue = RunQueue()
+            if len(found):
+                queue.push(found)
+            self.slots[self.position] = Slot(queue)
+        else:
+            element, where = found
+            dataset = function.dataset(element, where=lambda: where)
+            # As in a computation, which knows nothing of passes: the same datasets in each.
+            self.slots[self.position] = Slot(RunQueue(), self.context.open(dataset.primitive)((0,)))
+
+    def _pull_ready(self) -> None:
+        noted = self.source.pull()
+        if self.rows.function is not None:
+            self.ready.extend(noted.fact)
+            return
+        stops = np.cumsum(noted.fact).tolist()
+        self.ready.extend(noted.run[start:stop] for start, stop in zip([0, *stops], stops, strict=False))
+
+    def _rounds(self) -> Run | None:
+        # As many whole rounds as all slots have elements for, by one piece of arithmetic.
+        length, slots = self.rows.block_length, [slot for slot in self.slots if slot is not None]
+        if length is None or self.position or self.taken or not slots:
+            return None
+        if len(slots) < len(self.slots) and not self.is_input_over:
+            return None
+        if not all(slot.fill(length) for slot in slots):
+            return None
+        num_rounds = min(len(slot.queue) // length for slot in slots)
+        if num_rounds == 1:
+            return concat([slot.queue.pop(length) for slot in slots])
+        joined = concat([slot.queue.pop(num_rounds * length) for slot in slots])
+        order = np.arange(len(joined)).reshape(len(slots), num_rounds, length)
+        return joined.take(order.transpose(1, 0, 2).ravel())

@@ -1,0 +1,142 @@
+"""Functions that make datasets of elements: what ``flat_map`` and its like are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from daskdist.core.block import Block, Bundle, Rows, merge
+from daskdist.core.cardinality import INFINITE
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Node, walk
+from daskdist.core.primitive import Primitive
+from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown
+from daskdist.core.structure import Nested
+from daskdist.errors import UserFunctionError
+
+
+class AnyDataset(Protocol):
+    """What is asked of a dataset that a function made."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def primitive(self) -> Primitive: ...
+
+    @property
+    def spec(self) -> ElementSpec: ...
+
+    def rows(self) -> Iterator[Rows]:
+        """Its elements, computed here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What can be said of the datasets before there are elements.
+
+    Parameters
+    ----------
+    spec
+        The spec of their elements, or why it is not known.
+    is_light
+        Whether they are finite and of data in memory.
+    """
+
+    spec: ElementSpec | SpecUnknown
+    is_light: bool
+
+    def spec_or_raise(self) -> ElementSpec:
+        """The spec.
+
+        Raises
+        ------
+        SpecUnknown
+            It is not known.
+        """
+        if isinstance(self.spec, SpecUnknown):
+            raise self.spec
+        return self.spec
+
+
+class NestedFunction(UserFunction):
+    """A function a user gave that makes a dataset of an element."""
+
+    def __init__(self, function: Callable[..., Any], operation: str) -> None:
+        super().__init__(function, operation)
+        self._outlooks: dict[int, tuple[Node, Outlook]] = {}
+
+    def dataset(self, *elements: Any, where: Callable[[], str]) -> AnyDataset:
+        """The dataset it makes of an element, or of several arguments."""
+        made = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
+        if not isinstance(made, Nested):
+            raise UserFunctionError(
+                f"{self.operation}: {self.location} returned {type(made).__name__} {made!r:.80}, on {where()}; "
+                "it is to return a Dataset"
+            )
+        return made  # type: ignore[return-value]
+
+    def outlook(self, source: Node, make: MakeDataset | None = None) -> Outlook:
+        """What it makes of elements of a node, tried on a made-up one; or of a key and a dataset of such."""
+        known = self._outlooks.get(id(source))
+        if known is None or known[0] is not source:
+            known = self._outlooks[id(source)] = source, self._look(source, make)
+        return known[1]
+
+    def _look(self, source: Node, make: MakeDataset | None) -> Outlook:
+        try:
+            if make is None:
+                example = [source.spec.example(2, 1)]
+            else:
+                example = [np.int64(1), DatasetSpec(element=source.spec, make=make).example(2, 1)]
+            made = self.dataset(*example, where=lambda: "a made-up element")
+            spec = made.spec
+        except SpecUnknown as unknown:
+            return Outlook(unknown, False)
+        except Exception as error:
+            return Outlook(SpecUnknown(str(error)), False)
+        nodes = list(walk(made.node))
+        return Outlook(spec, all(each.is_light for each in nodes) and made.node.cardinality != INFINITE)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NestedFunction, (self.function, self.operation)
+
+
+@dataclass(frozen=True)
+class ExpandRows:
+    """The elements of the datasets made of the elements of a block or bundle."""
+
+    function: NestedFunction
+
+    def __call__(self, rows: Rows) -> Block | Bundle:
+        return self.with_lengths(rows)[0]
+
+    def with_lengths(self, rows: Rows) -> tuple[Block | Bundle, np.ndarray[Any, Any]]:
+        """The elements, and for each dataset how many are its."""
+        parts: list[Rows] = []
+        lengths = []
+        for index, element in enumerate(rows.elements()):
+            dataset = self.function.dataset(element, where=lambda index=index: rows.where(index))  # type: ignore[misc]
+            made = list(rows_of(dataset, self.function))
+            lengths.append(sum(map(len, made)))
+            parts += made
+        return merge(parts, rows), np.array(lengths, np.intp)
+
+
+def rows_of(dataset: AnyDataset, function: UserFunction) -> Iterator[Rows]:
+    """The elements of a dataset that a function made, computed here."""
+    if dataset.node.cardinality == INFINITE:
+        raise UserFunctionError(
+            f"{function.operation}: {function.location} made an endless dataset of one element, and a finite one of "
+            "a made-up element; use take(n) in it"
+        )
+    return dataset.rows()
+
+
+def elements_of(rows: Rows) -> list[Any]:
+    """The elements, with where each is."""
+    return [(element, rows.where(index)) for index, element in enumerate(rows.elements())]

@@ -1,0 +1,294 @@
+"""``padded_batch``: consecutive elements of different shapes in one array, filled up with a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core import cardinality
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Batches, Block, Bundle
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import ElementSpec, Shape, SpecUnknown, TensorSpec
+from daskdist.core.structure import LONE, Leaves, Structure
+from daskdist.errors import ArgumentError, StackError
+from daskdist.ops.batch import BatchRows
+from daskdist.ops.ragged_batch import columns_of
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How the leaves of elements are filled up.
+
+    Parameters
+    ----------
+    operation
+        Who does it.
+    shapes
+        For each leaf its shape afterwards, None for the longest of its batch; None for all leaves so.
+    values
+        For each leaf what fills it up; None for zero, the empty word, or False.
+    """
+
+    operation: str
+    shapes: tuple[Shape, ...] | None
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, operation: str, spec: ElementSpec | SpecUnknown, shapes: Any, values: Any) -> Padding:
+        """From nests as a user gives them: of shapes, and of values or one value for all leaves.
+
+        Raises
+        ------
+        ArgumentError
+            They do not fit the elements.
+        """
+        if isinstance(spec, SpecUnknown):
+            if shapes is None and values is None:
+                return cls(operation, None, ())
+            raise ArgumentError(f"{operation}: padded_shapes and padding_values need elements of a known spec; {spec}")
+        given = (
+            None
+            if shapes is None
+            else tuple(
+                _shape(operation, leaf, path, shape)
+                for leaf, path, shape in zip(
+                    spec.leaves,
+                    spec.structure.paths,
+                    _nest(operation, "padded_shapes", spec.structure, shapes),
+                    strict=True,
+                )
+            )
+        )
+        if values is None or not _is_nest(values):
+            wanted = [values] * spec.structure.num_leaves
+        else:
+            wanted = _nest(operation, "padding_values", spec.structure, values)
+        found = [
+            _value(operation, leaf, path, value)
+            for leaf, path, value in zip(spec.leaves, spec.structure.paths, wanted, strict=True)
+        ]
+        return cls(operation, given, tuple(found))
+
+    def spec(self, source: ElementSpec, size: int | None) -> ElementSpec:
+        """The spec of batches of ``size`` elements."""
+        shapes = self.shapes or tuple((None,) * len(leaf.shape) for leaf in source.leaves)
+        leaves = [
+            # An axis of known length needs nothing, whatever it is filled up to.
+            TensorSpec((size, *(a if b is None else b for a, b in zip(leaf.shape, shape, strict=True))), leaf.dtype)
+            for leaf, shape in zip(source.leaves, shapes, strict=True)
+        ]
+        return source.with_leaves(leaves)
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, (tuple, dict))
+
+
+def _nest(operation: str, name: str, structure: Structure, given: Any) -> list[Any]:
+    if structure == LONE:
+        return [given]
+    try:
+        return structure.leaves_of(given)
+    except (ValueError, TypeError):
+        raise ArgumentError(
+            f"{operation}: {name} is {given!r}; give it in the structure of an element, {structure}"
+        ) from None
+
+
+def _shape(operation: str, leaf: TensorSpec, path: str, given: Any) -> Shape:
+    where = f"{operation}: padded_shapes of leaf {path or '(the element)'}"
+    try:
+        shape = tuple(None if size is None or int(size) == -1 else int(size) for size in given)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{where} is {given!r}; give a shape, with None for the longest of a batch") from None
+    if len(shape) != len(leaf.shape):
+        raise ArgumentError(f"{where} is {list(shape)}, of {len(shape)} axes; the leaf has {len(leaf.shape)}, {leaf}")
+    for size, known in zip(shape, leaf.shape, strict=True):
+        if size is not None and (size < 0 or (known is not None and size < known)):
+            raise ArgumentError(f"{where} is {list(shape)}, and the leaf is longer: {leaf}")
+    return shape
+
+
+def _value(operation: str, leaf: TensorSpec, path: str, given: Any) -> Any:
+    if given is None:
+        return b"" if leaf.dtype == object else np.zeros((), leaf.dtype)[()]
+    value = np.asarray(given)
+    of_python = not isinstance(given, (np.generic, np.ndarray))
+    same_kind = value.dtype.kind == leaf.dtype.kind or (
+        of_python and value.dtype.kind in "iu" and leaf.dtype.kind in "iufc"
+    )
+    words = value.dtype.kind in "SUTO" and leaf.dtype.kind in "SUTO"
+    if value.shape or not (words or (same_kind and (of_python or value.dtype == leaf.dtype))):
+        raise ArgumentError(
+            f"{operation}: padding_values of leaf {path or '(the element)'} is {given!r}, of {value.dtype}"
+            f"{list(value.shape)}; the leaf is {leaf.dtype}, so give one value of that"
+        )
+    return given if leaf.dtype == object else np.asarray(given, leaf.dtype)[()]
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedBatch(Transformation):
+    """Batches of ``batch_size`` elements, filled up to one shape.
+
+    Parameters
+    ----------
+    batch_size
+        Elements a batch.
+    padding
+        To what, and with what.
+    drop_remainder
+        Whether a last batch that would be shorter is left out.
+    """
+
+    batch_size: int
+    padding: Padding = field(repr=False)
+    drop_remainder: bool = False
+
+    name = "padded_batch"
+    facts = Facts(per_worker=True, regroups=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "batch_size", self.batch_size, at_least=1)
+
+    @property
+    def group_size(self) -> int:
+        return self.batch_size
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.padding.spec(self.source.spec, self.batch_size if self.drop_remainder else None)
+
+    @property
+    def cardinality(self) -> int:
+        return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        rows = BatchRows(self.batch_size, self.drop_remainder)
+        batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
+        return Compute(batches, PadRows(self.padding), self.name, factor=1, apart=True)
+
+
+@dataclass(frozen=True)
+class PadRows:
+    """Groups of rows as batches.
+
+    Parameters
+    ----------
+    padding
+        To what, and with what.
+    fill_to
+        Gives for the first element of a batch the length of axes that are padded to the longest; None where that is
+        the longest itself.
+    """
+
+    padding: Padding
+    fill_to: Callable[[Any], int] | None = None
+
+    def __call__(self, batches: Batches) -> Bundle:
+        rows = batches.rows
+        columns = rows.leaves if isinstance(rows, Block) else columns_of(rows)
+        items = [
+            self._batch(rows, columns, start, stop)
+            for start, stop in zip(batches.bounds[:-1], batches.bounds[1:], strict=True)
+        ]
+        return Bundle(rows.structure, items, rows.label)
+
+    def _batch(self, rows: Block | Bundle, columns: Sequence[Any], start: int, stop: int) -> Leaves:
+        fill_to = None if self.fill_to is None else self.fill_to(next(iter(rows.elements(start, start + 1))))
+        leaves = []
+        for number, column in enumerate(columns):
+            shape = None if self.padding.shapes is None else self.padding.shapes[number]
+            value = self.padding.values[number] if self.padding.values else None
+            try:
+                leaves.append(padded(column[start:stop], shape, value, fill_to))
+            except TooLong as error:
+                path = rows.structure.paths[number]
+                raise StackError(
+                    f"{self.padding.operation}: leaf {path or '(the element)'} of {rows.where(start + error.row)} "
+                    f"is of shape {list(error.shape)}, and padded_shapes is {list(error.wanted)}"
+                ) from None
+        return tuple(leaves)
+
+
+class TooLong(Exception):  # noqa: N818 - a signal
+    """An element is longer than what it is to be filled up to."""
+
+    def __init__(self, row: int, shape: Sequence[int], wanted: Sequence[int]) -> None:
+        super().__init__(row, shape, wanted)
+        self.row = row
+        self.shape = shape
+        self.wanted = wanted
+
+
+def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = None) -> Any:
+    """Leaves of the elements of a batch as one array, filled up.
+
+    Parameters
+    ----------
+    column
+        An array, shape ``(num_rows, ...)``, `Ragged` rows, or a list of arrays.
+    shape
+        The shape of each afterwards; None for axes, or for all, that are as long as the longest.
+    value
+        What fills them up.
+    fill_to
+        The length of axes that are as long as the longest, where it is not that.
+
+    Raises
+    ------
+    TooLong
+        An element is longer than its shape is to be.
+
+    >>> padded([np.array([1, 2]), np.array([3])], None, 0)
+    array([[1, 2],
+           [3, 0]])
+    """
+    if isinstance(column, Ragged) and isinstance(column.values, np.ndarray):
+        inner = column.values.shape[1:]
+        if (
+            shape is None
+            or shape[1:] == inner
+            or not any(size not in (None, own) for size, own in zip(shape[1:], inner, strict=True))
+        ):
+            wanted = shape[0] if shape is not None and shape[0] is not None else fill_to
+            lengths = column.row_lengths
+            longest = int(lengths.max(initial=0))
+            if wanted is not None and longest > wanted:
+                row = int(np.argmax(lengths > wanted))
+                raise TooLong(row, [int(lengths[row]), *inner], [wanted, *inner])
+            return column.padded(longest if wanted is None else wanted, _filler(value, column.dtype))
+    if (
+        isinstance(column, np.ndarray)
+        and fill_to is None
+        and (shape is None or all(a in (None, b) for a, b in zip(shape, column.shape[1:], strict=True)))
+    ):
+        return column
+    arrays = [np.asarray(each) for each in column]
+    sizes = np.array([array.shape for array in arrays]).reshape(len(arrays), arrays[0].ndim)
+    longest_each = sizes.max(axis=0).tolist()
+    wanted_each = [
+        (fill_to if fill_to is not None else longest) if size is None else size
+        for size, longest in zip(shape or (None,) * len(longest_each), longest_each, strict=True)
+    ]
+    too_long = (sizes > np.array(wanted_each)).any(axis=1)
+    if too_long.any():
+        row = int(np.argmax(too_long))
+        raise TooLong(row, arrays[row].shape, wanted_each)
+    dtype = arrays[0].dtype
+    out = np.full((len(arrays), *wanted_each), _filler(value, dtype), dtype)
+    for row, array in enumerate(arrays):
+        place: Any = (row, *map(slice, array.shape))
+        out[place] = array
+    return out
+
+
+def _filler(value: Any, dtype: np.dtype[Any]) -> Any:
+    if value is not None:
+        return value
+    return b"" if dtype.kind == "O" else np.zeros((), dtype)[()]

@@ -1,0 +1,122 @@
+"""``ragged_batch``: consecutive elements of different lengths in one array of values and where each begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core import cardinality
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Batches, Block, Bundle
+from daskdist.core.block import stack as stack_leaves
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError
+from daskdist.ops.batch import BatchRows
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedBatch(Transformation):
+    """Batches of ``batch_size`` elements; leaves with a length that varies become `Ragged`.
+
+    Parameters
+    ----------
+    element_spec
+        The spec of the elements, which says what varies.
+    batch_size, drop_remainder
+        As in ``batch``.
+    row_splits_dtype
+        int32 or int64.
+    """
+
+    element_spec: ElementSpec = field(repr=False)
+    batch_size: int
+    drop_remainder: bool = False
+    row_splits_dtype: Any = np.int64
+
+    name = "ragged_batch"
+    facts = Facts(per_worker=True, regroups=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "batch_size", self.batch_size, at_least=1)
+        if np.dtype(self.row_splits_dtype) not in (np.int32, np.int64):
+            raise ArgumentError(f"ragged_batch: row_splits_dtype is {self.row_splits_dtype!r}; give int32 or int64")
+
+    @property
+    def group_size(self) -> int:
+        return self.batch_size
+
+    @property
+    def spec(self) -> ElementSpec:
+        size = self.batch_size if self.drop_remainder else None
+        leaves: list[TensorSpec] = []
+        for leaf in self.element_spec.leaves:
+            kind = RaggedTensorSpec if None in leaf.shape else TensorSpec
+            leaves.append(kind((size, *leaf.shape), leaf.dtype, leaf.name))
+        return self.element_spec.with_leaves(leaves)
+
+    @property
+    def cardinality(self) -> int:
+        return cardinality.divide(self.source.cardinality, self.batch_size, drop_remainder=self.drop_remainder)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        rows = BatchRows(self.batch_size, self.drop_remainder)
+        batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
+        is_ragged = tuple(isinstance(leaf, RaggedTensorSpec) for leaf in self.spec.leaves)
+        function = RaggedRows(is_ragged, np.dtype(self.row_splits_dtype))
+        return Compute(batches, function, self.name, factor=1, apart=True)
+
+
+@dataclass(frozen=True)
+class RaggedRows:
+    """Groups of rows as batches.
+
+    Parameters
+    ----------
+    is_ragged
+        For each leaf whether it becomes `Ragged`.
+    splits_dtype
+        The dtype of row splits.
+    """
+
+    is_ragged: tuple[bool, ...]
+    splits_dtype: np.dtype[Any]
+
+    def __call__(self, batches: Batches) -> Bundle:
+        rows = batches.rows
+        columns = rows.leaves if isinstance(rows, Block) else columns_of(rows)
+        items = []
+        for start, stop in zip(batches.bounds[:-1], batches.bounds[1:], strict=True):
+            items.append(tuple([self._leaf(column[start:stop], number, rows) for number, column in enumerate(columns)]))
+        return Bundle(rows.structure, items, rows.label)
+
+    def _leaf(self, column: Any, number: int, rows: Block | Bundle) -> Any:
+        if not self.is_ragged[number]:
+            return column if isinstance(column, np.ndarray) else stacked(column, rows, number)
+        if not isinstance(column, Ragged):
+            return Ragged.of(list(column), self.splits_dtype)
+        return column.with_splits(self.splits_dtype)
+
+
+def columns_of(rows: Bundle) -> list[list[Any]]:
+    """The elements leaf by leaf."""
+    return [list(column) for column in zip(*[rows.item(k) for k in range(len(rows))], strict=True)]
+
+
+def stacked(column: Any, rows: Block | Bundle, number: int) -> Any:
+    """Leaves of elements as one array.
+
+    Raises
+    ------
+    StackError
+        Their shapes or dtypes differ.
+    """
+    path = rows.structure.paths[number]
+    structure = Structure.of({path: 0})[1] if path else rows.structure
+    (leaf,) = stack_leaves(structure, [(each,) for each in column], rows.label)
+    return leaf

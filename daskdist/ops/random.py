@@ -1,0 +1,81 @@
+"""``Dataset.random``: random integers without end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Block
+from daskdist.core.cardinality import INFINITE
+from daskdist.core.node import Facts, Source
+from daskdist.core.primitive import Epoch, Primitive, Read, Split
+from daskdist.core.seed import generator
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE
+
+# Numbers drawn from one generator: what comes does not depend on how much is read at a time.
+_ROWS = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Random(Source):
+    """Uniform integers from 0 up to 2**32, as int64 scalars.
+
+    Parameters
+    ----------
+    seed
+        Decides the numbers.
+    rerandomize_each_iteration
+        Whether each pass has numbers of its own.
+    """
+
+    seed: int
+    rerandomize_each_iteration: bool = False
+    node_id: int = field(default=0, repr=False)
+    is_seeded: bool = field(default=True, repr=False)
+
+    name = "random"
+    facts = Facts()
+    is_listed = False
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "seed", self.seed)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return ElementSpec(LONE, (TensorSpec((), np.dtype(np.int64)),))
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE
+
+    def splits_of(self, epoch: Epoch) -> Iterator[Split]:
+        """The units a pass is read in."""
+        epoch = epoch if self.rerandomize_each_iteration else ()
+        for number in itertools.count():
+            payload = (epoch, number, 0, _ROWS)
+            yield Split(f"random rows {number * _ROWS} on", payload, _ROWS, _ROWS * 8)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        draw = partial(_draw, self.seed, self.node_id)
+        no_epoch = partial(self.splits_of, ())
+        return Read(no_epoch, draw, self.name, divide=_divide, is_listed=False, splits_of=self.splits_of)
+
+
+def _divide(split: Split, start: int, stop: int) -> Split:
+    epoch, number, first, _ = split.payload
+    num_rows = stop - start
+    return replace(
+        split, payload=(epoch, number, first + start, first + stop), num_rows=num_rows, num_bytes=8 * num_rows
+    )
+
+
+def _draw(seed: int, node_id: int, split: Split) -> Block:
+    epoch, number, start, stop = split.payload
+    numbers = generator(seed, node_id, (*epoch, number)).integers(2**32, size=_ROWS)
+    return Block(LONE, [numbers[start:stop]], split.label)

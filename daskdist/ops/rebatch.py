@@ -1,0 +1,99 @@
+"""``rebatch``: batches of other sizes, across the boundaries of those that come."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
+from daskdist.core.selection import Run, RunQueue
+from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.errors import ArgumentError
+from daskdist.ops.unbatch import row_spec, ungrouped
+
+# Batches made at a time.
+_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Rebatch(Transformation):
+    """The rows of all elements in batches of ``sizes``, one after the other and over again."""
+
+    sizes: tuple[int, ...]
+    drop_remainder: bool = False
+
+    name = "rebatch"
+    facts = Facts(per_worker=True, regroups=True)
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            whole_number(self.name, "batch_size", size, at_least=0 if len(self.sizes) > 1 else 1)
+        if not any(self.sizes):
+            raise ArgumentError(f"rebatch: batch_size is {list(self.sizes)}; give at least one size of 1 or more")
+        with contextlib.suppress(SpecUnknown):
+            row_spec(self.name, self.source.spec)
+
+    @property
+    def spec(self) -> ElementSpec:
+        size = self.sizes[0] if len(set(self.sizes)) == 1 and self.drop_remainder else None
+        return row_spec(self.name, self.source.spec).grouped(size)
+
+    @property
+    def cardinality(self) -> int:
+        number = self.source.cardinality
+        return number if number <= 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        rows = gathered(ungrouped(inputs[0]))
+        return Arrange((rows,), RebatchRows(self.sizes, self.drop_remainder), grouped=1, name=self.name)
+
+
+@dataclass(frozen=True)
+class RebatchRows:
+    """The arithmetic of it."""
+
+    sizes: tuple[int, ...]
+    drop_remainder: bool
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return RebatchCursor(inputs[0](epoch), self.sizes, self.drop_remainder)
+
+
+@dataclass
+class RebatchCursor:
+    """Rows not yet in a batch wait; ``number`` batches were made."""
+
+    source: Cursor
+    sizes: tuple[int, ...]
+    drop_remainder: bool
+    number: int = 0
+    waiting: RunQueue = field(default_factory=RunQueue)
+
+    def pull(self) -> Run:
+        coming = np.resize(np.roll(self.sizes, -(self.number % len(self.sizes))), _AT_ONCE)
+        # Batches without rows cost nothing, and come with the first that has some.
+        first = int(np.argmax(coming > 0))
+        try:
+            self.waiting.fill(self.source.pull, int(coming[first]))
+        except Exhausted:
+            return self._last(coming, first)
+        stops = np.cumsum(coming)
+        num_batches = max(int(np.searchsorted(stops, len(self.waiting.runs[0]), side="right")), first + 1)
+        return self._made(stops[:num_batches])
+
+    def _last(self, coming: np.ndarray[tuple[int], np.dtype[np.intp]], first: int) -> Run:
+        if not self.waiting or self.drop_remainder:
+            raise Exhausted
+        stops = np.cumsum(coming[: first + 1])
+        stops[-1] = len(self.waiting)
+        return self._made(stops)
+
+    def _made(self, stops: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Run:
+        self.number += len(stops)
+        return self.waiting.pop(int(stops[-1])).group(np.concatenate([[0], stops]))

@@ -1,0 +1,163 @@
+"""``rejection_resample``: elements left out at random so that classes come in given shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Block, Bundle, Rows, join
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
+from daskdist.core.seed import generator
+from daskdist.core.selection import Index, Run
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE, Structure
+from daskdist.errors import ArgumentError, UserFunctionError
+
+_PAIR = Structure.of((0, 0))[1]
+
+
+@dataclass(frozen=True, eq=False)
+class RejectionResample(Transformation):
+    """``(class, element)`` of the elements that are kept.
+
+    Parameters
+    ----------
+    class_function
+        Gives an element's class, an integer.
+    target
+        The share each class is to have; they sum to 1.
+    initial
+        The share each class has; None to go by those that have come.
+    seed
+        Decides what is kept.
+    """
+
+    class_function: UserFunction
+    target: tuple[float, ...]
+    initial: tuple[float, ...] | None
+    seed: int
+    node_id: int = field(default=0, repr=False)
+    is_seeded: bool = field(default=True, repr=False)
+
+    name = "rejection_resample"
+    facts = Facts()
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "seed", self.seed)
+        check_shares(self.name, "target_dist", self.target)
+        if self.initial is not None:
+            check_shares(self.name, "initial_dist", self.initial)
+            if len(self.initial) != len(self.target):
+                raise ArgumentError(
+                    f"rejection_resample: initial_dist has {len(self.initial)} classes, target_dist {len(self.target)}"
+                )
+            for number, (wanted, there) in enumerate(zip(self.target, self.initial, strict=True)):
+                if wanted and not there:
+                    raise ArgumentError(
+                        f"rejection_resample: class {number} is to have a share of {wanted:g}, and has none"
+                    )
+
+    @property
+    def spec(self) -> ElementSpec:
+        number = ElementSpec(LONE, (TensorSpec((), np.dtype(np.int32)),))
+        return ElementSpec.nest(_PAIR, [number, self.source.spec])
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        classes = Fact(
+            gathered(inputs[0]), WithClass(self.class_function, len(self.target)), self.name, makes_rows=True
+        )
+        rows = ResampleRows(self.target, self.initial, self.seed, self.node_id)
+        return Arrange((classes,), rows, grouped=0, name=self.name)
+
+
+def check_shares(operation: str, name: str, shares: Sequence[float]) -> None:
+    """That shares are of a whole.
+
+    Raises
+    ------
+    ArgumentError
+        There are none, one is negative, or they do not sum to 1.
+    """
+    total = float(np.sum(shares))
+    if not shares or min(shares) < 0 or not np.isclose(total, 1, atol=1e-4):
+        raise ArgumentError(f"{operation}: {name} is {list(shares)}; give shares of 0 or more that sum to 1")
+
+
+@dataclass(frozen=True)
+class WithClass:
+    """Elements with their class, and the classes."""
+
+    function: UserFunction
+    num_classes: int
+
+    def __call__(self, rows: Rows) -> tuple[Rows, Index]:
+        classes = np.zeros(len(rows), np.int32)
+        for index, element in enumerate(rows.elements()):
+            found = self.function(element, lambda index=index: rows.where(index))  # type: ignore[misc]
+            number = np.asarray(found)
+            if number.shape or number.dtype.kind not in "iu" or not 0 <= number < self.num_classes:
+                raise UserFunctionError(
+                    f"rejection_resample: {self.function} returned {found!r:.80} on {rows.where(index)}; "
+                    f"a class is an integer from 0 to {self.num_classes - 1}"
+                )
+            classes[index] = number
+        if not len(rows):
+            return Bundle(_PAIR.nest([LONE, rows.structure]), []), classes
+        return join([Block(LONE, [classes], rows.label), rows], _PAIR), classes
+
+
+@dataclass(frozen=True)
+class ResampleRows:
+    """The choice; its input notes each element's class."""
+
+    target: tuple[float, ...]
+    initial: tuple[float, ...] | None
+    seed: int
+    node_id: int
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        seen = np.zeros(len(self.target), np.int64)
+        return ResampleCursor(inputs[0](epoch), self, generator(self.seed, self.node_id, epoch), seen)
+
+
+@dataclass
+class ResampleCursor:
+    """How many of each class have come."""
+
+    source: Cursor
+    rows: ResampleRows
+    rng: np.random.Generator
+    seen: Index
+
+    def pull(self) -> Run:
+        while True:
+            noted = self.source.pull()
+            kept = np.flatnonzero(self.rng.random(len(noted.fact)) < self._chances(noted.fact))
+            if len(kept):
+                run: Run = noted.run.take(kept)
+                return run
+
+    def _chances(self, classes: Index) -> Any:
+        # Of keeping each element: the class that is rarest against what is wanted is kept whole.
+        target = np.asarray(self.rows.target)
+        if self.rows.initial is not None:
+            there = np.asarray(self.rows.initial)
+            ratio = np.divide(target, there, out=np.zeros_like(target), where=there > 0)
+            return (ratio / ratio.max())[classes]
+        come = self.seen + np.cumsum(np.eye(len(target), dtype=np.int64)[classes], axis=0)
+        self.seen = come[-1] if len(come) else self.seen
+        ratio = np.divide(target, come, out=np.zeros(come.shape), where=come > 0)
+        most = ratio.max(axis=1)
+        own = ratio[np.arange(len(classes)), classes]
+        return np.divide(own, most, out=np.zeros(len(own)), where=most > 0)

@@ -1,0 +1,62 @@
+"""``take_while``: the elements up to the first for which a predicate does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
+from daskdist.core.selection import Run
+from daskdist.ops.filter import FilterRows
+
+
+@dataclass(frozen=True, eq=False)
+class TakeWhile(Transformation):
+    """The elements before the first for which the predicate gives False."""
+
+    predicate: UserFunction
+
+    name = "take_while"
+    facts = Facts(keeps_spec=True)
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        holds = Fact(gathered(inputs[0]), FilterRows(self.predicate).mask, self.name)
+        return Arrange((holds,), TakeWhileRows(), grouped=0, name=self.name)
+
+
+@dataclass(frozen=True)
+class TakeWhileRows:
+    """The arithmetic of it; its input notes for each element whether the predicate holds."""
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return TakeWhileCursor(inputs[0](epoch))
+
+
+@dataclass
+class TakeWhileCursor:
+    """Whether the end was met."""
+
+    source: Cursor
+    is_over: bool = False
+
+    def pull(self) -> Run:
+        if self.is_over:
+            raise Exhausted
+        noted = self.source.pull()
+        run: Run = noted.run
+        if noted.fact.all():
+            return run
+        self.is_over = True
+        number = int(np.argmin(noted.fact))
+        if number == 0:
+            raise Exhausted
+        return run[:number]

@@ -1,0 +1,137 @@
+"""``unbatch``: the rows of each element as elements."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.block import Block, Bundle, Rows, from_items
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
+from daskdist.core.ragged import Ragged
+from daskdist.core.selection import Groups, Run
+from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
+from daskdist.errors import ArgumentError, StackError
+
+
+@dataclass(frozen=True, eq=False)
+class Unbatch(Transformation):
+    """Each element cut along its first axis."""
+
+    name = "unbatch"
+    facts = Facts(compute=True, per_worker=True)
+
+    def __post_init__(self) -> None:
+        with contextlib.suppress(SpecUnknown):
+            row_spec(self.name, self.source.spec)
+
+    @property
+    def spec(self) -> ElementSpec:
+        return row_spec(self.name, self.source.spec)
+
+    @property
+    def _factor(self) -> int | None:
+        try:
+            lengths = {leaf.shape[0] for leaf in self.source.spec.leaves}
+        except SpecUnknown:
+            return None
+        return lengths.pop() if len(lengths) == 1 else None
+
+    @property
+    def cardinality(self) -> int:
+        number, factor = self.source.cardinality, self._factor
+        if number <= 0:
+            return number
+        return UNKNOWN if factor is None else number * factor
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return ungrouped(inputs[0], self._factor)
+
+
+def ungrouped(primitive: Primitive, factor: int | None = None) -> Primitive:
+    """The stream of the rows of each element; ``factor`` is how many each has, if that is known."""
+    if primitive.grouped:
+        return Arrange((primitive,), UngroupRows(), primitive.grouped - 1, name="unbatch")
+    return Compute(primitive, unbatch_rows, "unbatch", factor=factor)
+
+
+def row_spec(operation: str, spec: ElementSpec) -> ElementSpec:
+    """The spec of an element's rows.
+
+    Raises
+    ------
+    ArgumentError
+        A leaf has no rows, or leaves have different numbers of them.
+    """
+    lengths: dict[str, int] = {}
+    rows = []
+    for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        if not leaf.shape:
+            raise ArgumentError(f"{operation}: leaf {path or '(the element)'} is {leaf} and has no rows")
+        if leaf.shape[0] is not None:
+            lengths[path or "(the element)"] = leaf.shape[0]
+        kind = RaggedTensorSpec if isinstance(leaf, RaggedTensorSpec) and None in leaf.shape[2:] else TensorSpec
+        rows.append(kind(leaf.shape[1:], leaf.dtype, leaf.name))
+    if len(set(lengths.values())) > 1:
+        raise ArgumentError(f"{operation}: leaves differ in their number of rows: {lengths}")
+    return spec.with_leaves(rows)
+
+
+@dataclass(frozen=True)
+class UngroupRows:
+    """Batches that are not gathered yet as what they are made of."""
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return UngroupCursor(inputs[0](epoch))
+
+
+@dataclass
+class UngroupCursor:
+    """No state of its own."""
+
+    source: Cursor
+
+    def pull(self) -> Run:
+        while True:
+            batches: Groups = self.source.pull()
+            run = batches.ungroup()
+            if len(run):
+                return run
+
+
+def unbatch_rows(rows: Rows) -> Block | Bundle:
+    """The rows of each element of a block or bundle."""
+    if isinstance(rows, Block):
+        block = _reshaped(rows)
+        if block is not None:
+            return block
+    items: list[tuple[Any, ...]] = []
+    for index in range(len(rows)):
+        leaves = rows.item(index)
+        lengths = {path or "(the element)": len(leaf) for path, leaf in zip(rows.structure.paths, leaves, strict=True)}
+        if len(set(lengths.values())) > 1:
+            raise StackError(f"unbatch: leaves of {rows.where(index)} differ in their number of rows: {lengths}")
+        items += zip(*leaves, strict=True)
+    return from_items(rows.structure, items, rows.label)
+
+
+def _reshaped(block: Block) -> Block | None:
+    # All rows of all elements by one view a leaf, where their lengths agree.
+    first = block.leaves[0]
+    lengths = first.row_lengths if isinstance(first, Ragged) else np.full(len(first), first.shape[1])
+    leaves = []
+    for leaf in block.leaves:
+        if isinstance(leaf, Ragged):
+            if not np.array_equal(leaf.row_lengths, lengths):
+                return None
+            leaves.append(leaf.values)
+        else:
+            if (lengths != leaf.shape[1]).any():
+                return None
+            leaves.append(leaf.reshape(-1, *leaf.shape[2:]) if leaf.size else leaf[:0].reshape(0, *leaf.shape[2:]))
+    return Block(block.structure, leaves, block.label)

@@ -1,0 +1,93 @@
+"""``unique``: each element once, where it first comes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.block import Block, Rows
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
+from daskdist.core.ragged import Ragged
+from daskdist.core.selection import Run
+from daskdist.core.structure import Nested
+from daskdist.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class Unique(Transformation):
+    """The elements that differ from all before."""
+
+    name = "unique"
+    facts = Facts(keeps_spec=True)
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        keys = Fact(gathered(inputs[0]), keys_of, self.name)
+        return Arrange((keys,), UniqueRows(), grouped=0, name=self.name)
+
+
+def keys_of(rows: Rows) -> Any:
+    """For each element what it is known by: itself if it is a number or a word, else a digest of its bytes."""
+    if isinstance(rows, Block) and len(rows.leaves) == 1 and rows.leaves[0].ndim == 1:
+        column = rows.leaves[0]
+        return column.tolist() if column.dtype.kind in "OT" else column
+    return [_digest(rows.item(index)) for index in range(len(rows))]
+
+
+def _digest(leaves: tuple[Any, ...]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in leaves:
+        if isinstance(leaf, Nested):
+            raise ArgumentError("unique: an element holds a dataset, and datasets are not compared")
+        parts = (leaf.values, leaf.row_splits) if isinstance(leaf, Ragged) else (np.asarray(leaf),)
+        for part in parts:
+            digest.update(f"{part.dtype.kind}{part.shape}".encode())
+            if part.dtype.kind in "OT":
+                digest.update(repr(part.tolist()).encode())
+            else:
+                # Both zeros are one number.
+                digest.update((part + part.dtype.type(0) if part.dtype.kind in "fc" else part).tobytes())
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class UniqueRows:
+    """The choice; its input notes each element's key."""
+
+    def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
+        return UniqueCursor(inputs[0](epoch))
+
+
+@dataclass
+class UniqueCursor:
+    """The keys that have come."""
+
+    source: Cursor
+    seen: set[Any] = field(default_factory=set)
+
+    def pull(self) -> Run:
+        while True:
+            noted = self.source.pull()
+            first: dict[Any, int] = {}
+            if isinstance(noted.fact, np.ndarray):
+                values, places = np.unique(noted.fact, return_index=True)
+                # No number equals NaN, not even itself: all of them are one element.
+                keys = ["nan" if value != value else value for value in values.tolist()]
+                first = dict(zip(keys, places.tolist(), strict=True))
+            else:
+                for place, key in enumerate(noted.fact):
+                    first.setdefault(key, place)
+            new = sorted(place for key, place in first.items() if key not in self.seen)
+            self.seen.update(first)
+            if new:
+                run: Run = noted.run.take(np.array(new))
+                return run

@@ -1,0 +1,41 @@
+"""All passes together: from a pipeline to the primitives that run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from daskdist.core.node import Node, lower
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
+from daskdist.core.tolerant import tolerant
+from daskdist.ops.with_options import merged_options
+from daskdist.passes.fuse import fuse
+from daskdist.passes.seed import with_seed
+from daskdist.passes.simplify import simplify
+
+
+def plan(node: Node) -> Primitive:
+    """What a pipeline comes down to, by the options in force at its end."""
+    options = merged_options(node)
+    if options.seed is not None:
+        node = with_seed(node, options.seed)
+    primitive = lower(simplify(node))
+    if options.on_error == "skip":
+        primitive = tolerant(primitive)
+    if options.deterministic is False:
+        primitive = in_any_order(primitive)
+    return fuse(primitive)
+
+
+def in_any_order(primitive: Primitive) -> Primitive:
+    """The stream with blocks handed on as they are done."""
+    match primitive:
+        case Read():
+            return replace(primitive, in_order=False)
+        case Compute():
+            return replace(primitive, source=in_any_order(primitive.source), in_order=False)
+        case Chain() | Fact():
+            return replace(primitive, source=in_any_order(primitive.source))
+        case Arrange():
+            return replace(primitive, inputs=tuple(map(in_any_order, primitive.inputs)))
+        case _:
+            return primitive

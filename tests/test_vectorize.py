@@ -1,0 +1,864 @@
+"""Functions of one element that are called for many at once: the same to the last bit, or row by row."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import sys
+import warnings
+
+import cloudpickle
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from daskdist import Dataset
+from daskdist.core import vectorize
+from daskdist.core.block import Batches, Block, Bundle
+from daskdist.core.function import UserFunction
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import SpecUnknown
+from daskdist.core.structure import Nested, Structure
+from daskdist.core.vectorize import Vectorised
+from daskdist.errors import ArgumentError, UserFunctionError
+from daskdist.ops.filter import Filter, FilterBlocks, FilterRows
+from daskdist.ops.map import Map, MapBlocks, MapColumns, MapRows
+from daskdist.testing import same_elements
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+MEAN = np.array([0.5, -1.5, 2.0])
+TABLE = [1.0, 2.0]
+MANY = list(range(20_000))
+_rng = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    vectorize._VERDICTS.clear()
+
+
+def block(nest, label="here"):
+    leaves, structure = Structure.of(nest)
+    return Block(structure, leaves, label)
+
+
+def scalars(dtype=np.float64, num_rows=300):
+    return block((_rng.standard_normal(num_rows) * 50).astype(dtype))
+
+
+def vectors(dtype=np.float64, shape=(3,), num_rows=300):
+    return block((_rng.standard_normal((num_rows, *shape)) * 50).astype(dtype))
+
+
+def dicts(num_rows=300):
+    return block({"n": np.arange(num_rows) - 7, "v": _rng.standard_normal((num_rows, 3)).astype(np.float32)})
+
+
+def tuples(num_rows=300):
+    return block((np.arange(num_rows), _rng.standard_normal(num_rows)))
+
+
+def columns(function):
+    user = UserFunction(function, "map")
+    return MapColumns(MapRows(user), Vectorised.of(user))
+
+
+def verdict():
+    (found,) = vectorize._VERDICTS.values()
+    return found
+
+
+def is_same(given, expected):
+    assert type(given) is type(expected)
+    assert given.structure == expected.structure
+    assert given.label == expected.label
+    if isinstance(given, Bundle):
+        same_elements(list(given.elements()), list(expected.elements()))
+        return
+    for leaf, other in zip(given.leaves, expected.leaves, strict=True):
+        assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape)
+        if leaf.dtype.kind in "fmM":
+            # Bits, so that -0.0 is not 0.0; of what is no number the bits say nothing.
+            is_nan = np.isnan(leaf)
+            assert (is_nan == np.isnan(other)).all()
+            assert leaf[~is_nan].tobytes() == other[~is_nan].tobytes()
+        else:
+            assert (leaf == other).all()
+
+
+def is_vectorised(function, rows):
+    """That a second block, other than the first, comes out at once as it does row by row."""
+    given = columns(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given(rows.slice(0, 40))
+        assert verdict().is_trusted, verdict().reason
+        expected = given.by_row(rows)
+        is_same(given.vectorised._at_once(rows), expected)
+        is_same(given(rows), expected)
+
+
+def is_row_by_row(function, rows, reason):
+    given = columns(function)
+    made = given(rows)
+    expected = given.by_row(rows)
+    assert verdict().reason is not None
+    assert reason in verdict().reason
+    is_same(made, expected)
+
+
+ON_NUMBERS = [
+    lambda x: x,
+    lambda x: x * 3 + 1,
+    lambda x: 1 - x / 7,
+    lambda x: (x, -x, abs(x), +x),
+    lambda x: [x, x * 2],
+    lambda x: {"a": x, "list": [x, x + 1, 2.5], "lists": [[x, 1], [2, x]]},
+    lambda x: Pair(x, {"twice": x * 2}),
+    lambda x: (x, 7, 0.5, True, 2**40, [1, 2], "text", b"bytes\0"),
+    lambda x: divmod(x, 3),
+    lambda x: x // 4 % 5,
+    lambda x: np.where(x > 3, x, -1),
+    lambda x: np.where(x > 3, 1, 0),
+    lambda x: np.where((x > 3) & (x < 30) | ~(x != 5), x, 0.5),
+    lambda x: np.clip(x, -2, 5),
+    lambda x: x.clip(min=0),
+    lambda x: x.astype(np.float32),
+    lambda x: (x > 2).astype("int8"),
+    lambda x: np.stack([x, x * 2, 1.0]),
+    lambda x: np.expand_dims(x, 0) * MEAN,
+    lambda x: x * MEAN - TABLE[0],
+    lambda x: np.stack([x, x])[:, None] * MEAN,
+    lambda x: (x.shape, x.ndim, x.size)[1:],
+    lambda x: np.float64(2) * x + np.int8(1),
+    lambda x: np.round(x / 3, 2),
+    lambda x: np.isin(x, [1, 2, 3]),
+    lambda x: np.digitize(x, [0, 1.5, 9]),
+    lambda x: np.isclose(x, 3),
+    lambda x: (x.sum(), np.mean(x), x.max(), np.argmax(x), np.any(x), np.std(x)),
+    lambda x: np.power(x, 2),
+    lambda x: (np.zeros_like(x), np.ones_like(x, dtype=np.float32), np.full_like(x, 3)),
+    lambda x: x[None] + x[()] + x[...],
+    np.negative,
+    functools.partial(np.add, 3),
+]
+ON_FLOATS = [
+    lambda x: np.exp(x) + np.sin(x) * np.tanh(x),
+    lambda x: np.log1p(abs(x)),
+    lambda x: np.sqrt(x),
+    lambda x: x / 0,
+    lambda x: np.maximum(x, 0),
+    lambda x: np.nan_to_num(np.log(x), nan=3.0),
+    lambda x: np.arctan2(x, 2.0),
+    lambda x: np.modf(x),
+    lambda x: np.float32(0.1) * x + 0.1,
+]
+ON_VECTORS = [
+    lambda x: x[0] + x[-1],
+    lambda x: x[::2],
+    lambda x: x[[2, 0]],
+    lambda x: x[np.array([True, False, True])],
+    lambda x: (x - MEAN) / 2,
+    lambda x: x**2,
+    lambda x: x**0.5,
+    lambda x: x - x.mean(),
+    lambda x: (x - x.min()) / (x.max() - x.min()),
+    lambda x: np.sum(x, axis=0, keepdims=True),
+    lambda x: np.add.reduce(x),
+    lambda x: np.std(x, ddof=1),
+    lambda x: sum(x),
+    lambda x: [each * 2 for each in x],
+    lambda x: x[:, None] * x,
+    lambda x: (x[:, None] * x).T.reshape(-1),
+    lambda x: (x[:, None] * x)[1, ...],
+    lambda x: np.concatenate([x, MEAN]),
+    lambda x: np.sort(x),
+    lambda x: np.cumsum(x),
+    lambda x: len(x) * x.size + x.shape[0] * x,
+    lambda x: x.reshape(3, 1).squeeze().ravel().flatten().copy(),
+    lambda x: {"z": x} | {"y": x.any()},
+    lambda x: np.count_nonzero(x > 0),
+]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "float64", "float32"])
+@pytest.mark.parametrize("function", ON_NUMBERS)
+def test_numbers(function, dtype):
+    is_vectorised(function, scalars(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("function", ON_FLOATS)
+def test_floats(function, dtype):
+    is_vectorised(function, scalars(dtype))
+    is_vectorised_afresh(function, vectors(dtype))
+
+
+def is_vectorised_afresh(function, rows):
+    vectorize._VERDICTS.clear()
+    is_vectorised(function, rows)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int16", "float64", "float32"])
+@pytest.mark.parametrize("function", ON_VECTORS)
+def test_vectors(function, dtype):
+    is_vectorised(function, vectors(dtype))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1)])
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "min", "max", "std", "var", "any", "all"])
+def test_reductions_of_matrices(name, axis):
+    for shape in [(5, 7), (1, 40), (40, 1), (17, 33)]:
+        for dtype in ("float32", "float64"):
+            is_vectorised_afresh(lambda x: getattr(x, name)(axis=axis), vectors(dtype, shape))
+            is_vectorised_afresh(lambda x: getattr(np, name)(x.T * 2, axis), vectors(dtype, shape))
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 127, 128, 129, 1000])
+def test_long_sums(length):
+    for dtype in ("float32", "float64"):
+        is_vectorised_afresh(lambda x: (x.sum(), x.mean(), x.std(), np.prod(x), x.cumsum()), vectors(dtype, (length,)))
+
+
+def test_columns_in_another_memory_order():
+    rows = block(np.asfortranarray(_rng.standard_normal((300, 20))))
+    is_vectorised(lambda x: (x.sum(), x * 2, np.exp(x).mean()), rows)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda d: d["n"] * d["v"],
+        lambda d: {"z": d["n"], "w": d["v"] * 2},
+        lambda d: {key: value * 2 for key, value in d.items()},
+        lambda d: {**d, "sum": d["v"].sum() + d["n"]},
+    ],
+)
+def test_dicts(function):
+    is_vectorised(function, dicts())
+
+
+def _set_item(d):
+    d["z"] = d["v"] - MEAN
+    return d
+
+
+def _built(d):
+    made = {}
+    for key in d:
+        made[key] = d[key] * MEAN[0]
+    return made
+
+
+@pytest.mark.parametrize("function", [_set_item, _built])
+def test_a_dict_may_be_changed_that_is_the_elements_or_its_own(function):
+    is_vectorised(function, dicts())
+
+
+def test_tuples_are_arguments():
+    is_vectorised(lambda n, x: (x * n, n), tuples())
+    is_vectorised_afresh(lambda *args: args[::-1], tuples())
+
+
+def test_times():
+    rows = block(np.datetime64("2024-01-01") + np.arange(100))
+    is_vectorised(lambda t: (t - np.datetime64("2024-01-05"), t + np.timedelta64(1, "D"), t.astype("M8[M]")), rows)
+
+
+def _is_whole(x):
+    return x * 2 if isinstance(x, np.integer) else x / 2
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_isinstance_takes_the_branch_of_an_element(dtype):
+    is_vectorised(_is_whole, scalars(dtype))
+    is_vectorised_afresh(lambda x: x if isinstance(x, np.ndarray) else -x, vectors(dtype))
+
+
+def test_attributes_that_elements_lack():
+    is_vectorised(lambda x: x.cpu() if hasattr(x, "cpu") else getattr(x, "nothing", x) * 2, scalars())
+
+
+def test_numbers_change_in_place_by_name_only():
+    def function(x):
+        y = x
+        y += 1
+        y *= 2
+        return x, y
+
+    is_vectorised(function, scalars())
+
+
+@hypothesis.given(
+    st.sampled_from(["int8", "uint16", "int32", "int64", "float32", "float64", "bool"]),
+    st.sampled_from(["int8", "int64", "float32", "float64"]),
+    hnp.array_shapes(min_dims=0, max_dims=2, max_side=3),
+    st.sampled_from([np.add, np.subtract, np.multiply, np.true_divide, np.maximum, np.less, np.equal, np.hypot]),
+    st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.booleans()),
+    st.randoms(use_true_random=False),
+)
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_arithmetic_of_two_arrays_and_a_number(one, other, shape, ufunc, number, random):
+    rng = np.random.default_rng(random.randrange(2**32))
+    leaves = [rng.integers(0, 9, (50, *shape)).astype(one), rng.standard_normal((50, 2, *shape)).astype(other)]
+    given = columns(lambda a, b: (ufunc(a, b), ufunc(number, b), ufunc(b.sum(axis=0), a)))
+    rows = block(tuple(leaves))
+    with np.errstate(all="ignore"):
+        try:
+            expected = given.by_row(rows)
+        except UserFunctionError:
+            with pytest.raises(UserFunctionError):
+                given(rows)
+            return
+        made = given(rows)
+        is_same(made, expected)
+        again = given(rows)
+    is_same(again, expected)
+    if one != "bool" and ufunc is not np.hypot:
+        assert list(vectorize._VERDICTS.values())[-1].is_trusted
+
+
+# --- what falls back, and what is said of it ---
+
+
+def _swallowed(x):
+    try:
+        return float(x) * 2
+    except Exception:
+        return x * 2
+
+
+def _written(x):
+    y = x * 2
+    y[0] = 1
+    return y
+
+
+def _in_place(x):
+    y = x * 2
+    y += 1
+    return y
+
+
+def _out(x):
+    y = x * 2
+    np.add(y, 1, out=y)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "reason"),
+    [
+        (lambda x: x if x > 3 else -x, scalars(), "it asks for the truth of a value"),
+        (lambda x: max(x, 0.0), scalars(), "it asks for the truth of a value"),
+        (lambda x: x and x * 2, scalars(), "it asks for the truth of a value"),
+        (lambda x: np.float64(1 if 3.0 in x else 2), vectors(), "it asks for the truth of a value"),
+        (lambda x: float(x) * 2, scalars(), "it makes a Python number of a value"),
+        (lambda x: int(x), scalars(), "it makes a Python number of a value"),
+        (lambda x: round(x), scalars(np.float32), "it makes a Python number of a value"),
+        (lambda x: f"{x}", scalars(), "it makes text of a value"),
+        (lambda x: str(x), scalars(), "it makes text of a value"),
+        (lambda x: len(repr(x)), scalars(), "it makes text of a value"),
+        (lambda x: len({x, x}), scalars(), "it asks for the hash of a value"),
+        (lambda x: x.item() * 2, scalars(), "it uses .item"),
+        (lambda x: x.tolist(), vectors(), "it uses .tolist"),
+        (lambda x: MEAN[abs(x) % 3], scalars(np.int64), "it looks up a place that depends on the values"),
+        (lambda x: TABLE[x % 2], scalars(np.int64), "it looks up a place that depends on the values"),
+        (lambda x: x[np.argmax(x)], vectors(), "it looks up a place that depends on the values"),
+        (lambda x: x[: np.argmax(x)].sum(), vectors(), "it looks up a place that depends on the values"),
+        (lambda x: (x[:, None] * x)[0, [1, 2]], vectors(), "it looks up places along several axes at once"),
+        (lambda x: np.float32(x), scalars(), "it calls np.array or the like"),
+        (lambda x: np.array([x, x]), scalars(), "it calls np.array or the like"),
+        (_written, vectors(), "it writes to an array"),
+        (_in_place, vectors(), "it changes an array in place"),
+        (_out, vectors(), "it changes an array in place"),
+        (lambda x: x @ MEAN, vectors(), "it calls matmul, for which there is no rule"),
+        (lambda x: np.dot(x, x), vectors(), "it calls dot, for which there is no rule"),
+        (lambda x: np.linalg.norm(x), vectors(), "it calls norm, for which there is no rule"),
+        (lambda x: np.add.accumulate(x), vectors(), "it calls add.accumulate, for which there is no rule"),
+        (lambda x: np.where(x > 0)[0].sum(), vectors(), "it asks for the places where something holds"),
+        (lambda x: x**2, scalars(), "np.power(x, number) is not"),
+        (lambda x: np.power(x, x), scalars(np.float32), "np.power(x, number) is not"),
+        (lambda x: x.sum(dtype=np.float64), vectors(np.float32), "it calls sum with dtype"),
+        (lambda x: np.arctan(x), scalars(np.float16), "half-precision"),
+        (lambda x: x[x > 0].sum(), vectors(), "it looks up a place that depends on the values"),
+        (lambda x: (x * 1j).real, scalars(), "it makes complex128 of a value"),
+        (lambda x: math.sin(x), scalars(), "it makes a Python number of a value"),
+        (_swallowed, scalars(), "it makes a Python number of a value"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_row_by_row(function, rows, reason):
+    is_row_by_row(function, rows, reason)
+
+
+_seen: list[int] = []
+_count = 0
+
+
+def _counting(x):
+    global _count
+    _count += 1
+    return x * 2
+
+
+def _noting(x):
+    _seen.append(1)
+    return x * 2
+
+
+def _drawing(x):
+    return x + 0 * np.random.random()
+
+
+def _helped(x):
+    return _noting(x)
+
+
+class Scaler:
+    def __init__(self):
+        self.factor = 2.0
+        self.calls = []
+
+    def __call__(self, x):
+        return x * self.factor
+
+    def noting(self, x):
+        self.calls.append(1)
+        return self(x)
+
+    def setting(self, x):
+        self.last = 1
+        return self(x)
+
+    def indirect(self, x):
+        return self.noting(x)
+
+
+class Loud:
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, place):
+        return self.calls.append(place) or 2.0
+
+
+LOUD = Loud()
+
+
+def _cell():
+    number = 0
+
+    def function(x):
+        nonlocal number
+        number += 1
+        return x * 2
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (_counting, "it sets the variable _count"),
+        (_cell(), "it sets the variable number"),
+        (_noting, "it may change _seen, which all rows share"),
+        (_helped, "it may change _seen, which all rows share"),
+        (lambda x: _seen.append(1) or x, "it may change _seen, which all rows share"),
+        (lambda x: print(end="") or x, "it uses print, which may do more than compute"),
+        (_drawing, "it uses numpy.random, which may do more than compute"),
+        (lambda x: x + 0 * _rng.random(), "it uses _rng, a Generator, which may do more than compute"),
+        (Scaler().noting, "it may change it.calls, which all rows share"),
+        (Scaler().indirect, "it may change it.calls, which all rows share"),
+        (Scaler().setting, "it sets the attribute last"),
+        (lambda x: x * LOUD[0], "it may change LOUD.calls, which all rows share"),
+        (lambda x: x * len(MANY), "it uses MANY, which has too many items to look at"),
+        (lambda x: warnings.warn("no", stacklevel=1) if x is None else x, "it uses warnings.warn"),
+    ],
+)
+def test_what_does_more_than_compute(function, reason):
+    assert reason in vectorize.objection(function)
+    columns(function)(scalars(num_rows=5))
+    assert verdict().reason == vectorize.objection(function)
+
+
+def test_objects_that_only_hold_numbers():
+    is_vectorised(Scaler(), scalars())
+    is_vectorised_afresh(functools.partial(lambda a, x: a * x, MEAN), scalars())
+
+
+def test_what_does_more_than_compute_is_called_once_a_row():
+    seen = []
+    rows = scalars(num_rows=10)
+    columns(lambda x: seen.append(float(x)) or x)(rows)
+    assert seen == rows.leaves[0].tolist()
+
+
+@pytest.mark.parametrize("num_rows", [10, 10_000])
+@pytest.mark.parametrize("what", ["values", "sign", "dtype", "shape", "structure"])
+def test_comparison_finds_what_differs(what, num_rows):
+    def function(x):
+        # Rows are told from stand-ins as no pure function would.
+        if type(x) is np.float64:
+            return x * 0.0
+        return {
+            "values": x * 0.0 + 1,
+            "sign": -(x * 0.0),
+            "dtype": (x * 0.0).astype(np.float32),
+            "shape": (x * 0.0)[None],
+            "structure": (x * 0.0, x),
+        }[what]
+
+    rows = block(np.arange(1.0, num_rows + 1))
+    is_row_by_row(function, rows, "results differed on the first block")
+    # For good.
+    is_same(columns(function)(rows), MapRows(UserFunction(function, "map"))(rows))
+    assert (
+        "results differed" in Map(Dataset.from_tensor_slices(rows.leaves[0]).node, UserFunction(function, "map")).note
+    )
+
+
+def test_an_array_that_is_found_to_be_something_else_later():
+    given = columns(lambda x: x * 2)
+    given(scalars(np.int64))
+    given(scalars(np.float32))
+    assert [each.is_trusted for each in vectorize._VERDICTS.values()] == [True, True]
+
+
+def test_what_a_function_refers_to_may_change_between_blocks():
+    factor = 2
+
+    def function(x):
+        return x * factor
+
+    given, rows = columns(function), scalars()
+    given(rows)
+    factor = 3
+    is_same(given(rows), given.by_row(rows))
+    assert verdict().is_trusted
+
+
+def test_one_row_proves_nothing():
+    given = columns(lambda x: x * 2)
+    given(scalars(num_rows=1))
+    assert not vectorize._VERDICTS
+    assert isinstance(given(scalars(num_rows=0)), Bundle)
+    given(scalars(num_rows=2))
+    assert verdict().is_trusted
+
+
+def test_verdicts_are_bounded(monkeypatch):
+    monkeypatch.setattr(vectorize, "_REMEMBERED", 4)
+    for number in range(9):
+        columns(functools.partial(np.add, number))(scalars())
+    assert len(vectorize._VERDICTS) == 4
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        block(Ragged.of([np.arange(2.0), np.arange(3.0)])),
+        block(np.array(["a", "b"], np.dtypes.StringDType())),
+        block(np.array([1j, 2j])),
+    ],
+)
+def test_leaves_without_columns(rows):
+    given = columns(lambda x: x + x)
+    made, expected = given(rows), given.by_row(rows)
+    same_elements(list(made.elements()), list(expected.elements()))
+    assert verdict().reason.startswith("its elements")
+
+
+# --- errors and warnings ---
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("num_rows", [10, 10_000])
+def test_an_error_names_the_row(num_rows):
+    given = columns(lambda x: 1 / x)
+    rows = Block(*reversed(Structure.of(np.arange(num_rows) - 7.0)), label="part")
+    with pytest.raises(UserFunctionError, match=r"map: .*raised RuntimeWarning: .*, on row 7 of part"):
+        given(rows)
+    given = columns(lambda x: 1 / x)
+    given(rows.slice(8, num_rows))
+    assert all(each.is_trusted for each in list(vectorize._VERDICTS.values())[-1:])
+    with pytest.raises(UserFunctionError, match="on row 7 of part"):
+        given(rows)
+
+
+def test_warnings_are_those_of_the_rows():
+    given = columns(lambda x: np.log(x))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        given(block(np.array([1.0, 0.0, 2.0])))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given(block(np.array([1.0, 2.0])))
+
+
+def test_rows_keep_where_they_came_from():
+    rows = scalars(num_rows=100).take(np.arange(99, -1, -1))
+    made = columns(lambda x: x * 2)(rows)
+    assert made.where(0) == "row 99 of here"
+    assert columns(lambda x: x * 2)(rows).where(0) == "row 99 of here"
+
+
+def test_results_cannot_be_written_to_and_own_their_rows():
+    rows = vectors()
+    given = columns(lambda x: (x[0], x, 3))
+    given(rows)
+    first, whole, constant = given(rows).leaves
+    assert not any(leaf.flags.writeable for leaf in (first, whole, constant))
+    assert first.flags.c_contiguous
+    assert constant.flags.c_contiguous
+
+
+# --- pipelines ---
+
+
+def mapped(ds, function, vectorized=None):
+    return Dataset(Map(ds.node, UserFunction(function, "map"), vectorized))
+
+
+def filtered(ds, predicate, vectorized=None):
+    return Dataset(Filter(ds.node, UserFunction(predicate, "filter"), vectorized))
+
+
+def num_calls(function, run):
+    """How often a function is called, counted where it cannot see it."""
+    calls = []
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code is function.__code__:
+            calls.append(1)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return len(calls)
+
+
+def test_few_calls_for_many_rows():
+    def function(x):
+        return x * 3 + 1
+
+    def predicate(x):
+        return x % 2 == 0
+
+    rows = scalars(np.int64, 10_000)
+    filtering = UserFunction(predicate, "filter")
+    for run, called in ((columns(function), function), (FilterRows(filtering, Vectorised.of(filtering)), predicate)):
+        assert num_calls(called, functools.partial(run, rows.slice(0, 64))) == 65
+        assert num_calls(called, functools.partial(run, rows)) == 1
+
+
+def test_whole_pipelines():
+    arrays = {"a": np.arange(1000), "b": np.arange(2000.0).reshape(1000, 2)}
+    ds = Dataset.from_tensor_slices(arrays)
+
+    def chain(vectorized):
+        chained = mapped(ds, lambda d: {"s": d["b"].sum(), "a": d["a"]}, vectorized)
+        chained = filtered(chained, lambda d: d["a"] % 3 != 0, vectorized)
+        return mapped(chained, lambda d: (d["s"] / 2, d["a"]), vectorized).shuffle(100, seed=1).batch(32)
+
+    same_elements(list(chain(None)), list(chain(False)))
+    assert len(vectorize._VERDICTS) == 3
+    assert all(each.is_trusted for each in vectorize._VERDICTS.values())
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        lambda x: x > 3,
+        lambda x: True,
+        lambda x: np.bool_(False),
+        lambda x: x > 3 and x < 9,
+        lambda x: (x > 3) & (x < 9),
+    ],
+)
+def test_filters(predicate):
+    ds = Dataset.range(100)
+    same_elements(list(filtered(ds, predicate)), list(filtered(ds, predicate, False)))
+
+
+@pytest.mark.parametrize("predicate", [lambda x: x, lambda x: (x > 3, True), lambda x: 1, lambda x: (x > 3)[None]])
+def test_a_predicate_returns_one_bool(predicate):
+    with pytest.raises(UserFunctionError, match=r"on row 0 of .*; a predicate returns one bool"):
+        list(filtered(Dataset.range(9), predicate))
+
+
+def test_functions_travel():
+    user = UserFunction(lambda x: x * MEAN, "map")
+    given = MapColumns(MapRows(user), Vectorised.of(user))
+    copy = cloudpickle.loads(cloudpickle.dumps(given))
+    assert copy.vectorised.key == given.vectorised.key
+    rows = scalars()
+    is_same(copy(rows), given(rows))
+    assert verdict().is_trusted
+    again = UserFunction(user.function, "map")
+    assert Vectorised.of(again).key == given.vectorised.key
+    assert Vectorised.of(UserFunction(lambda x: x * 2, "map")).key != given.vectorised.key
+
+
+# --- notes ---
+
+
+@pytest.mark.parametrize(
+    ("function", "note"),
+    [
+        (lambda x: x * 3 + 1, "vectorised: multiply, add"),
+        (lambda x: x, "vectorised"),
+        (lambda x: x if x > 3 else 0, "row by row: it asks for the truth of a value"),
+        (lambda x: _seen.append(1), "row by row: it may change _seen, which all rows share"),
+        (lambda x: x.nothing, "raises AttributeError: 'int64' object has no attribute 'nothing'"),
+    ],
+)
+def test_note(function, note):
+    found = Map(Dataset.range(5).node, UserFunction(function, "map")).note
+    assert found.endswith(note) if note.startswith("raises") else found == note
+    assert Filter(Dataset.range(5).node, UserFunction(function, "filter")).note == found
+
+
+def test_note_of_what_is_not_known():
+    user = UserFunction(lambda x: x + 1, "map")
+
+    def note(ds, vectorized=None):
+        return Map(ds.node, user, vectorized).note
+
+    ds = Dataset.range(5)
+    assert note(ds.batch(2)) == "row by row: its elements are batches"
+    assert note(ds.batch(2).map(lambda x: x * 2).take(2)) == "row by row: its elements are batches"
+    assert note(ds.map(lambda x: np.zeros(int(x)))).startswith("decided at the first block")
+    assert note(ds.map(lambda x: np.zeros(9 // (x - 1)))) == "decided at the first block"
+    assert note(ds, True) == "vectorised: given whole blocks"
+    assert note(ds, False) == "row by row: vectorized=False"
+    strings = Dataset.from_tensor_slices(np.array(["a", "b"]))
+    assert note(strings).startswith("row by row: its elements have a leaf of ")
+
+
+def test_arguments_of_a_node_are_shown_where_given():
+    user = UserFunction(np.negative, "map")
+    assert "vectorized" not in str(Map(Dataset.range(5).node, user))
+    assert "vectorized=True" in str(Map(Dataset.range(5).node, user, True))
+
+
+# --- functions that are given whole blocks ---
+
+
+def at_once(ds, function):
+    return mapped(ds, function, True)
+
+
+def test_blocks_are_given_whole():
+    shapes = []
+    ds = Dataset.from_tensor_slices({"a": np.arange(100), "b": np.arange(200.0).reshape(100, 2)})
+    made = at_once(ds, lambda d: shapes.append(d["b"].shape) or {"s": d["b"].sum(axis=1), "a": d["a"][::-1]})
+    assert len(list(made)) == 100
+    assert all(shape[0] > 1 and shape[1:] == (2,) for shape in shapes)
+    assert {key: (spec.shape, spec.dtype) for key, spec in made.element_spec.items()} == {
+        "s": ((), np.dtype("float64")),
+        "a": ((), np.dtype("int64")),
+    }
+
+
+def test_tuples_are_given_as_arguments_and_lists_are_tuples():
+    ds = Dataset.from_tensor_slices((np.arange(10), np.arange(10.0)))
+    same_elements(list(at_once(ds, lambda a, b: [a * 2, b])), [(np.int64(2 * k), np.float64(k)) for k in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: x.sum(), r"int64\[\] for its leaf \(the element\)"),
+        (lambda x: x[:1], r"int64\[1\] for its leaf \(the element\)"),
+        (lambda x: {"a": x, "b": 3}, r"int32\[\] for its leaf \['b'\]"),
+        (lambda x: (x, np.zeros((2, 9))), r"float64\[2, 9\] for its leaf \[1\]"),
+    ],
+)
+def test_as_many_rows_are_returned_as_given(function, says):
+    with pytest.raises(UserFunctionError, match=f"map: .* returned {says}, on 9 rows of .*given 9 rows along axis 0"):
+        list(at_once(Dataset.range(9), function))
+
+
+def test_an_error_of_a_block_says_which():
+    with pytest.raises(UserFunctionError, match=r"map: .* raised ZeroDivisionError: .* on 9 rows of "):
+        list(at_once(Dataset.range(9), lambda x: 1 // 0))
+    with pytest.raises(SpecUnknown, match="on two made-up rows"):
+        _ = at_once(Dataset.range(9), lambda x: 1 // 0).node.spec
+
+
+def test_rows_of_different_lengths_are_given_as_such():
+    rows = block(Ragged.of([np.arange(2.0), np.arange(3.0)]))
+    made = MapBlocks(UserFunction(lambda x: (Ragged(x.values * 2, x.row_splits), x.row_lengths), "map"))(rows)
+    same_elements(
+        list(made.elements()),
+        [(np.array([0.0, 2.0]), np.int64(2)), (np.array([0.0, 2.0, 4.0]), np.int64(3))],
+    )
+
+
+def test_batches_are_rows_too():
+    shapes = []
+
+    def function(x):
+        shapes.append(x.shape)
+        return x.sum(axis=1)
+
+    rows = block(np.arange(10))
+    made = MapBlocks(UserFunction(function, "map"))(Batches(rows, np.array([0, 4, 8])))
+    same_elements(list(made.elements()), [np.int64(6), np.int64(22)])
+    made = MapBlocks(UserFunction(function, "map"))(Batches(rows, np.array([0, 4, 8, 10])))
+    same_elements(list(made.elements()), [np.int64(6), np.int64(22), np.int64(17)])
+    assert shapes == [(2, 4), (1, 4), (1, 4), (1, 2)]
+    ds = at_once(Dataset.range(10).batch(4), lambda x: x * 2)
+    same_elements(list(ds), [np.arange(4) * 2, np.arange(4, 8) * 2, np.arange(8, 10) * 2])
+    assert ds.element_spec.shape == (None,)
+
+
+def test_datasets_are_no_rows():
+    class Window(Nested):
+        pass
+
+    nested = Bundle(Structure.of(0)[1], [(Window(),), (Window(),)])
+    with pytest.raises(ArgumentError, match="elements have datasets"):
+        MapBlocks(UserFunction(lambda x: x, "map"))(nested)
+
+
+def test_the_structure_of_blocks_is_one():
+    rows = Batches(block(np.arange(6)), np.array([0, 4, 6]))
+    with pytest.raises(UserFunctionError, match="every element needs the same"):
+        MapBlocks(UserFunction(lambda x: x if x.shape[1] == 4 else (x,), "map"))(rows)
+
+
+def test_blocks_without_rows_are_not_given():
+    rows = scalars(num_rows=0)
+    assert len(MapBlocks(UserFunction(lambda x: 1 // 0, "map"))(rows)) == 0
+    assert len(FilterBlocks(UserFunction(lambda x: 1 // 0, "filter"))(rows)) == 0
+
+
+def test_predicates_of_blocks():
+    ds = Dataset.range(20)
+    same_elements(list(filtered(ds, lambda x: x % 2 == 0, True)), list(map(np.int64, range(0, 20, 2))))
+    batches = filtered(ds.batch(3), lambda x: x.sum(axis=1) > 30, True)
+    same_elements(list(batches), list(filtered(ds.batch(3), lambda x: x.sum() > 30, False)))
+
+
+@pytest.mark.parametrize(
+    ("predicate", "says"),
+    [
+        (lambda x: x, r"returned int64\[9\] on 9 rows of .* returns bool\[9\]"),
+        (lambda x: (x > 3, x > 2), r"returned \('bool\[9\]', 'bool\[9\]'\)"),
+        (lambda x: x[:, None] > 3, r"returned bool\[9, 1\]"),
+        (lambda x: True, r"returned bool\[\] for its leaf \(the element\)"),
+        (lambda x: x[:2] > 3, r"returned bool\[2\] for its leaf \(the element\)"),
+    ],
+)
+def test_a_predicate_of_blocks_returns_bools(predicate, says):
+    with pytest.raises(UserFunctionError, match=f"filter: .*{says}"):
+        list(filtered(Dataset.range(9), predicate, True))
