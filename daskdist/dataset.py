@@ -33,13 +33,16 @@ from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array
 from daskdist.execute.callers import Caller, embedded
-from daskdist.execute.embedded import iterate, rows_of
+from daskdist.execute.embedded import ElementIterator, iterate, rows_of
 from daskdist.execute.graph import FromGraph, Recorded, record
+from daskdist.formats.manifest import codec
 from daskdist.formats.parquet import Parquet
-from daskdist.formats.paths import expand
+from daskdist.formats.paths import expand, is_remote
+from daskdist.formats.saved import Saved
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch import Batch
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
+from daskdist.ops.cache import Cache
 from daskdist.ops.choose_from_datasets import ChooseFromDatasets
 from daskdist.ops.concatenate import Concatenate
 from daskdist.ops.counter import Counter
@@ -50,6 +53,7 @@ from daskdist.ops.from_dask import FromDask
 from daskdist.ops.from_generator import FromGenerator
 from daskdist.ops.from_rows import FromRows
 from daskdist.ops.from_tensor_slices import FromTensorSlices
+from daskdist.ops.global_shuffle import GlobalShuffle
 from daskdist.ops.group_by_window import GroupByWindow
 from daskdist.ops.ignore_errors import IgnoreErrors
 from daskdist.ops.interleave import Interleave
@@ -69,6 +73,7 @@ from daskdist.ops.scan import Scan, next_state
 from daskdist.ops.shard import Shard
 from daskdist.ops.shuffle import Shuffle
 from daskdist.ops.skip import Skip
+from daskdist.ops.snapshot import Snapshot
 from daskdist.ops.take import Take
 from daskdist.ops.take_while import TakeWhile
 from daskdist.ops.unbatch import Unbatch
@@ -77,6 +82,7 @@ from daskdist.ops.window import Window
 from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
 from daskdist.ops.zip import Zip
 from daskdist.passes.plan import plan
+from daskdist.passes.seed import fingerprint
 from daskdist.passes.simplify import simplify
 
 logger: Final = logging.getLogger("daskdist")
@@ -657,6 +663,37 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             Shuffle(self._node, buffer_size, _seed(seed), reshuffle, place, is_seeded=is_seeded, label=name)
         )
 
+    def global_shuffle(
+        self, seed: int | None = None, reshuffle_each_iteration: bool | None = None, name: str | None = None
+    ) -> Dataset:
+        """All elements in one random order, every order as likely.
+
+        Parameters
+        ----------
+        seed
+            Fixes the order, everywhere: embedded, in a graph, on any number of workers.
+        reshuffle_each_iteration
+            Whether each pass has an order of its own; True if None.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+
+        Notes
+        -----
+        The order itself takes no memory, however many elements there are (a pseudorandom permutation; up to 65,536
+        elements it is drawn from all there are). The elements have to be at hand: those of `range` are made
+        where they are wanted, arrays in memory and saved datasets that are not compressed are read in place, and
+        everything else is read once and held.
+
+        >>> [int(x) for x in Dataset.range(5).global_shuffle(seed=3)]
+        [3, 0, 4, 1, 2]
+        """
+        reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
+        place, is_seeded = depth(self._node), seed is not None
+        return self._with(GlobalShuffle(self._node, _seed(seed), reshuffle, place, is_seeded, label=name))
+
     def rejection_resample(
         self,
         class_func: Callable[..., Any],
@@ -970,7 +1007,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> from daskdist import Ragged
         >>> words = Dataset.from_tensor_slices(Ragged([1, 2, 2, 3, 3, 3, 4], [0, 1, 3, 6, 7]))
         >>> [batch.tolist() for batch in words.bucket_by_sequence_length(len, [2], [2, 2])]
-        [[[1], [4]], [[2, 2, 0], [3, 3, 3]]]
+        [[[2, 2, 0], [3, 3, 3]], [[1], [4]]]
         """
         operation = "bucket_by_sequence_length"
         padding = None if no_padding else Padding.of(operation, self._known_spec(), padded_shapes, padding_values)
@@ -985,6 +1022,119 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             label=name,
         )
         return self._with(node)
+
+    # --- elements kept ---
+
+    def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> Dataset:
+        """The same elements; after a first complete pass, those of that pass.
+
+        Parameters
+        ----------
+        filename
+            A directory to keep them in, as in `snapshot`; in memory if empty, on a cluster its workers'.
+
+        Notes
+        -----
+        A pass that ends early leaves nothing. The order is kept too: shuffle afterwards for another in each pass.
+
+        >>> ds = Dataset.range(3).shuffle(3).cache()
+        >>> list(ds) == list(ds)
+        True
+        """
+        if not os.fspath(filename):
+            return self._with(Cache(self._node, label=name))
+        return self._snapshot(filename, None, "cache", name)
+
+    def snapshot(
+        self, path: str | os.PathLike[str], compression: str | None = None, name: str | None = None
+    ) -> Dataset:
+        """The same elements; the first complete pass writes them, and later ones, of later programs too, read them.
+
+        Parameters
+        ----------
+        path
+            A directory or fsspec URL. Each pipeline has its own directory in it, named by its fingerprint: a changed
+            pipeline does not meet what another left. A local file that changes changes it too.
+        compression
+            None, ``"lz4"`` or ``"zstd"``; without, elements are used where they lie on disk.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     ds = Dataset.range(3).map(lambda x: x * x).snapshot(directory)
+        ...     [int(x) for _ in "two passes" for x in ds][:6]
+        [0, 1, 4, 0, 1, 4]
+        """
+        return self._snapshot(path, compression, "snapshot", name)
+
+    def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
+        """Write the elements to a directory, from which `load` reads them.
+
+        Parameters
+        ----------
+        path
+            A directory or fsspec URL. A dataset that was saved there is replaced once this one is whole.
+        compression
+            None, ``"lz4"`` or ``"zstd"``; without, elements are used where they lie on disk.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        FileError
+            It cannot be written.
+
+        Notes
+        -----
+        The directory holds Arrow files and a manifest, which is written last: without it there is nothing to load.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     Dataset.range(5).batch(2).save(directory)
+        ...     list(Dataset.load(directory))
+        [array([0, 1]), array([2, 3]), array([4])]
+        """
+        if self.cardinality() == cardinality.INFINITE:
+            raise UnknownLengthError("save: the dataset is endless; use take(n) first")
+        directory = _absolute(path)
+        node = Snapshot(
+            self._node,
+            directory,
+            fingerprint(self._node),
+            self._spec,
+            _codec(compression),
+            is_reused=False,
+            operation="save",
+        )
+        for _ in rows_of(plan(node), self._caller()):
+            pass
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
+        """The elements that `save` wrote.
+
+        Parameters
+        ----------
+        path
+            The directory.
+        element_spec
+            If given, what the elements are to be; checked.
+
+        Raises
+        ------
+        FileError
+            There is no saved dataset, or it is damaged.
+        ArgumentError
+            Its elements are not of ``element_spec``.
+        """
+        loaded = Dataset(ReadFiles(Saved(), (_absolute(path),), label=name))
+        if element_spec is not None:
+            leaves, structure = Structure.of(element_spec)
+            expected = ElementSpec(structure, leaves)
+            if loaded.spec.most_general_common_spec(expected) is None:
+                raise ArgumentError(
+                    f"load: element_spec is {element_spec}, and what was saved is {loaded.element_spec}"
+                )
+        return loaded
 
     # --- functions of datasets ---
 
@@ -1027,9 +1177,14 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     # --- looking ---
 
-    def __iter__(self) -> Iterator[Any]:
-        return iterate(
-            self._caller(), self.primitive, next(self._iterations), self._empty, self.options().memory_budget_bytes
+    def __iter__(self) -> ElementIterator:
+        return ElementIterator(
+            self._caller(),
+            self.primitive,
+            next(self._iterations),
+            self._empty,
+            self.options().memory_budget_bytes,
+            self.fingerprint,
         )
 
     def as_numpy_iterator(self) -> Iterator[Any]:
@@ -1102,7 +1257,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> Dataset.range(3).fingerprint() == Dataset.range(3).fingerprint() != Dataset.range(4).fingerprint()
         np.True_
         """
-        return np.uint64(int(tokenize(self._node)[:16], 16))
+        return np.uint64(int(fingerprint(self._node)[:16], 16))
 
     def __len__(self) -> int:
         number = self.cardinality()
@@ -1235,6 +1390,18 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             whole_number(operation, "num_parallel_calls", num_parallel_calls, at_least=1)
         return self.prefetch(num_parallel_calls)
 
+    def _snapshot(
+        self, path: str | os.PathLike[str], compression: str | None, operation: str, name: str | None
+    ) -> Dataset:
+        if self.cardinality() == cardinality.INFINITE:
+            raise UnknownLengthError(
+                f"{operation}: the dataset is endless, and is to be written whole; use take(n) first"
+            )
+        found = fingerprint(self._node)
+        directory = f"{_absolute(path)}/{found}"
+        node = Snapshot(self._node, directory, found, self._spec, _codec(compression), operation=operation, label=name)
+        return self._with(node)
+
     def _caller(self) -> Caller:
         return embedded(self._node, self.options().num_threads)
 
@@ -1297,6 +1464,17 @@ _ALL = 2**62
 
 def _seed(seed: int | None) -> int:
     return fresh_seed() if seed is None else seed
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    # A worker's working directory is another.
+    text = os.fspath(path)
+    return text if is_remote(text) else os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
+
+
+def _codec(compression: str | None) -> str | None:
+    codec(compression)
+    return compression
 
 
 def _nodes(operation: str, datasets: Sequence[Any]) -> tuple[Node, ...]:

@@ -1,8 +1,6 @@
-"""Generated pipelines, and what they come to by a reference of plain lists.
+"""Generated pipelines: sources, functions that operations call, and what can follow what.
 
-The reference evaluates a pipeline one operation after another, each a few lines on a list of elements. A batch
-whose elements do not stack is a `Ragged` element, which an operation that looks at values hands on, and which
-is an error for whoever is handed one in the end.
+What each comes to is told by plain lists, in `plain_lists`.
 """
 
 from __future__ import annotations
@@ -10,27 +8,21 @@ from __future__ import annotations
 import atexit
 import functools
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import dask
 import numpy as np
+import plain_lists
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 import daskdist
-from daskdist import Dataset
+from daskdist import Dataset, TensorSpec
 from daskdist.core.seed import generator
-from daskdist.core.structure import Structure, call_with
-from daskdist.errors import StackError
-from daskdist.testing import same_elements
-
-
-class Ragged:
-    """An element that could not be made."""
-
+from daskdist.core.structure import Nested, Structure
 
 # --- functions that pipelines call; alike for elements and for batches of them ---
 
@@ -106,26 +98,116 @@ def _is_nothing(*args):
     return False
 
 
-# What a function takes -> the function and what it gives.
-MAPS = {
+# Of elements of any kind, by a number that each has.
+
+
+def _number(*args):
+    leaf = _leaf(args)
+    if isinstance(leaf, Nested):
+        return len(list(leaf))
+    if isinstance(leaf, daskdist.Ragged):
+        leaf = leaf.values
+    return int(np.sum(leaf)) if leaf.dtype.kind in "biuf" else len(str(leaf.tolist()))
+
+
+def _total(*args):
+    return np.int64(_number(*args))
+
+
+def _word(*args):
+    return "ü" * (_number(*args) % 3) + str(_number(*args) % 10)
+
+
+def _some_bytes(*args):
+    # With a zero at the end, which NumPy's own bytes lose.
+    return b"a\x00" * (_number(*args) % 3)
+
+
+def _day(*args):
+    return np.datetime64("2000-01-01") + np.timedelta64(_number(*args) % 50, "D")
+
+
+def _turned(*args):
+    return np.complex64(complex(0, _number(*args) % 50))
+
+
+def _is_odd(*args):
+    return _number(*args) % 2 == 1
+
+
+def _is_below(*args):
+    return _number(*args) < 30
+
+
+def _class_of(*args):
+    return _number(*args) % 2
+
+
+def _key_of(*args):
+    return _number(*args) % 3 - 1
+
+
+def _size_of(key):
+    return int(key) + 3
+
+
+def _length_of(x):
+    return len(x)
+
+
+def _running(state, element):
+    return (state[0] + 1, state[1] + _number(element)), state[1]
+
+
+def _fragile(*args):
+    _ = 1 // (_number(*args) % 4)
+    return args if len(args) > 1 else args[0]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of elements while a pipeline is made.
+
+    Parameters
+    ----------
+    name
+        What functions take of them.
+    num_axes
+        The first axes that all leaves have, each of one length in all leaves.
+    """
+
+    name: str
+    num_axes: int = 0
+
+
+# What a function takes -> the functions, and what each gives; where that has other axes, also how many.
+MAPS: dict[str, list[tuple[Any, ...]]] = {
     "lone": [
         (_triple, "lone"),
         (_halve, "lone"),
         (_pair, "tuple"),
         (_listed, "tuple"),
         (_named, "dict"),
-        (_constant, "constants"),
-        (_count_up, "lone"),
+        (_constant, "constants", 0),
+        (_count_up, "uneven", 1),
     ],
     "tuple": [(_first, "lone"), (_swap, "tuple")],
     # Of one number each: no batch any more once mapped after batching.
-    "constants": [(_first, "lone")],
+    "constants": [(_first, "any", 0)],
     "dict": [(_by_name, "lone"), (_renamed, "renamed")],
     "renamed": [(_by_name, "lone")],
 }
-# Of those, the ones whose result has one shape and dtype, so that a spec can be told before there are values.
-FIXED = {kind: [each for each in maps if each[0] is not _count_up] for kind, maps in MAPS.items()}
-FILTERS = [_is_not_third, _is_small, _is_nothing]
+# Of elements of any kind.
+MAPS_OF_ANY = [
+    (_total, "lone", 0),
+    (_word, "any", 0),
+    (_some_bytes, "any", 0),
+    (_day, "any", 0),
+    (_turned, "any", 0),
+]
+# Kinds that have one spec, so that it can be told before there are values.
+_FIXED = ("lone", "tuple", "constants", "dict", "renamed", "any")
+_OF_NUMBERS = ("lone", "tuple", "constants", "dict", "renamed")
 
 
 # --- files ---
@@ -175,30 +257,63 @@ class Source:
     kind: str
 
     def dataset(self) -> Dataset:
-        if self.name == "range":
-            return Dataset.range(*self.args)
-        if self.name == "slices":
-            return Dataset.from_tensor_slices(self._arrays())
-        numbers, columns = self.args
-        paths = [parquet_files()[number] for number in numbers]
-        return daskdist.read_parquet(paths, columns=_COLUMNS[columns])
+        return getattr(self, f"_{self.name}")(*self.args)
 
-    def elements(self) -> list[Any]:
-        if self.name == "range":
-            return list(map(np.int64, range(*self.args)))
-        if self.name == "slices":
-            leaves, structure = Structure.flatten(self._arrays())
-            return [structure.pack(row) for row in zip(*leaves, strict=True)]
-        numbers, columns = self.args
+    def elements(self, epoch: tuple[int, ...] = (0,)) -> list[Any]:
+        return getattr(self, f"_{self.name}_elements")(*self.args, *((epoch,) if self.name == "random" else ()))
+
+    @property
+    def depth(self) -> int:
+        # Those without end are followed by a take.
+        return 2 if self.name in ("counter", "random") else 1
+
+    def _range(self, start, stop, step, dtype):
+        return Dataset.range(start, stop, step, output_type=dtype)
+
+    def _range_elements(self, start, stop, step, dtype):
+        return [np.dtype(dtype).type(number) for number in range(start, stop, step)]
+
+    def _counter(self, start, step, number):
+        return Dataset.counter(start, step).take(number)
+
+    def _counter_elements(self, start, step, number):
+        return [np.int64(start + step * k) for k in range(number)]
+
+    def _random(self, seed, rerandomize, number):
+        return Dataset.random(seed, rerandomize).take(number)
+
+    def _random_elements(self, seed, rerandomize, number, epoch):
+        rng = generator(seed, 0, (*(epoch if rerandomize else ()), 0))
+        return list(rng.integers(2**32, size=number))
+
+    def _generator(self, number):
+        return Dataset.from_generator(_generated, TensorSpec((), np.int64), (number,))
+
+    def _generator_elements(self, number):
+        return [np.int64(each) for each in _generated(number)]
+
+    def _slices(self, num_rows):
+        return Dataset.from_tensor_slices(self._arrays(num_rows))
+
+    def _slices_elements(self, num_rows):
+        leaves, structure = Structure.flatten(self._arrays(num_rows))
+        return [structure.pack(row) for row in zip(*leaves, strict=True)]
+
+    def _parquet(self, numbers, columns):
+        return daskdist.read_parquet([parquet_files()[number] for number in numbers], columns=_COLUMNS[columns])
+
+    def _parquet_elements(self, numbers, columns):
         rows = [row for number in numbers for row in _file_rows(number)]
         if columns == "dict":
             return [{"a": a, "f": f, "g": g} for a, f, g in rows]
         return [(np.array([f, g]), a) for a, f, g in rows]
 
-    def _arrays(self) -> Any:
-        (num_rows,) = self.args
+    def _arrays(self, num_rows: int) -> Any:
         a = np.arange(num_rows)
         b = np.arange(2.0 * num_rows, dtype=np.float32).reshape(num_rows, 2)
+        if self.kind == "uneven":
+            lengths = a % 4
+            return daskdist.Ragged(np.arange(lengths.sum()), np.concatenate([[0], np.cumsum(lengths)]))
         return {"a": a, "n": (b, a % 2 == 0)} if self.kind == "dict" else (b, a)
 
     def __repr__(self) -> str:
@@ -208,35 +323,47 @@ class Source:
 _COLUMNS: dict[str, Any] = {"dict": None, "tuple": (["f", "g"], "a")}
 
 
+def _generated(number):
+    for each in range(number):
+        yield each * 2
+
+
 # --- pipelines ---
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A source and the operations on it, each the name of a method and its arguments."""
+    """A source and the operations on it, each the name of a method and its arguments.
+
+    Operations of several datasets have the other pipelines as their first argument.
+    """
 
     source: Source
-    operations: tuple[tuple[str, tuple[Any, ...]], ...]
+    operations: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     split_bytes: int = 2**24
     window_bytes: int = 2**28
 
     def dataset(self) -> Dataset:
         ds = self.source.dataset()
         for name, args in self.operations:
-            ds = getattr(ds, name)(*args)
+            ds = _COMBINED[name](ds, *args) if name in _COMBINED else getattr(ds, name)(*args)
         return ds
 
     def settings(self) -> Any:
         """The block sizes and the window to run it with."""
         return dask.config.set({"daskdist.split-bytes": self.split_bytes, "daskdist.window-bytes": self.window_bytes})
 
-    def reference(self, iteration: int = 0) -> Outcome:
+    def reference(self, iteration: int = 0) -> plain_lists.Outcome:
         """What it comes to."""
-        found = _Reference(self.source.elements())
-        return Outcome(found.after(self.operations, (iteration,)), found.met_ragged)
+        return plain_lists.outcome(self, iteration)
 
     def then(self, name: str, *args: Any) -> Pipeline:
-        return Pipeline(self.source, (*self.operations, (name, args)), self.split_bytes, self.window_bytes)
+        return replace(self, operations=(*self.operations, (name, args)))
+
+    def names(self) -> set[str]:
+        """The operations in it, also those of other pipelines that it takes elements of."""
+        others = [other for name, args in self.operations if name in _COMBINED for other in args[0]]
+        return {name for name, _ in self.operations}.union(*(other.names() for other in others))
 
     def __repr__(self) -> str:
         calls = [
@@ -247,143 +374,372 @@ class Pipeline:
         return ".".join([repr(self.source), *calls]) + sizes
 
 
+def _zip(ds, others, form):
+    (other,) = (each.dataset() for each in others)
+    return Dataset.zip({"b": ds, "a": other}) if form == "dict" else Dataset.zip(ds, other)
+
+
+def _concatenate(ds, others):
+    (other,) = others
+    return ds.concatenate(other.dataset())
+
+
+def _choose(ds, others, choices, stop):
+    numbers = Dataset.from_tensor_slices(np.array(choices, np.int64))
+    return Dataset.choose_from_datasets([ds, *(each.dataset() for each in others)], numbers, stop)
+
+
+def _sample(ds, others, weights, seed, stop, rerandomize):
+    datasets = [ds, *(each.dataset() for each in others)]
+    return Dataset.sample_from_datasets(datasets, weights, seed, stop, rerandomize)
+
+
+_COMBINED = {"zip": _zip, "concatenate": _concatenate, "choose": _choose, "sample": _sample}
+
+
+# --- functions that make datasets of elements, and what those come to ---
+
+
 @dataclass(frozen=True)
-class Outcome:
-    """What a pipeline comes to; whether elements that do not stack met somewhere on the way."""
+class Inner:
+    """A pipeline for each element, by the number it has."""
 
-    elements: list[Any]
-    met_ragged: bool
+    make: Any
 
-    @property
-    def must_fail(self) -> bool:
-        return any(isinstance(element, Ragged) for element in self.elements)
+    def __call__(self, *element):
+        return self.make(_number(*element)).dataset()
 
-    def check(self, run: Any, what: str) -> None:
-        """That ``run()`` gives these elements, or the same error."""
-        try:
-            given = list(run())
-        except StackError:
-            # A batch nobody asked for in the end may be an error all the same: it was on the way.
-            assert self.met_ragged, f"{what}: everything stacks, and it raised"
-            return
-        assert not self.must_fail, f"{what}: there are elements that do not stack, and it gave {given}"
-        same_elements(given, self.elements, what)
+    def elements(self, reference, element):
+        return reference.of(self.make(_number(element)), (0,))
+
+    def __repr__(self) -> str:
+        return self.make.__name__
 
 
-class _Reference:
-    def __init__(self, elements: list[Any]) -> None:
-        self.elements = elements
-        self.met_ragged = False
-
-    def after(self, operations: Any, epoch: tuple[int, ...]) -> list[Any]:
-        if not operations:
-            return self.elements
-        *before, (name, args) = operations
-        if name == "repeat":
-            return [each for number in range(args[0]) for each in self.after(before, (*epoch, number))]
-        elements = self.after(before, epoch)
-        if name == "shuffle":
-            return shuffled(elements, *args, node=len(operations), epoch=epoch)
-        return getattr(self, f"_{name}")(elements, *args)
-
-    def _map(self, elements, function):
-        return [each if isinstance(each, Ragged) else _mapped(function, each) for each in elements]
-
-    def _filter(self, elements, predicate):
-        return [each for each in elements if isinstance(each, Ragged) or call_with(predicate, each)]
-
-    def _batch(self, elements, size, drop_remainder=False):
-        groups = [elements[start : start + size] for start in range(0, len(elements), size)]
-        return [self._stacked(group) for group in groups if len(group) == size or not drop_remainder]
-
-    def _stacked(self, group):
-        if not any(isinstance(each, Ragged) for each in group):
-            columns = list(zip(*[Structure.flatten(each)[0] for each in group], strict=True))
-            if all(len({(leaf.shape, leaf.dtype) for leaf in column}) == 1 for column in columns):
-                return Structure.flatten(group[0])[1].pack([np.stack(column) for column in columns])
-        self.met_ragged = True
-        return Ragged()
-
-    def _take(self, elements, count):
-        return elements if count < 0 else elements[:count]
-
-    def _skip(self, elements, count):
-        return [] if count < 0 else elements[count:]
-
-    def _prefetch(self, elements, buffer_size):
-        return elements
+def _few(number):
+    return Pipeline(Source("range", (0, number % 4, 1, "int64"), "lone"))
 
 
-def _mapped(function, element):
-    result = call_with(function, element)
-    leaves, structure = Structure.flatten(tuple(result) if type(result) is list else result)
-    return structure.pack(leaves)
+def _few_shuffled(number):
+    return _few(number).then("shuffle", 3, 1, True).then("repeat", 2)
 
 
-def shuffled(elements, buffer_size, seed, reshuffle=True, *, node, epoch):
-    """The order by drawing one slot at a time."""
-    rng = generator(seed, node, epoch if reshuffle else ())
-    buffer, rest = list(elements[:buffer_size]), elements[buffer_size:]
-    output = []
-    for element in rest:
-        slot = rng.integers(len(buffer))
-        output.append(buffer[slot])
-        buffer[slot] = element
-    return output + [buffer[place] for place in rng.permutation(len(buffer))]
+def _few_batched(number):
+    return _few(number).then("batch", 2, False)
+
+
+def _of_a_file(number):
+    return Pipeline(Source("parquet", ((number % len(_FILES),), "dict"), "dict"))
+
+
+def _of_a_generator(number):
+    return Pipeline(Source("generator", (number % 4,), "lone"))
+
+
+def _of_a_generator_batched(number):
+    return _of_a_generator(number).then("batch", 2, True)
+
+
+# What each makes of an element: the elements' kind. Some are of memory, and made where elements lie; some are not.
+_INNERS = [
+    (Inner(_few), Kind("lone")),
+    (Inner(_few_shuffled), Kind("lone")),
+    (Inner(_few_batched), Kind("lone", 1)),
+    (Inner(_of_a_file), Kind("dict")),
+    (Inner(_of_a_generator), Kind("lone")),
+    (Inner(_of_a_generator_batched), Kind("lone", 1)),
+]
+
+
+class Whole:
+    """Of windows, one for each leaf, one batch of all their elements."""
+
+    def __call__(self, *windows):
+        return Dataset.zip(windows if len(windows) > 1 else windows[0]).batch(100)
+
+    def elements(self, reference, windows):
+        leaves, structure = Structure.flatten(windows)
+        return reference._batch([structure.pack(row) for row in zip(*leaves, strict=True)], 100)
+
+    def __repr__(self) -> str:
+        return "whole"
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Of a group, an operation on it."""
+
+    name: str
+    argument: int
+
+    def __call__(self, key, window):
+        return getattr(window, self.name)(self.argument)
+
+    def elements(self, reference, key, group):
+        return getattr(reference, f"_{self.name}")(group, self.argument)
 
 
 # --- strategies ---
 
 
 @st.composite
-def sources(draw: Any) -> Source:
-    name = draw(st.sampled_from(["range", "slices", "parquet"]))
+def sources(draw: Any, fixed: bool = False) -> Source:
+    name = draw(st.sampled_from(["range", "slices", "parquet", "parquet", "other"]))
     if name == "range":
         start, stop = draw(st.integers(-3, 5)), draw(st.integers(0, 45))
         step = draw(st.sampled_from([1, 1, 2, 5]))
-        return Source(name, (start, stop, step), "lone")
+        return Source(name, (start, stop, step, draw(st.sampled_from(["int64", "int64", "int32", "float32"]))), "lone")
+    if name == "other":
+        name = draw(st.sampled_from(["counter", "random", "generator"]))
+        first = {"counter": (draw(st.integers(-5, 5)), 3), "random": (draw(st.integers(0, 3)), draw(st.booleans()))}
+        return Source(name, (*first.get(name, ()), draw(st.integers(0, 20))), "lone")
     kind = draw(st.sampled_from(["tuple", "dict"]))
     if name == "slices":
+        kind = kind if fixed else draw(st.sampled_from([kind, "uneven"]))
         return Source(name, (draw(st.integers(0, 25)),), kind)
     numbers = draw(st.lists(st.integers(0, len(_FILES) - 1), min_size=1, max_size=4, unique=True))
     return Source(name, (tuple(numbers), kind), kind)
 
 
 _counts = st.integers(-1, 12)
+# Operations that look at no element: they go after any, and leave its kind as it is.
+_ARRANGING = {
+    "shuffle": st.tuples(st.integers(1, 30), st.integers(0, 3), st.booleans()),
+    "repeat": st.tuples(st.integers(0, 3)),
+    "take": st.tuples(_counts),
+    "skip": st.tuples(_counts),
+    "prefetch": st.tuples(st.integers(-1, 2)),
+    "shard": st.integers(1, 4).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),
+}
+_batch = st.tuples(st.integers(1, 6), st.booleans())
 _plain = st.one_of(
-    st.tuples(st.just("batch"), st.tuples(st.integers(1, 6), st.booleans())),
-    st.tuples(st.just("shuffle"), st.tuples(st.integers(1, 30), st.integers(0, 3), st.booleans())),
-    st.tuples(st.just("repeat"), st.tuples(st.integers(0, 3))),
-    st.tuples(st.just("take"), st.tuples(_counts)),
-    st.tuples(st.just("skip"), st.tuples(_counts)),
-    st.tuples(st.just("prefetch"), st.tuples(st.integers(-1, 2))),
-    st.tuples(st.just("filter"), st.tuples(st.sampled_from(FILTERS))),
+    st.tuples(st.just("batch"), _batch),
+    st.tuples(st.just("filter"), st.tuples(st.sampled_from([_is_not_third, _is_small, _is_nothing]))),
+    *(st.tuples(st.just(name), args) for name, args in _ARRANGING.items()),
 )
+# Those whose passes may differ in their number of elements, after which that cannot be asserted.
+_DRAWN = {"shuffle", "sample", "rejection_resample"}
+
+
+@dataclass(frozen=True)
+class Growing:
+    """A pipeline that is being made, and of what kind its elements are."""
+
+    pipeline: Pipeline
+    kind: Kind
+
+    def then(self, name: str, *args: Any, kind: str | None = None, num_axes: int | None = None) -> Growing:
+        num_axes = self.kind.num_axes if num_axes is None else num_axes
+        return Growing(self.pipeline.then(name, *args), Kind(kind or self.kind.name, num_axes))
+
+
+def _grow_map(draw, made, fixed):
+    maps = [each for each in MAPS.get(made.kind.name, []) if not fixed or each[1] in _FIXED]
+    function, kind, *num_axes = draw(st.sampled_from([*maps * 2, *MAPS_OF_ANY]))
+    return made.then("map", function, kind=kind, num_axes=num_axes[0] if num_axes else None)
+
+
+def _grow_arranging(draw, made, fixed):
+    name = draw(st.sampled_from(sorted(_ARRANGING)))
+    return made.then(name, *draw(_ARRANGING[name]))
+
+
+def _grow_filter(draw, made, fixed):
+    predicates = [_is_odd, _is_below]
+    if made.kind.name in _OF_NUMBERS:
+        predicates += [_is_not_third, _is_small, _is_nothing]
+    return made.then(draw(st.sampled_from(["filter", "filter", "take_while"])), draw(st.sampled_from(predicates)))
+
+
+def _grow_unique(draw, made, fixed):
+    return None if made.kind.name == "windows" else made.then("unique")
+
+
+def _grow_enumerate(draw, made, fixed):
+    return made.then("enumerate", draw(st.integers(-2, 5)), kind=_nest_of(made), num_axes=0)
+
+
+def _grow_scan(draw, made, fixed):
+    return made.then("scan", (np.int64(0), np.int64(5)), _running, kind="lone", num_axes=0)
+
+
+def _grow_resample(draw, made, fixed):
+    target = draw(st.sampled_from([(0.5, 0.5), (1.0, 0.0), (0.2, 0.8)]))
+    initial = draw(st.sampled_from([None, (0.5, 0.5), (0.3, 0.7)]))
+    seed = draw(st.integers(0, 3))
+    return made.then("rejection_resample", _class_of, target, initial, seed, kind=_nest_of(made), num_axes=0)
+
+
+def _nest_of(made):
+    return "nest" if made.kind.name in (*_FIXED, "nest") else "uneven nest"
+
+
+def _grow_fragile(draw, made, fixed):
+    return made.then("map", _fragile).then("ignore_errors")
+
+
+def _grow_cardinality(draw, made, fixed):
+    if made.pipeline.names() & _DRAWN:
+        return None
+    return made.then("assert_cardinality", len(made.pipeline.reference().elements))
+
+
+def _grow_batch(draw, made, fixed):
+    if made.kind.name in ("windows", "ragged", "uneven nest") and draw(st.integers(0, 3)):
+        # Does not stack: worth a look, not many.
+        return None
+    return made.then("batch", *draw(_batch), num_axes=made.kind.num_axes + 1)
+
+
+def _grow_padded_batch(draw, made, fixed):
+    if made.kind.name not in (*_FIXED, "nest", "uneven"):
+        return None
+    size, drop = draw(_batch)
+    kind = "lone" if made.kind.name == "uneven" else None
+    return made.then("padded_batch", size, None, None, drop, kind=kind, num_axes=made.kind.num_axes + 1)
+
+
+def _grow_ragged_batch(draw, made, fixed):
+    if made.kind != Kind("uneven", 1):
+        return None
+    return made.then("ragged_batch", *draw(_batch), kind="ragged", num_axes=2)
+
+
+def _grow_bucket(draw, made, fixed):
+    if made.kind != Kind("uneven", 1):
+        return None
+    # Where batches are filled up to a boundary, no element may be longer than the last.
+    to_boundary = draw(st.booleans())
+    drop = draw(st.booleans())
+    boundaries = draw(st.sampled_from([[1, 5], [4]] if to_boundary else [[2], [1, 3], []]))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1))
+    value = draw(st.sampled_from([None, -1]))
+    arguments = (_length_of, boundaries, sizes, None, value, to_boundary, False, drop)
+    return made.then("bucket_by_sequence_length", *arguments, kind="lone", num_axes=2)
+
+
+def _grow_unbatch(draw, made, fixed):
+    if made.kind.num_axes < 1:
+        return None
+    kind = {"ragged": "uneven", "uneven": "lone" if made.kind.num_axes == 1 else "uneven"}.get(made.kind.name)
+    return made.then("unbatch", kind=kind, num_axes=made.kind.num_axes - 1)
+
+
+def _grow_rebatch(draw, made, fixed):
+    if made.kind.num_axes < 1 or made.kind.name == "ragged":
+        return None
+    sizes = draw(st.sampled_from([1, 2, 3, 5, [2, 1], [3, 0, 1], [0, 2]]))
+    return made.then("rebatch", sizes, draw(st.booleans()))
+
+
+def _grow_nested(draw, made, fixed):
+    inner, kind = draw(st.sampled_from(_INNERS))
+    name, args = "flat_map", ()
+    if draw(st.booleans()):
+        name, args = "interleave", (draw(st.sampled_from([None, 1, 2, 3, 7])), draw(st.integers(1, 4)))
+    return made.then(name, inner, *args, kind=kind.name, num_axes=kind.num_axes)
+
+
+def _grow_window(draw, made, fixed):
+    if made.kind.name in ("windows", "ragged", "uneven nest"):
+        return None
+    size, shift, stride = draw(st.integers(1, 4)), draw(st.sampled_from([None, 1, 2, 5])), draw(st.integers(1, 3))
+    windows = made.then("window", size, shift, stride, draw(st.booleans()), kind="windows", num_axes=0)
+    what = draw(st.sampled_from(["whole", "number"] if fixed else ["whole", "number", "windows"]))
+    if what == "whole" and made.kind.name != "uneven":
+        return windows.then("flat_map", Whole(), kind=made.kind.name, num_axes=made.kind.num_axes + 1)
+    return windows if what == "windows" else windows.then("map", _total, kind="lone")
+
+
+def _grow_groups(draw, made, fixed):
+    if made.kind.name in ("windows", "ragged", "uneven nest"):
+        return None
+    size = draw(st.sampled_from([(1,), (3,), (4,), (None, _size_of)]))
+    if made.kind.name != "uneven" and draw(st.booleans()):
+        reduced, num_axes = Reduced("batch", 3), made.kind.num_axes + 1
+    else:
+        reduced, num_axes = Reduced("take", 2), made.kind.num_axes
+    return made.then("group_by_window", _key_of, reduced, *size, num_axes=num_axes)
+
+
+def _grow_zip(draw, made, fixed):
+    other = Growing(Pipeline(draw(sources(fixed))), Kind("any"))
+    for _ in range(draw(st.integers(0, 1))):
+        other = _grow_arranging(draw, other, fixed)
+    other = other.pipeline if draw(st.booleans()) else _grow_arranging(draw, made, fixed).pipeline
+    form = draw(st.sampled_from(["tuple", "dict"]))
+    is_even = _nest_of(made) == "nest" and other.source.kind != "uneven"
+    return made.then("zip", (other,), form, kind="nest" if is_even else "uneven nest", num_axes=0)
+
+
+def _grow_mixed(draw, made, fixed):
+    # With datasets of the same kind: what there is already, in another order or number.
+    name = draw(st.sampled_from(["concatenate", "choose", "sample"]))
+    num_others = 1 if name == "concatenate" else draw(st.integers(1, 2))
+    others = tuple(_grow_arranging(draw, made, fixed).pipeline for _ in range(num_others))
+    numbers = st.integers(0, num_others)
+    arguments = {
+        "concatenate": st.just(()),
+        "choose": st.tuples(st.lists(numbers, max_size=30).map(tuple), st.booleans()),
+        "sample": st.tuples(
+            st.sampled_from([(1, 3, 2), (5, 1, 0.5), (0, 2, 1)]).map(lambda w: w[: num_others + 1]),
+            st.integers(0, 3),
+            st.booleans(),
+            st.booleans(),
+        ),
+    }
+    return made.then(name, others, *draw(arguments[name]))
+
+
+def _grow_unlike(draw, made, fixed):
+    # Batches of different lengths after each other, one of them perhaps made by a function.
+    if made.kind.name not in (*_FIXED, "nest"):
+        return None
+    second = made.then(draw(st.sampled_from(["batch", "padded_batch"])), draw(st.integers(1, 5))).pipeline
+    first = made.then("batch", *draw(_batch), num_axes=made.kind.num_axes + 1)
+    return first.then("concatenate", (second,))
+
+
+_GROW = [
+    *[_grow_map] * 3,
+    *[_grow_arranging] * 4,
+    *[_grow_batch] * 2,
+    *[_grow_nested] * 2,
+    _grow_filter,
+    _grow_unique,
+    _grow_enumerate,
+    _grow_scan,
+    _grow_resample,
+    _grow_fragile,
+    _grow_cardinality,
+    _grow_padded_batch,
+    _grow_ragged_batch,
+    _grow_bucket,
+    _grow_unbatch,
+    _grow_rebatch,
+    _grow_window,
+    _grow_groups,
+    _grow_zip,
+    _grow_mixed,
+    _grow_unlike,
+]
 
 
 @st.composite
-def pipelines(draw: Any, max_operations: int = 6, maps: Any = MAPS) -> Pipeline:
-    """Pipelines of any operations."""
-    source = draw(sources())
-    kind, operations = source.kind, []
+def pipelines(draw: Any, max_operations: int = 6, fixed: bool = False) -> Pipeline:
+    """Pipelines of any operations; ``fixed`` for elements of one shape and dtype each."""
+    source = draw(sources(fixed))
+    sizes = draw(st.sampled_from([8, 40, 2**24])), draw(st.sampled_from([1, 200, 2**28]))
+    made = Growing(Pipeline(source, (), *sizes), Kind(source.kind, 1 if source.kind == "uneven" else 0))
     for _ in range(draw(st.integers(0, max_operations))):
-        if draw(st.integers(0, 2)) == 0:
-            function, kind = draw(st.sampled_from(maps[kind]))
-            operations.append(("map", (function,)))
-        else:
-            operations.append(draw(_plain))
-    return Pipeline(
-        source,
-        tuple(operations),
-        draw(st.sampled_from([8, 40, 2**24])),
-        draw(st.sampled_from([1, 200, 2**28])),
-    )
+        made = draw(st.sampled_from(_GROW))(draw, made, fixed) or made
+    return made.pipeline
 
 
 @st.composite
 def uneven(draw: Any) -> Pipeline:
     """Pipelines of elements whose shapes or dtypes differ, in blocks of a few rows."""
-    source = Source("range", (0, draw(st.integers(0, 30)), 1), "lone")
+    source = Source("range", (0, draw(st.integers(0, 30)), 1, "int64"), "lone")
     first = ("map", (draw(st.sampled_from([_count_up, _grow, _retype])),))
     rest = draw(st.lists(_plain, max_size=4))
     return Pipeline(source, (first, *rest), draw(st.sampled_from([8, 24, 64])), 2**28)
@@ -392,8 +748,8 @@ def uneven(draw: Any) -> Pipeline:
 @st.composite
 def batched(draw: Any, max_operations: int = 4) -> Pipeline:
     """Pipelines whose elements have rows, as replicas need them."""
-    pipeline = draw(pipelines(max_operations, FIXED)).then("batch", draw(st.integers(1, 7)), draw(st.booleans()))
+    pipeline = draw(pipelines(max_operations, fixed=True)).then("batch", draw(st.integers(1, 7)), draw(st.booleans()))
     for _ in range(draw(st.integers(0, 2))):
-        name, args = draw(_plain)
-        pipeline = pipeline.then(name, *args)
+        name = draw(st.sampled_from([*sorted(_ARRANGING), "batch"]))
+        pipeline = pipeline.then(name, *draw(_batch if name == "batch" else _ARRANGING[name]))
     return pipeline

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from pipelines import FIXED, batched, pipelines, uneven
+from pipelines import batched, pipelines, uneven
 
 import daskdist
 from daskdist.core.structure import Structure
@@ -67,12 +67,12 @@ def test_as_a_graph(pipeline):
         pipeline.reference().check(lambda: dask.compute(pipeline.dataset())[0], "dask.compute")
 
 
-@given(pipelines(maps=FIXED))
+@given(pipelines(fixed=True))
 @some
 def test_spec_and_cardinality(pipeline):
     outcome = pipeline.reference()
     ds = pipeline.dataset()
-    if outcome.met_ragged:
+    if outcome.met_unmade:
         return
     if ds.cardinality() >= 0:
         assert ds.cardinality() == len(outcome.elements)
@@ -127,7 +127,7 @@ def check_dealt(pipeline, strategy):
     options.auto_shard_policy = daskdist.AutoShardPolicy.DATA
     with pipeline.settings():
         dataset = pipeline.dataset().with_options(options)
-        if not outcome.elements and not outcome.met_ragged:
+        if not outcome.elements and not outcome.met_unmade:
             # The spec of a mapped one may be unknown, for want of an element.
             with contextlib.suppress(daskdist.errors.UnknownLengthError):
                 assert list(strategy.distribute_dataset(dataset)) == []
@@ -135,7 +135,7 @@ def check_dealt(pipeline, strategy):
         try:
             steps = [strategy.local_results(step) for step in strategy.distribute_dataset(dataset)]
         except StackError:
-            assert outcome.met_ragged, "everything stacks, and it raised"
+            assert outcome.met_unmade, "everything stacks, and it raised"
             return
     if outcome.must_fail and num_replicas > 1:
         # Each replica's part is stacked by itself, where it is wanted. It may stack where the whole does not.

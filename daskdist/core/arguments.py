@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,43 @@ def whole_number(operation: str, name: str, value: Any, at_least: int | None = N
     try:
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{operation}: {name} is {value!r}; give a whole number") from None
+        number = None
+    # A bool counts as a number in Python, and as one here it would be in the wrong place.
+    if number is None or isinstance(value, bool):
+        raise ArgumentError(f"{operation}: {name} is {value!r:.80}; give a whole number")
     if at_least is not None and number < at_least:
         raise ArgumentError(f"{operation}: {name} is {number}; give {at_least} or more")
     return number
+
+
+def whole_numbers(operation: str, name: str, values: Any, at_least: int | None = None) -> tuple[int, ...]:
+    """An argument that is to be a sequence of whole numbers.
+
+    Raises
+    ------
+    ArgumentError
+        It is none, or one of them is too small; the message names the operation and the argument.
+
+    >>> whole_numbers("rebatch", "batch_size", [2, 1])
+    (2, 1)
+    """
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+        raise ArgumentError(f"{operation}: {name} is {values!r:.80}; give a list of whole numbers")
+    return tuple(whole_number(operation, f"{name}[{place}]", value, at_least) for place, value in enumerate(values))
+
+
+def yes_or_no(operation: str, name: str, value: Any) -> None:
+    """Check an argument that is to be True or False.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither; the message names the operation and the argument.
+
+    >>> yes_or_no("batch", "drop_remainder", True)
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{operation}: {name} is {value!r:.80}; give True or False")
 
 
 def number_dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:

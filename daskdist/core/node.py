@@ -129,6 +129,10 @@ class Source(Node):
         """The units it is read in, in order; found when first asked for."""
         raise NotImplementedError
 
+    def state(self) -> Any:
+        """What tells whether the data it reads was changed, besides what it is itself; None where nothing does."""
+        return None
+
     @property
     def cardinality(self) -> int:
         counts = [split.num_rows for split in self.splits()]

@@ -8,7 +8,7 @@ what comes one after the other only: a generator, and computations that carry so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,8 +47,13 @@ Opener = Callable[[Epoch], Cursor]
 class Context(Protocol):
     """What a cursor may ask of whoever runs it."""
 
-    def open(self, primitive: Primitive) -> Opener:
-        """What starts a stream of the primitive's elements, such as those of a dataset an element turned out to be."""
+    @property
+    def home(self) -> Hashable | None:
+        """Where blocks lie, for those who keep some for later passes; None where they are of no use later."""
+        ...
+
+    def open(self, key: Any) -> Opener:
+        """What starts a stream of the primitive that the arrangement makes of ``key``, by its `primitive_of`."""
         ...
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
@@ -192,6 +197,8 @@ class Compute:
         Whether the function takes batches as `Batches` of rows that are not stacked yet.
     in_order
         Whether its blocks come in the order of the source's; else as they are done.
+    is_full
+        Whether each call takes as many elements as are worth one, even if that means to wait for them.
     """
 
     source: Primitive
@@ -200,6 +207,7 @@ class Compute:
     factor: int | None
     apart: bool = False
     in_order: bool = True
+    is_full: bool = False
     grouped = 0
 
 

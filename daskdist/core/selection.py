@@ -37,9 +37,11 @@ class BlockRef:
         The address of the worker that was asked to make it; None in this process.
     on_release
         Called with ``nbytes`` when nothing refers to the block any more.
+    recipe
+        How it can be made again.
     """
 
-    __slots__ = ("handle", "nbytes", "num_rows", "on_release", "worker")
+    __slots__ = ("handle", "nbytes", "num_rows", "on_release", "recipe", "worker")
 
     def __init__(
         self,
@@ -48,16 +50,24 @@ class BlockRef:
         nbytes: int = 0,
         worker: str | None = None,
         on_release: Callable[[int], None] | None = None,
+        recipe: Any = None,
     ) -> None:
         self.handle = handle
         self.num_rows = num_rows
         self.nbytes = nbytes
         self.worker = worker
         self.on_release = on_release
+        self.recipe = recipe
 
     def __del__(self) -> None:
         if self.on_release is not None:
             self.on_release(self.nbytes)
+
+    def keep(self) -> None:
+        """Let it no longer count as outstanding: somebody keeps it for later."""
+        if self.on_release is not None:
+            self.on_release(self.nbytes)
+            self.on_release = None
 
     @property
     def row_bytes(self) -> float:
@@ -155,6 +165,11 @@ class Selection:
         places[used] = np.arange(len(used))
         return Selection(blocks, self.rows, places.take(self.which))
 
+    def keep(self) -> None:
+        """Let its blocks no longer count as outstanding."""
+        for ref in self.blocks:
+            ref.keep()
+
     def group(self, bounds: Index) -> Groups:
         """A batch of the rows between each two consecutive ``bounds``, which begin with 0."""
         return Groups(self[: bounds[-1]], bounds)
@@ -244,8 +259,14 @@ class Groups:
         inners = tuple(inner for inners in nested for inner in inners) if nested else None
         return Groups(Selection.concat([part.flat for part in parts]), np.concatenate([*bounds, offsets[-1:]]), inners)
 
+    def keep(self) -> None:
+        """Let its blocks no longer count as outstanding."""
+        self.flat.keep()
+
     def without_unused(self) -> Groups:
-        return Groups(self.flat.without_unused(), self.bounds, self.inners)
+        # Batches without rows are made after some block, too.
+        flat = self.flat.without_unused() if len(self.flat) else Selection(self.flat.blocks[:1], range(0))
+        return Groups(flat, self.bounds, self.inners)
 
     def group(self, bounds: Index) -> Groups:
         """A batch of the batches between each two consecutive ``bounds``, which begin with 0.
@@ -256,15 +277,16 @@ class Groups:
             Batches that are to be one differ in their number of rows.
         """
         lengths = self.lengths.tolist()
+        shapes = [(length, *inner) for length, inner in zip(lengths, self.inners or [()] * len(self), strict=True)]
         inners = []
         for start, stop in pairwise(bounds.tolist()):
-            sizes = set(lengths[start:stop])
-            if len(sizes) > 1:
+            found = set(shapes[start:stop])
+            if len(found) > 1:
+                sizes = ", ".join("x".join(map(str, shape)) for shape in sorted(found))
                 raise StackError(
-                    f"batch: batches of {', '.join(map(str, sorted(sizes)))} rows do not stack; "
-                    "use drop_remainder=True on the inner batch"
+                    f"batch: batches of {sizes} rows do not stack; use drop_remainder=True on the inner batch"
                 )
-            inners.append((*sizes, *(self.inners[start] if self.inners else ())))
+            inners.append(next(iter(found), ()))
         stops = self.bounds[bounds]
         return Groups(self.flat[: stops[-1]], stops, tuple(inners))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -79,6 +79,8 @@ class Caller(Protocol):
     reports_freely: bool
     # Whether splits that can be divided are, so that the first elements come soon.
     divides: bool
+    # Where results lie, the same for callers whose handles are of use to each other; None where of no use later.
+    home: Hashable | None
 
     def call(
         self,
@@ -136,6 +138,7 @@ class Now:
     compacts = True
     reports_freely = True
     divides = True
+    home: Hashable | None = "now"
 
     def call(
         self,
@@ -183,6 +186,7 @@ class Threads:
     compacts = True
     reports_freely = True
     divides = True
+    home: Hashable | None = "threads"
 
     def __init__(self, number: int | None = None) -> None:
         self.num_ahead = number or num_threads()
@@ -262,6 +266,7 @@ class NeverRun:
     compacts = False
     reports_freely = False
     divides = False
+    home: Hashable | None = None
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,13 @@ from daskdist.core.primitive import Chain, Compute, Cursor, Epoch, Exhausted, Fa
 from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
 from daskdist.execute.callers import Handle
 from daskdist.execute.gather import bundle_size, run_bytes
+from daskdist.execute.recipe import Path, Recipe, described
 
 if TYPE_CHECKING:
     from daskdist.execute.interpreter import Interpreter
+
+# Elements of a stream that are passed over at a time, where it has to run again.
+_PASSED_OVER = 1024
 
 
 class BlockCursor:
@@ -27,9 +33,11 @@ class BlockCursor:
     # Whether blocks come in the order they were asked for.
     in_order = True
 
-    def __init__(self, interpreter: Interpreter, factor: int | None) -> None:
+    def __init__(self, interpreter: Interpreter, factor: int | None, path: Path, epoch: Epoch) -> None:
         self.interpreter = interpreter
         self.factor = factor
+        self.path = path
+        self.epoch = epoch
         self.pending: deque[BlockRef] = deque()
         self.is_over = False
         # What a block turned out to take, as a multiple of what was expected; learned from reports.
@@ -105,82 +113,136 @@ class BlockCursor:
                 self.growth *= max(report.nbytes, 1) / max(expected, 1)
                 self._sample = None
 
-    def _refer(self, handle: Any, num_rows: int | None, num_bytes: int, on: str | None) -> BlockRef:
+    def _refer(
+        self, handle: Any, num_rows: int | None, num_bytes: int, on: str | None, extent: Any = None, run: Any = None
+    ) -> BlockRef:
         interpreter = self.interpreter
         num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
-        return interpreter.refer(handle, num_rows, int(num_bytes * self.growth), on, interpreter.reads)
+        recipe = Recipe(self.path, self.epoch, extent, None if run is None else described(run))
+        return interpreter.refer(handle, num_rows, int(num_bytes * self.growth), on, interpreter.reads, recipe)
 
     def _ask(self) -> BlockRef:
+        raise NotImplementedError
+
+    def remade(self, extent: Any, run: Any) -> BlockRef:
+        """The block of a recipe, asked for again."""
         raise NotImplementedError
 
 
 class ReadCursor(BlockCursor):
     """The blocks of a source's splits."""
 
-    def __init__(self, interpreter: Interpreter, read: Read, epoch: Epoch) -> None:
-        super().__init__(interpreter, read.factor)
+    def __init__(self, interpreter: Interpreter, read: Read, path: Path, epoch: Epoch) -> None:
+        super().__init__(interpreter, read.factor, path, epoch)
         self.in_order = read.in_order
         self.read = read
-        self.epoch = epoch
-        self._splits: Iterator[Split] | None = None
-        self._rest: Split | None = None
+        # The split that is next, and how many rows of it were asked for already.
+        self.number = 0
+        self.offset = 0
         # Parts of splits that can be divided begin small, so that the first elements come soon, and double.
-        self._num_rows = 64
+        self.num_rows = 64
+        self._splits: Iterator[Split] | None = None
+        self._split: Split | None = None
 
     def _ask(self) -> BlockRef:
-        split = self._next_split()
+        split = self._current()
+        start, stop = self.offset, self._stop(split)
+        ref = self._part(split, self.number, start, stop)
+        if stop is None or stop == split.num_rows:
+            self.number, self.offset, self._split = self.number + 1, 0, None
+        else:
+            self.offset = stop
+        return ref
+
+    def remade(self, extent: Any, run: Any) -> BlockRef:
+        number, start, stop = extent
+        return self._part(next(self._splits_from(number)), number, start, stop)
+
+    def _part(self, split: Split, number: int, start: int, stop: int | None) -> BlockRef:
         read, caller, worker = self.read, self.interpreter.caller, self.interpreter.next_worker()
+        if stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows):
+            split = read.divide(split, start, stop)
         if read.graph is None:
             handle = caller.source(read.function, split, on=worker, name=read.name)
         else:
             value = caller.upstream(read.graph, split.payload, on=worker)
             handle = caller.call(OnValue(read.function), [value], split, on=worker, name=read.name)
         num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
-        return self._refer(handle, split.num_rows, num_bytes, worker)
+        return self._refer(handle, split.num_rows, num_bytes, worker, (number, start, stop))
 
-    def _next_split(self) -> Split:
+    def _current(self) -> Split:
         if self._splits is None:
-            by_epoch = self.read.splits_of
-            self._splits = iter(self.read.splits() if by_epoch is None else by_epoch(self.epoch))
-        split, self._rest = self._rest or next(self._splits, None), None
-        if split is None:
+            self._splits = self._splits_from(self.number)
+        if self._split is None:
+            self._split = next(self._splits, None)
+        if self._split is None:
             raise Exhausted
-        caller, divide = self.interpreter.caller, self.read.divide
-        if divide is None or not caller.divides or not split.num_rows:
-            return split
+        return self._split
+
+    def _splits_from(self, number: int) -> Iterator[Split]:
+        by_epoch = self.read.splits_of
+        splits = self.read.splits() if by_epoch is None else by_epoch(self.epoch)
+        if isinstance(splits, Sequence):
+            return (splits[place] for place in range(number, len(splits)))
+        return itertools.islice(splits, number, None)
+
+    def _stop(self, split: Split) -> int | None:
+        # Up to which row of the split to read now; None for a split that is read whole.
+        if self.read.divide is None or not self.interpreter.caller.divides or not split.num_rows:
+            return None
         row_bytes = (split.num_bytes or 0) / split.num_rows * self.growth
-        num_rows = max(min(self._num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
-        self._num_rows = 2 * num_rows
-        if num_rows >= split.num_rows:
-            return split
-        self._rest = divide(split, num_rows, split.num_rows)
-        return divide(split, 0, num_rows)
+        num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
+        self.num_rows = 2 * num_rows
+        return min(self.offset + num_rows, split.num_rows)
 
 
 class StreamCursor(BlockCursor):
     """The blocks of a stream: each is pulled after the one before, and one without rows is the end."""
 
-    def __init__(self, interpreter: Interpreter, stream: Stream) -> None:
-        super().__init__(interpreter, None)
+    def __init__(self, interpreter: Interpreter, stream: Stream, path: Path, epoch: Epoch) -> None:
+        super().__init__(interpreter, None, path, epoch)
         self.stream = stream
-        self._num_rows = 1
+        self.num_rows = 1
+        # How many elements were asked for.
+        self._number = 0
         self._latest: BlockRef | None = None
+        self.row_bytes = 0.0
         self._pull: Callable[[int], Rows] | None = None
-        self._row_bytes = 0.0
 
     def _ask(self) -> BlockRef:
         interpreter = self.interpreter
         if self._latest is not None and self._latest.num_rows > 0:
-            self._row_bytes = self._latest.row_bytes
+            self.row_bytes = self._latest.row_bytes
+        num_rows = max(min(self.num_rows, int(interpreter.caller.bundle_bytes // max(self.row_bytes, 1))), 1)
+        self.num_rows = 2 * num_rows
+        return self._next(num_rows)
+
+    def _next(self, num_rows: int) -> BlockRef:
         if self._pull is None:
             self._pull = self.stream.start()
-        worker = interpreter.next_worker()
-        num_rows = max(min(self._num_rows, int(interpreter.caller.bundle_bytes // max(self._row_bytes, 1))), 1)
-        self._num_rows = 2 * num_rows
+        caller, worker = self.interpreter.caller, self.interpreter.next_worker()
         before = None if self._latest is None else self._latest.handle
-        handle = interpreter.caller.stream(self._pull, num_rows, before, on=worker, name=self.stream.name)
-        self._latest = self._refer(handle, None, int(num_rows * self._row_bytes), worker)
+        handle = caller.stream(self._pull, num_rows, before, on=worker, name=self.stream.name)
+        extent = (self._number, num_rows)
+        self._number += num_rows
+        self._latest = self._refer(handle, None, int(num_rows * self.row_bytes), worker, extent)
         return self._latest
+
+    def remade(self, extent: Any, run: Any) -> BlockRef:
+        # It runs from its start again: what is not wanted is pulled and let go of, a little at a time.
+        start, num_rows = extent
+        while self._number < start:
+            self._next(min(start - self._number, _PASSED_OVER))
+        return self._next(num_rows)
+
+    def saved(self) -> dict[str, Any]:
+        """What a position takes besides the fields that are data: how far the stream has run."""
+        return {"number": self._number}
+
+    def resumed(self, saved: dict[str, Any]) -> None:
+        """Go on from there."""
+        while self._number < saved["number"]:
+            self._next(min(saved["number"] - self._number, _PASSED_OVER))
 
     def _came_empty(self) -> None:
         self.is_over = True
@@ -190,64 +252,92 @@ class StreamCursor(BlockCursor):
 class ComputeCursor(BlockCursor):
     """Blocks made of blocks, or of batches gathered for the purpose."""
 
-    def __init__(self, interpreter: Interpreter, compute: Compute, source: Cursor) -> None:
-        super().__init__(interpreter, compute.factor)
+    def __init__(self, interpreter: Interpreter, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
+        super().__init__(interpreter, compute.factor, path, epoch)
         self.compute = compute
         self.in_order = compute.in_order
         self.source = source
         self.waiting = RunQueue()
 
     def _ask(self) -> BlockRef:
-        run = next_bundle(self.interpreter, self.waiting, self.source)
+        run = next_bundle(self.interpreter, self.waiting, self.source, is_full=self.compute.is_full)
+        return self.remade(None, run)
+
+    def remade(self, extent: Any, run: Any) -> BlockRef:
         interpreter, compute = self.interpreter, self.compute
         worker = interpreter.near(run)
         handle = interpreter.ask(run, on=worker, name=compute.name, function=compute.function, apart=compute.apart)
-        return self._refer(handle, len(run), int(run_bytes(run)), worker)
+        return self._refer(handle, len(run), int(run_bytes(run)), worker, None, run)
 
 
 class ChainCursor(BlockCursor):
     """Blocks made of blocks, each with what was carried on from the one before."""
 
-    def __init__(self, interpreter: Interpreter, chain: Chain, source: Cursor) -> None:
-        super().__init__(interpreter, chain.factor)
+    def __init__(self, interpreter: Interpreter, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
+        super().__init__(interpreter, chain.factor, path, epoch)
         self.chain = chain
         self.source = source
         self.waiting = RunQueue()
-        self.carried: Handle | None = None
+        self._carried: Handle | None = None
 
     def _ask(self) -> BlockRef:
         run = next_bundle(self.interpreter, self.waiting, self.source)
-        interpreter, chain, caller = self.interpreter, self.chain, self.interpreter.caller
-        worker = interpreter.near(run)
-        if self.carried is None:
-            self.carried = caller.source(Given(chain.initial), on=worker, name=f"{chain.name}-initial")
+        worker, caller = self.interpreter.near(run), self.interpreter.caller
+        if self._carried is None:
+            self._carried = self._given(self.chain.initial, worker)
+        before, both = self._carried, self._both(run, self._carried, worker)
+        self._carried = caller.call(Part(1), [both], on=worker, name=f"{self.chain.name}-carried")
+        return self._rows(run, both, worker, Carried(before))
+
+    def remade(self, extent: Any, run: Any) -> BlockRef:
+        worker = self.interpreter.near(run)
+        return self._rows(run, self._both(run, self._given(extent, worker), worker), worker, extent)
+
+    def _given(self, carried: Any, worker: str | None) -> Handle:
+        return self.interpreter.caller.source(Given(carried), on=worker, name=f"{self.chain.name}-initial")
+
+    def _both(self, run: Any, carried: Handle, worker: str | None) -> Handle:
+        interpreter, chain = self.interpreter, self.chain
         rows = interpreter.ask(run, on=worker, name="gather")
-        both = caller.call(OnCarried(chain.function), [rows, self.carried], on=worker, name=chain.name)
-        self.carried = caller.call(Part(1), [both], on=worker, name=f"{chain.name}-carried")
-        handle = caller.call(Part(0), [both], on=worker, name=f"{chain.name}-rows")
-        return self._refer(handle, len(run), int(run_bytes(run)), worker)
+        return interpreter.caller.call(OnCarried(chain.function), [rows, carried], on=worker, name=chain.name)
+
+    def _rows(self, run: Any, both: Handle, worker: str | None, extent: Any) -> BlockRef:
+        handle = self.interpreter.caller.call(Part(0), [both], on=worker, name=f"{self.chain.name}-rows")
+        return self._refer(handle, len(run), int(run_bytes(run)), worker, extent, run)
+
+    def saved(self) -> dict[str, Any]:
+        """What a position takes besides the fields that are data: the value carried on."""
+        return {"carried": None if self._carried is None else [self.interpreter.caller.result(self._carried)]}
+
+    def resumed(self, saved: dict[str, Any]) -> None:
+        """Go on from there."""
+        if saved["carried"] is not None:
+            self._carried = self._given(saved["carried"][0], self.interpreter.next_worker())
 
 
 class FactCursor:
     """Elements and a fact of them, asked for ahead where the elements lie."""
 
-    def __init__(self, interpreter: Interpreter, fact: Fact, source: Cursor) -> None:
+    def __init__(self, interpreter: Interpreter, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
         self.interpreter = interpreter
         self.fact = fact
+        self.path = path
+        self.epoch = epoch
         self.source = source
-        self.pending: deque[tuple[Run, Handle]] = deque()
+        # Of each call: the elements it was given, those it is of, and its handle.
+        self._pending: deque[tuple[Run, Run, Handle]] = deque()
         self.is_over = False
 
     def pull(self) -> Noted:
         self._ask_ahead()
-        if not self.pending:
+        if not self._pending:
             raise Exhausted
-        run, handle = self.pending[0]
+        _, run, handle = self._pending[0]
         caller = self.interpreter.caller
         if not self.interpreter.waits and not caller.is_done(handle):
             raise NotReady
         fact = caller.result(handle)
-        self.pending.popleft()
+        self._pending.popleft()
         if self.fact.makes_rows:
             (ref,) = run.blocks  # type: ignore[union-attr]
             ref.num_rows, skipped, fact = fact
@@ -257,36 +347,59 @@ class FactCursor:
 
     def _ask_ahead(self) -> None:
         interpreter = self.interpreter
-        while not self.is_over and len(self.pending) <= interpreter.caller.num_ahead:
-            if self.pending and not interpreter.reads.has_room():
+        while not self.is_over and len(self._pending) <= interpreter.caller.num_ahead:
+            if self._pending and not interpreter.reads.has_room():
                 return
             try:
                 run: Run = self.source.pull()
             except Exhausted:
                 self.is_over = True
             except NotReady:
-                if not self.pending:
+                if not self._pending:
                     raise
                 return
             else:
-                self.pending.append(self._ask(run))
+                self._ask(run)
 
-    def _ask(self, run: Run) -> tuple[Run, Handle]:
-        interpreter, fact = self.interpreter, self.fact
-        worker = interpreter.near(run)
-        handle = interpreter.ask(run, on=worker, name=fact.name, function=fact.function)
+    def _ask(self, given: Run) -> None:
+        fact, worker = self.fact, self.interpreter.near(given)
+        handle = self.interpreter.ask(given, on=worker, name=fact.name, function=fact.function)
         if not fact.makes_rows:
-            return run, handle
-        call = interpreter.caller.call
-        rows = call(Part(0), [handle], on=worker, name=f"{fact.name}-rows")
-        ref = interpreter.refer(rows, -1, int(run_bytes(run)), worker, interpreter.reads)
-        return Selection((ref,), range(0)), call(with_report, [handle], on=worker, name=f"{fact.name}-fact")
+            self._pending.append((given, given, handle))
+            return
+        asked = self.interpreter.caller.call(with_report, [handle], on=worker, name=f"{fact.name}-fact")
+        run = Selection((self._rows(given, handle, worker),), range(0))
+        self._pending.append((given, run, asked))
+
+    def _rows(self, given: Run, handle: Handle, worker: str | None) -> BlockRef:
+        interpreter = self.interpreter
+        rows = interpreter.caller.call(Part(0), [handle], on=worker, name=f"{self.fact.name}-rows")
+        recipe = Recipe(self.path, self.epoch, None, described(given))
+        return interpreter.refer(rows, -1, int(run_bytes(given)), worker, interpreter.reads, recipe)
+
+    def remade(self, extent: Any, run: Any) -> BlockRef:
+        """The block of a recipe, asked for again."""
+        fact, worker = self.fact, self.interpreter.near(run)
+        return self._rows(run, self.interpreter.ask(run, on=worker, name=fact.name, function=fact.function), worker)
+
+    def saved(self) -> dict[str, Any]:
+        """What a position takes besides the fields that are data: the elements that facts were asked of."""
+        return {"given": [given for given, _, _ in self._pending]}
+
+    def resumed(self, saved: dict[str, Any]) -> None:
+        """Go on from there."""
+        for given in saved["given"]:
+            self._ask(given)
 
 
-def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor) -> Any:
-    """As many elements of a source as one call should take."""
+def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor, *, is_full: bool = False) -> Any:
+    """As many elements of a source as one call should take; fewer unless ``is_full``, where fewer have come."""
     waiting.fill(source.pull, 1)
-    return waiting.pop(bundle_size(interpreter.caller, waiting.runs[0]))
+    num_elements = bundle_size(interpreter.caller, waiting.runs[0])
+    if is_full:
+        with suppress(Exhausted):
+            waiting.fill(source.pull, num_elements)
+    return waiting.pop(num_elements)
 
 
 @dataclass(frozen=True)
@@ -323,6 +436,13 @@ def with_report(values: Sequence[Any]) -> tuple[int, tuple[str, ...], Any]:
     """How many rows a fact is of, what was left out on the way to them, and the fact."""
     rows, fact = values[0]
     return len(rows), rows.skipped, fact
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The handle of what was carried on to a block; in a position, the value."""
+
+    handle: Handle
 
 
 @dataclass(frozen=True)

@@ -79,12 +79,12 @@ class Delivery:
         self.interpreter = interpreter
         self.asks_lengths = asks_lengths
         self.workers = workers
-        self._source: Cursor = interpreter.open(primitive)(epoch)
-        self._waiting = RunQueue()
-        self._ready: deque[Stretch] = deque()
-        self._is_over = False
+        self.source: Cursor = interpreter.open(primitive)(epoch)
+        self.waiting = RunQueue()
+        self.ready: deque[Stretch] = deque()
+        self.is_over = False
         # Bundles begin small, so that the first elements come soon, and double.
-        self._num_steps = 1
+        self.num_steps = 1
 
     def __iter__(self) -> Iterator[Stretch]:
         while True:
@@ -102,26 +102,26 @@ class Delivery:
             There is none.
         """
         self._build_ahead()
-        if not self._ready:
+        if not self.ready:
             raise Exhausted
-        return self._ready.popleft()
+        return self.ready.popleft()
 
     def _build_ahead(self) -> None:
         interpreter, window = self.interpreter, self.interpreter.bundles
-        while not self._is_over and len(self._ready) <= interpreter.caller.num_ahead:
-            if self._ready and not window.has_room():
+        while not self.is_over and len(self.ready) <= interpreter.caller.num_ahead:
+            if self.ready and not window.has_room():
                 return
             try:
-                self._ready.append(self._build())
+                self.ready.append(self._build())
             except Exhausted:
-                self._is_over = True
+                self.is_over = True
             except NotReady:
                 return
 
     def _build(self) -> Stretch:
-        num_lanes, waiting, pull = len(self.workers), self._waiting, self._source.pull
+        num_lanes, waiting, pull = len(self.workers), self.waiting, self.source.pull
         # Waited for is only what the consumer needs now; a bundle may hold more steps if they are there.
-        self.interpreter.waits = not self._ready
+        self.interpreter.waits = not self.ready
         try:
             waiting.fill(pull, num_lanes)
             self.interpreter.waits = False
@@ -129,13 +129,13 @@ class Delivery:
             if in_place is not None:
                 waiting.pop(len(waiting.runs[0]))
                 return in_place
-            num_steps = min(self._num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
-            self._num_steps = 2 * num_steps
+            num_steps = min(self.num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
+            self.num_steps = 2 * num_steps
             waiting.fill(pull, num_steps * num_lanes)
         except Exhausted:
             if not waiting:
                 raise
-            num_steps = min(self._num_steps, -(-len(waiting) // num_lanes))
+            num_steps = min(self.num_steps, -(-len(waiting) // num_lanes))
         except NotReady:
             num_steps = len(waiting) // num_lanes
             if not num_steps:
@@ -150,7 +150,8 @@ class Delivery:
         if self.workers[0] not in (None, ref.worker):
             return None
         # From here on it is a bundle: what is ready counts against the bundles' share of the window.
-        ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, self.interpreter.bundles)
+        bundles = self.interpreter.bundles
+        ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, bundles, ref.recipe)
         return Stretch([Lane(ready, run.rows, self._lengths(ready))])
 
     def _gathered(self, run: Run) -> Stretch:

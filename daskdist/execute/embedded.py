@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from daskdist.core.block import Rows
 from daskdist.core.primitive import Primitive
+from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Now
-from daskdist.execute.delivery import Delivery
+from daskdist.execute.delivery import Delivery, Stretch
 from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.position import Recorder, Resumer
 
 logger: Final = logging.getLogger("daskdist")
 
+_VERSION: Final = 1
 
-def iterate(
-    caller: Caller,
-    primitive: Primitive,
-    iteration: int,
-    empty: Callable[[], Any] | None = None,
-    budget_bytes: int | None = None,
-) -> Iterator[Any]:
-    """The elements, in order, brought here.
+
+class ElementIterator(Iterator[Any]):
+    """The elements of a pipeline, in order, brought here.
 
     Parameters
     ----------
@@ -36,32 +35,141 @@ def iterate(
         Makes an element without rows, where a pipeline can have such.
     budget_bytes
         Bytes that may be read ahead; the setting ``window-bytes`` if None.
+    fingerprint
+        Gives a token of the pipeline, for positions.
     """
-    interpreter = Interpreter(caller, budget_bytes=budget_bytes)
+
+    def __init__(
+        self,
+        caller: Caller,
+        primitive: Primitive,
+        iteration: int,
+        empty: Callable[[], Any] | None = None,
+        budget_bytes: int | None = None,
+        fingerprint: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
+        self._primitive = primitive
+        self._iteration = iteration
+        self._fingerprint = fingerprint
+        self._delivery = Delivery(self._interpreter, primitive, (iteration,))
+        self._current = _Current()
+        self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
+        self._number = 0
+        # Also where it was never begun.
+        weakref.finalize(self, caller.close)
+
+    def __next__(self) -> Any:
+        element = next(self._elements)
+        self._number += 1
+        return element
+
+    @property
+    def num_skipped(self) -> int:
+        """Elements left out so far because their computation failed."""
+        return self._interpreter.num_skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position: what `load_state_dict` takes to go on with exactly the elements that are still to come.
+
+        Returns
+        -------
+        dict
+            Data that can be pickled: numbers, and for rows that a shuffle or the like holds which rows of which
+            splits those are. No data of the elements, but for what ``scan`` carries on.
+
+        Notes
+        -----
+        Going on reads the splits of which rows are still to come and no others; a generator is run again from
+        its start.
+        """
+        recorder = Recorder(self._interpreter)
+        current = self._current
+        rest = [] if current.stretch is None else [recorder.stretch(current.stretch, self._number - current.first)]
+        return {
+            "version": _VERSION,
+            "fingerprint": self._fingerprint(),
+            "iteration": self._iteration,
+            "number": self._number,
+            "current": rest,
+            "delivery": recorder.delivery(self._delivery),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position, taken of an iterator over the same pipeline, in any process.
+
+        Raises
+        ------
+        ArgumentError
+            It is of another pipeline, or of another version, or this iterator has begun.
+        """
+        if self._number:
+            raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
+        if state.get("version") != _VERSION:
+            raise ArgumentError(f"load_state_dict: the position is of version {state.get('version')}, not {_VERSION}")
+        if state["fingerprint"] != self._fingerprint():
+            raise ArgumentError(
+                f"load_state_dict: the position is of another pipeline, of fingerprint {state['fingerprint']}; "
+                f"this one's is {self._fingerprint()}"
+            )
+        resumer = Resumer(self._interpreter, self._primitive)
+        resumer.streams([state["current"], state["delivery"]])
+        self._iteration, self._number = state["iteration"], state["number"]
+        resumer.delivery(self._delivery, state["delivery"])
+        for lanes in reversed(state["current"]):
+            self._delivery.ready.appendleft(resumer.stretch(lanes))
+        self._current.first = self._number
+
+
+class _Current:
+    # What is being handed out: a stretch, and the number of its first element.
+    def __init__(self) -> None:
+        self.stretch: Stretch | None = None
+        self.first = 0
+
+
+def _elements(
+    interpreter: Interpreter, delivery: Delivery, current: _Current, empty: Callable[[], Any] | None
+) -> Iterator[Any]:
+    caller = interpreter.caller
     try:
-        for stretch in Delivery(interpreter, primitive, (iteration,)):
+        for stretch in delivery:
+            current.stretch = stretch
             (lane,) = stretch.lanes
             places = lane.places
-            if lane.ref is not None and min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1:
+            if lane.ref is not None and len(places) and _is_contiguous(places):
                 yield from caller.result(lane.ref.handle).elements(places[0], places[-1] + 1)
-                continue
-            for place in places:
-                if place >= 0:
-                    yield from caller.result(lane.ref.handle).elements(place, place + 1)  # type: ignore[union-attr]
-                elif empty is not None:
-                    yield empty()
+            else:
+                for place in places:
+                    if place >= 0:
+                        yield from caller.result(lane.ref.handle).elements(place, place + 1)  # type: ignore[union-attr]
+                    elif empty is not None:
+                        yield empty()
+            current.first += len(places)
     finally:
         if interpreter.num_skipped:
             logger.warning("left out %d elements in all", interpreter.num_skipped)
         caller.close()
 
 
-def rows_of(primitive: Primitive) -> Iterator[Rows]:
-    """The elements computed in this thread, as rows: the way of a dataset that a function makes of an element."""
-    caller = Now()
-    for stretch in Delivery(Interpreter(caller), primitive, (0,)):
-        (lane,) = stretch.lanes
-        if lane.ref is not None:
-            rows: Rows = caller.result(lane.ref.handle)
-            places = [place for place in lane.places if place >= 0]
-            yield rows if len(places) == len(rows) else rows.slice(places[0], places[-1] + 1)
+def _is_contiguous(places: Any) -> bool:
+    return bool(min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1)
+
+
+def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIterator:
+    """The elements of a pipeline, in order, brought here."""
+    return ElementIterator(caller, primitive, iteration)
+
+
+def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows]:
+    """The elements as rows, computed in this thread unless by a caller, which is closed at the end."""
+    caller = caller or Now()
+    try:
+        for stretch in Delivery(Interpreter(caller), primitive, (0,)):
+            (lane,) = stretch.lanes
+            if lane.ref is not None:
+                rows: Rows = caller.result(lane.ref.handle)
+                places = [place for place in lane.places if place >= 0]
+                yield rows if len(places) == len(rows) else rows.slice(places[0], places[-1] + 1)
+    finally:
+        caller.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ class Record:
     reports_freely = False
     # The parts would be tasks: a graph of whole splits is smaller.
     divides = False
+    home: Hashable | None = None
 
     def __init__(self, token: str) -> None:
         self.token = token

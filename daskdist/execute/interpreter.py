@@ -6,18 +6,19 @@ It knows the primitives, and no operation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import cycle
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.config import in_bytes
-from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Opener, Primitive, Read, Stream
+from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
 from daskdist.execute.callers import Caller
 from daskdist.execute.cursors import ChainCursor, ComputeCursor, FactCursor, ReadCursor, StreamCursor
 from daskdist.execute.gather import Joins, Picks, blocks_of, gather, run_bytes
+from daskdist.execute.recipe import Key, Path, Recipe, described, traced_back
 from daskdist.execute.window import Window
 
 logger: Final = logging.getLogger("daskdist")
@@ -56,25 +57,33 @@ class Interpreter:
         self.num_skipped = 0
         self._turns = cycle(workers)
 
-    def open(self, primitive: Primitive) -> Opener:
-        """What starts a stream of the primitive's elements for an epoch."""
+    def open(self, primitive: Primitive, path: Path = ()) -> Opener:
+        """What starts a stream of the primitive's elements for an epoch; ``path`` is how it is reached."""
+        make = self._maker(primitive, path)
+
+        def opener(epoch: Epoch) -> Any:
+            cursor = make(epoch)
+            # A position tells by it what to open; where an arrangement opened something else, that.
+            if not hasattr(cursor, "born"):
+                cursor.born = path, epoch
+            return cursor
+
+        return opener
+
+    def _maker(self, primitive: Primitive, path: Path) -> Callable[[Epoch], Any]:
         match primitive:
             case Read():
-                return lambda epoch: ReadCursor(self, primitive, epoch)
-            case Compute():
-                source = self.open(primitive.source)
-                return lambda epoch: ComputeCursor(self, primitive, source(epoch))
+                return lambda epoch: ReadCursor(self, primitive, path, epoch)
             case Stream():
-                return lambda epoch: StreamCursor(self, primitive)
-            case Chain():
-                source = self.open(primitive.source)
-                return lambda epoch: ChainCursor(self, primitive, source(epoch))
-            case Fact():
-                source = self.open(primitive.source)
-                return lambda epoch: FactCursor(self, primitive, source(epoch))
+                return lambda epoch: StreamCursor(self, primitive, path, epoch)
+            case Compute() | Chain() | Fact():
+                source = self.open(primitive.source, (*path, 0))
+                kind: Any = {Compute: ComputeCursor, Chain: ChainCursor, Fact: FactCursor}[type(primitive)]
+                return lambda epoch: kind(self, primitive, path, epoch, source(epoch))
             case Arrange():
-                inputs = [self.open(each) for each in primitive.inputs]
-                return lambda epoch: primitive.arrangement.open(inputs, epoch, self)
+                inputs = [self.open(each, (*path, number)) for number, each in enumerate(primitive.inputs)]
+                context = Here(self, primitive.arrangement, path)
+                return lambda epoch: primitive.arrangement.open(inputs, epoch, context)
 
     def note_skipped(self, notes: Sequence[str]) -> None:
         """Log what was left out, and count it."""
@@ -88,7 +97,8 @@ class Interpreter:
 
     def gather(self, run: Run, *, on: str | None, name: str, window: Window) -> BlockRef:
         """The rows of a run as one block, on a worker."""
-        return self.refer(self.ask(run, on=on, name=name), len(run), int(run_bytes(run)), on, window)
+        recipe = Recipe(None, (), None, described(run))
+        return self.refer(self.ask(run, on=on, name=name), len(run), int(run_bytes(run)), on, window, recipe)
 
     def near(self, run: Run | Zipped) -> str | None:
         """The worker that has all blocks of a run, else the one whose turn it is."""
@@ -114,10 +124,12 @@ class Interpreter:
         handles = [ref.handle for ref in blocks_of(run)]
         return self.caller.call(gather, handles, picks, function, apart, on=on, name=name)
 
-    def refer(self, handle: Any, num_rows: int, nbytes: int, on: str | None, window: Window) -> BlockRef:
+    def refer(
+        self, handle: Any, num_rows: int, nbytes: int, on: str | None, window: Window, recipe: Recipe
+    ) -> BlockRef:
         """A reference that holds its bytes of a window for as long as it lives."""
         window.acquire(nbytes)
-        return BlockRef(handle, num_rows, nbytes, on, window.release)
+        return BlockRef(handle, num_rows, nbytes, on, window.release, recipe)
 
     def _brought_to(self, run: Run, on: str | None) -> Run:
         # Rows cross workers, blocks do not: what lies elsewhere is first reduced to the rows wanted, there.
@@ -127,7 +139,7 @@ class Interpreter:
 
     def _rows_brought_to(self, selection: Selection, on: str | None) -> Selection:
         elsewhere = sorted({ref.worker for ref in selection.blocks if ref.worker not in (None, on)} if on else ())
-        if not elsewhere:
+        if not elsewhere or not len(selection):
             return selection
         for worker in elsewhere:
             there = [place for place, ref in enumerate(selection.blocks) if ref.worker == worker]
@@ -144,6 +156,7 @@ class Interpreter:
         if not len(at):
             return selection
         merged = self.gather(selection.take(at), on=worker, name=name, window=window)
+        merged.recipe.run = traced_back(merged.recipe.run)
         rows, which = selection.row_numbers.copy(), selection.places.copy()
         rows[at], which[at] = np.arange(len(at)), len(selection.blocks)
         return Selection((*selection.blocks, merged), rows, which)
@@ -171,3 +184,20 @@ class Interpreter:
             if freed_bytes[worker] >= self.reads.limit_bytes / self.num_workers * _WORTH_FREEING:
                 selection = self._merged(selection, places, worker, "compact", self.reads)
         return selection.without_unused()
+
+
+class Here:
+    """What the cursors of one arrangement may ask; see `daskdist.core.primitive.Context`."""
+
+    def __init__(self, interpreter: Interpreter, arrangement: Any, path: Path) -> None:
+        self._interpreter = interpreter
+        self._arrangement = arrangement
+        self._path = path
+        self.compact = interpreter.compact
+
+    @property
+    def home(self) -> Hashable | None:
+        return self._interpreter.caller.home
+
+    def open(self, key: Any) -> Opener:
+        return self._interpreter.open(self._arrangement.primitive_of(key), (*self._path, Key(key)))

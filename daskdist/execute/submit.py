@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from dask.optimization import cull
@@ -44,6 +44,7 @@ class Submit:
 
     def __init__(self, client: Client, workers: Sequence[str], futures: weakref.WeakSet[Future] | None = None) -> None:
         self.client = client
+        self.home: Hashable | None = ("cluster", client.id)
         self.workers = tuple(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from daskdist.core.block import Block
+from daskdist.core.block import Block, Bundle
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 
 # Name -> import path.
-FORMATS: Final = {"parquet": "daskdist.formats.parquet:Parquet"}
+FORMATS: Final = {
+    "parquet": "daskdist.formats.parquet:Parquet",
+    "saved": "daskdist.formats.saved:Saved",
+}
 
 
 class Format(Protocol):
@@ -44,7 +47,7 @@ class Format(Protocol):
         """
         ...
 
-    def read(self, split: Split) -> Block:
+    def read(self, split: Split) -> Block | Bundle:
         """The rows of a split, in order; the same every time.
 
         Raises

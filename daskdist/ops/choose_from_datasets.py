@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,8 @@ class ChooseFromDatasets(Node):
     def __post_init__(self) -> None:
         if not self.sources:
             raise ArgumentError("choose_from_datasets: there are no datasets to choose from")
-        common_spec(self.name, self.sources)
+        with contextlib.suppress(SpecUnknown):
+            common_spec(self.name, self.sources)
         try:
             (leaf, *more) = self.choices.spec.leaves
         except SpecUnknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from daskdist.core import cardinality
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, alike
 from daskdist.core.selection import Run
-from daskdist.core.spec import ElementSpec, common_spec
+from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class Concatenate(Node):
     facts = Facts(per_worker=True)
 
     def __post_init__(self) -> None:
-        common_spec(self.name, self.inputs)
+        with contextlib.suppress(SpecUnknown):
+            common_spec(self.name, self.inputs)
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -13,7 +13,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.structure import Structure
+from daskdist.core.structure import LONE
 from daskdist.core.vectorize import Vectorised, blocks_of, call_at_once
 from daskdist.errors import UserFunctionError
 
@@ -77,13 +77,7 @@ class FilterRows:
 
     def _as_block(self, block: Block) -> Block:
         # In the form that columns of results come in.
-        return Block(_LONE, [self._by_row(block)], block.label)
-
-    def mask(self, rows: Rows) -> Any:
-        """Whether the predicate holds for each element, shape ``(num_rows,)``."""
-        if self.vectorised is None or not isinstance(rows, Block):
-            return self._by_row(rows)
-        return self.vectorised(rows, self._as_block).leaves[0]
+        return Block(LONE, [self._by_row(block)], block.label)
 
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)
@@ -115,16 +109,13 @@ class FilterBlocks:
     def _mask(self, block: Block) -> Any:
         where = f"{len(block)} rows of {block.label or 'a block'}"
         leaves, structure = call_at_once(self.predicate, block.structure, block.leaves, len(block), where)
-        if structure != _LONE or leaves[0].dtype != bool or leaves[0].ndim != 1:
+        if structure != LONE or leaves[0].dtype != bool or leaves[0].ndim != 1:
             kinds = structure.pack([f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves])
             raise UserFunctionError(
                 f"filter: {self.predicate} returned {kinds} on {where}; "
                 f"with vectorized=True a predicate returns bool[{len(block)}]"
             )
         return leaves[0]
-
-
-_LONE = Structure.flatten(True)[1]
 
 
 def _kept(rows: Rows, mask: Any) -> Rows:

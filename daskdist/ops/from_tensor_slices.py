@@ -58,10 +58,6 @@ class FromTensorSlices(Source):
     def cardinality(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
 
-    def rows_at(self, places: np.ndarray) -> Block:
-        """The elements at these places."""
-        return Block(self.structure, [leaf.take(places, axis=0) for leaf in self.leaves], self.name)
-
     def splits(self) -> Sequence[Split]:
         num_rows = self.cardinality
         row_bytes = sum(leaf.nbytes for leaf in self.leaves) / max(num_rows, 1)

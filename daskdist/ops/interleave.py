@@ -89,6 +89,13 @@ class InterleaveRows:
     block_length: int | None
     function: NestedFunction | None
 
+    def primitive_of(self, key: tuple[Any, str]) -> Primitive:
+        """What the dataset of an element comes down to; with the element goes where it is from."""
+        element, where = key
+        if self.function is None:
+            raise TypeError("the datasets' elements are given already")
+        return gathered(self.function.dataset(element, where=lambda: where).primitive)
+
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return InterleaveCursor(inputs[0](epoch), self, context, [None] * self.cycle_length)
 
@@ -172,17 +179,15 @@ class InterleaveCursor:
         except Exhausted:
             self.is_input_over = True
             return
-        found, function = self.ready.popleft(), self.rows.function
-        if function is None:
+        found = self.ready.popleft()
+        if self.rows.function is None:
             queue = RunQueue()
             if len(found):
                 queue.push(found)
             self.slots[self.position] = Slot(queue)
         else:
-            element, where = found
-            dataset = function.dataset(element, where=lambda: where)
             # As in a computation, which knows nothing of passes: the same datasets in each.
-            self.slots[self.position] = Slot(RunQueue(), self.context.open(dataset.primitive)((0,)))
+            self.slots[self.position] = Slot(RunQueue(), self.context.open(found)((0,)))
 
     def _pull_ready(self) -> None:
         noted = self.source.pull()

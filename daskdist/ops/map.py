@@ -28,6 +28,8 @@ class Map(Transformation):
     vectorized
         True where it makes many elements of many, with rows along axis 0; False where it is called for each; None
         where it is written for one, and may be called for many if that makes no difference.
+    in_order
+        Whether elements come in the order of the input's; else block by block as they are done.
     """
 
     function: UserFunction

@@ -270,6 +270,9 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
     ):
         return column
     arrays = [np.asarray(each) for each in column]
+    kinds = dict.fromkeys(f"{array.dtype} of {array.ndim} axes" for array in arrays)
+    if len(kinds) > 1:
+        raise StackError(f"elements of one batch are {', '.join(kinds)}; give them one dtype and rank with map(...)")
     sizes = np.array([array.shape for array in arrays]).reshape(len(arrays), arrays[0].ndim)
     longest_each = sizes.max(axis=0).tolist()
     wanted_each = [

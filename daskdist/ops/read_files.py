@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from daskdist.config import num_threads
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.formats import Format
+from daskdist.formats.paths import is_remote
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,11 @@ class ReadFiles(Source):
         if self.known is not None:
             return tuple(split for split in self.known if (split.file or 0) % num_shards == index)
         return self._list(range(index, len(self.paths), num_shards))
+
+    def state(self) -> Any:
+        # Of remote files it would take a question each.
+        local = [path for path in self.paths if not is_remote(path)]
+        return [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, local)]
 
     def _list(self, files: range) -> tuple[Split, ...]:
         def list_one(file: int) -> Sequence[Split]:

@@ -76,16 +76,18 @@ class RebatchCursor:
     waiting: RunQueue = field(default_factory=RunQueue)
 
     def pull(self) -> Run:
-        coming = np.resize(np.roll(self.sizes, -(self.number % len(self.sizes))), _AT_ONCE)
-        # Batches without rows cost nothing, and come with the first that has some.
+        coming = np.roll(self.sizes, -(self.number % len(self.sizes)))
         first = int(np.argmax(coming > 0))
+        # Whole rounds that end before a batch with rows: those without come with the one before them, so that what
+        # comes at the end does not depend on how the rows were cut.
+        coming = np.resize(coming, (_AT_ONCE // len(coming) + 1) * len(coming) + first)
         try:
             self.waiting.fill(self.source.pull, int(coming[first]))
         except Exhausted:
             return self._last(coming, first)
         stops = np.cumsum(coming)
-        num_batches = max(int(np.searchsorted(stops, len(self.waiting.runs[0]), side="right")), first + 1)
-        return self._made(stops[:num_batches])
+        num_rows = max(len(self.waiting.runs[0]), int(stops[first]))
+        return self._made(stops[: int(np.searchsorted(stops, num_rows, side="right"))])
 
     def _last(self, coming: np.ndarray[tuple[int], np.dtype[np.intp]], first: int) -> Run:
         if not self.waiting or self.drop_remainder:

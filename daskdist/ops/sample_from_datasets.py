@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, alike
 from daskdist.core.seed import generator
 from daskdist.core.selection import Index, RunQueue
-from daskdist.core.spec import ElementSpec, common_spec
+from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.ops.choose_from_datasets import DirectedCursor
 
 # Choices drawn at a time; what is drawn does not depend on how much is read.
@@ -51,7 +52,8 @@ class SampleFromDatasets(Node):
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed)
-        common_spec(self.name, self.sources)
+        with contextlib.suppress(SpecUnknown):
+            common_spec(self.name, self.sources)
 
     @property
     def inputs(self) -> tuple[Node, ...]:

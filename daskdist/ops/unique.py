@@ -18,6 +18,9 @@ from daskdist.core.selection import Run
 from daskdist.core.structure import Nested
 from daskdist.errors import ArgumentError
 
+# What all NaN are known by.
+_NAN = "nan"
+
 
 @dataclass(frozen=True, eq=False)
 class Unique(Transformation):
@@ -40,7 +43,15 @@ def keys_of(rows: Rows) -> Any:
     if isinstance(rows, Block) and len(rows.leaves) == 1 and rows.leaves[0].ndim == 1:
         column = rows.leaves[0]
         return column.tolist() if column.dtype.kind in "OT" else column
-    return [_digest(rows.item(index)) for index in range(len(rows))]
+    return [_key(rows.item(index)) for index in range(len(rows))]
+
+
+def _key(leaves: tuple[Any, ...]) -> Any:
+    # The same for a number or a word in a bundle as in a block.
+    if len(leaves) > 1 or isinstance(leaves[0], Nested) or leaves[0].ndim:
+        return _digest(leaves)
+    value = np.asarray(leaves[0]).tolist()
+    return _NAN if value != value else value
 
 
 def _digest(leaves: tuple[Any, ...]) -> bytes:
@@ -81,7 +92,7 @@ class UniqueCursor:
             if isinstance(noted.fact, np.ndarray):
                 values, places = np.unique(noted.fact, return_index=True)
                 # No number equals NaN, not even itself: all of them are one element.
-                keys = ["nan" if value != value else value for value in values.tolist()]
+                keys = [_NAN if value != value else value for value in values.tolist()]
                 first = dict(zip(keys, places.tolist(), strict=True))
             else:
                 for place, key in enumerate(noted.fact):

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.structure import Structure
+from daskdist.core.ragged import Ragged
+from daskdist.core.structure import Nested, Structure
 
 
 def check(holds: object, message: str) -> None:
@@ -18,7 +19,7 @@ def check(holds: object, message: str) -> None:
 
 
 def same_element(a: Any, b: Any) -> bool:
-    """Whether two elements are the same; NaN is the same as NaN.
+    """Whether two elements are the same; NaN is the same as NaN, and windows are lists of elements.
 
     >>> same_element({"x": np.float32(1)}, {"x": np.float64(1)})
     False
@@ -43,11 +44,29 @@ def same_multiset(given: Sequence[Any], expected: Sequence[Any], what: str = "el
 
 
 def _same_leaf(a: Any, b: Any) -> bool:
+    if isinstance(a, Nested) or isinstance(b, Nested):
+        return isinstance(a, Nested) and isinstance(b, Nested) and _same_lists(list(a), list(b))  # type: ignore[call-overload]
+    if isinstance(a, Ragged) or isinstance(b, Ragged):
+        return (
+            isinstance(a, Ragged)
+            and isinstance(b, Ragged)
+            and _same_lists([a.values, a.row_splits], [b.values, b.row_splits])
+        )
     if a.dtype != b.dtype or np.shape(a) != np.shape(b):
         return False
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM"))
 
 
+def _same_lists(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(map(same_element, a, b))
+
+
 def _key(element: Any) -> tuple[Any, ...]:
     leaves, structure = Structure.flatten(element)
-    return structure, *((str(leaf.dtype), np.shape(leaf), repr(leaf.tolist())) for leaf in leaves)
+    return structure, *map(_leaf_key, leaves)
+
+
+def _leaf_key(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, Nested):
+        return tuple(map(_key, leaf))  # type: ignore[call-overload]
+    return str(leaf.dtype), np.shape(leaf), repr(leaf.tolist())

@@ -1,0 +1,80 @@
+"""Other libraries, each in an interpreter of its own (they do not install side by side), timed in turns with ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+# The name of each, and the script that runs it.
+PEERS: Final = {
+    "tf": ("tf.data", "tensorflow_data.py"),
+    "torch": ("PyTorch DataLoader", "torch_loader.py"),
+    "grain": ("Grain", "grain_dataset.py"),
+    "ray": ("Ray Data", "ray_dataset.py"),
+}
+
+
+class Peer:
+    """One of them, in a process that waits to be told what to run.
+
+    Parameters
+    ----------
+    key
+        Which of `PEERS`.
+    python
+        An interpreter that has it.
+    folder
+        Where the arrays lie that it is to use, as `serving.Data` has them.
+    """
+
+    def __init__(self, key: str, python: str, folder: str) -> None:
+        self.name, script = PEERS[key]
+        # What is installed here is not to be found there.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).with_name(script)), folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            text=True,
+        )
+        answer = self._answer()
+        self.version = answer["version"]
+        self.cases: list[str] = answer["cases"]
+
+    def run(self, case: str) -> tuple[float, int]:
+        """Seconds that a case takes, and how many batches it gives."""
+        print(case, file=self._process.stdin, flush=True)
+        answer = self._answer()
+        return answer["seconds"], answer["batches"]
+
+    def _answer(self) -> Any:
+        line = self._process.stdout.readline()  # type: ignore[union-attr]
+        if line:
+            return json.loads(line)
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace")[-2000:]
+        raise RuntimeError(f"{self.name} ended with {self._process.returncode}:\n{said}")
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()  # type: ignore[union-attr]
+        self._errors.close()

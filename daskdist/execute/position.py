@@ -1,0 +1,318 @@
+"""Positions in streams as data: taken at any element, and gone on from in another process.
+
+An arrangement says nothing of it. Its cursor is told by its fields: numbers, arrays, random generators, runs and
+queues of elements, and further cursors. Fields whose names begin with ``_``, and what is of another kind, are as
+they are where a cursor is opened. Blocks are told by how they can be made again (`Recipe`): going on makes those
+of which rows are still to come, and no others.
+
+Two methods are there for cursors that hold what is no data: ``saved()`` gives what is to be kept of it, and
+``resumed(saved)`` goes on from that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.buffer import BatchBuffer, RowBuffer, buffer_of
+from daskdist.core.permutation import Permutation
+from daskdist.core.primitive import Arrange, Epoch, Primitive
+from daskdist.core.ragged import Ragged
+from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, Zipped
+from daskdist.core.structure import Nested
+from daskdist.execute.cursors import Carried, StreamCursor
+from daskdist.execute.delivery import Delivery, Lane, Stretch
+from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.recipe import Key, Path, Recipe, recipe_of, with_blocks
+
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, np.generic, Permutation, Ragged, Nested)
+_CONTAINERS: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {list: list, tuple: tuple, deque: deque, set: set}
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Something that is put together again where a position is gone on from.
+
+    Parameters
+    ----------
+    kind
+        What it is.
+    content
+        What it takes.
+    """
+
+    kind: str
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCursor:
+    """A cursor.
+
+    Parameters
+    ----------
+    path, epoch
+        What was opened, and for which pass.
+    cursor_type
+        The class of the cursor.
+    fields
+        Its fields that are data.
+    extra
+        What its ``saved()`` gave.
+    """
+
+    path: Path
+    epoch: Epoch
+    cursor_type: type[Any]
+    fields: dict[str, Any]
+    extra: Any
+
+
+class _NoData(Exception):  # noqa: N818 - a signal
+    """Something is of no kind that a position is told by."""
+
+
+class Recorder:
+    """Tells a position."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._caller = interpreter.caller
+        self._recipes: dict[int, tuple[Recipe, Recipe]] = {}
+
+    def delivery(self, delivery: Delivery) -> dict[str, Any]:
+        """A delivery's, from what it has not handed out yet on."""
+        return {
+            "source": self.of(delivery.source),
+            "waiting": self.of(delivery.waiting),
+            "ready": [self.stretch(stretch) for stretch in delivery.ready],
+            "num_steps": delivery.num_steps,
+            "is_over": delivery.is_over,
+        }
+
+    def stretch(self, stretch: Stretch, first: int = 0) -> list[tuple[Recipe | None, list[int]]]:
+        """A stretch's from a step on: of each lane the recipe of its block, and the places there."""
+        return [
+            (None if lane.ref is None else self._plain(recipe_of(lane.ref)), list(lane.places[first:]))
+            for lane in stretch.lanes
+        ]
+
+    def of(self, value: Any) -> Any:
+        """Anything's that a cursor holds."""
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        if isinstance(value, np.random.Generator):
+            return Saved("generator", value.bit_generator.state)
+        if isinstance(value, BlockRef):
+            return Saved("block", self._plain(recipe_of(value)))
+        if isinstance(value, (Selection, Groups, Zipped)):
+            return Saved("run", with_blocks(value, lambda ref: self._plain(recipe_of(ref))))
+        if isinstance(value, RunQueue):
+            return Saved("queue", [self.of(run) for run in value.runs])
+        if isinstance(value, (RowBuffer, BatchBuffer)):
+            return Saved("buffer", self.of(value.rest()))
+        if isinstance(value, dict):
+            return Saved("dict", [(key, self.of(each)) for key, each in value.items()])
+        if isinstance(value, (list, tuple, deque, set)):
+            return Saved("container", (type(value), [self.of(each) for each in value]))
+        if hasattr(value, "born"):
+            return self._cursor(value)
+        if dataclasses.is_dataclass(value) and not _is_frozen(value):
+            return Saved("object", (type(value), self._fields(value)))
+        raise _NoData
+
+    def _cursor(self, cursor: Any) -> SavedCursor:
+        path, epoch = cursor.born
+        extra = self.of(cursor.saved()) if hasattr(cursor, "saved") else None
+        return SavedCursor(path, epoch, type(cursor), self._fields(cursor), extra)
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        fields = {}
+        for name, each in vars(value).items():
+            if not name.startswith("_") and name not in ("born", "path", "epoch"):
+                try:
+                    fields[name] = self.of(each)
+                except _NoData:
+                    continue
+        return fields
+
+    def _plain(self, recipe: Recipe) -> Recipe:
+        # A copy that holds on to nothing that is no data. One for each, so that a block is made again once.
+        known = self._recipes.get(id(recipe))
+        if known is None:
+            run = None if recipe.run is None else with_blocks(recipe.run, self._plain)
+            extent = recipe.extent
+            if isinstance(extent, Carried):
+                extent = self._caller.result(extent.handle)
+            plain = Recipe(recipe.path, recipe.epoch, extent, run)
+            plain.num_rows, plain.nbytes = recipe.num_rows, recipe.nbytes
+            known = self._recipes[id(recipe)] = recipe, plain
+        return known[1]
+
+
+class Resumer:
+    """Goes on from a position.
+
+    Parameters
+    ----------
+    interpreter
+        Runs the stream.
+    primitive
+        What the stream is of: the same as where the position was taken.
+    """
+
+    def __init__(self, interpreter: Interpreter, primitive: Primitive) -> None:
+        self._interpreter = interpreter
+        self._root = primitive
+        self._blocks: dict[int, BlockRef] = {}
+        self._cursors: dict[tuple[Any, Epoch], Any] = {}
+
+    def streams(self, position: Any) -> None:
+        """Make the blocks of streams that a position holds, those of one stream in order: it runs once."""
+        found: dict[int, Recipe] = {}
+        for recipe in _recipes_in(position):
+            if recipe.path is not None and isinstance(self._opened(recipe), StreamCursor):
+                found[id(recipe)] = recipe
+        for recipe in sorted(found.values(), key=lambda each: each.extent):
+            self.block(recipe)
+
+    def delivery(self, delivery: Delivery, position: dict[str, Any]) -> None:
+        """Have a delivery go on from a position."""
+        delivery.source = self.of(position["source"], delivery.source)
+        delivery.waiting = self.of(position["waiting"], None)
+        delivery.ready = deque(self.stretch(each) for each in position["ready"])
+        delivery.num_steps, delivery.is_over = position["num_steps"], position["is_over"]
+
+    def stretch(self, lanes: Sequence[tuple[Recipe | None, list[int]]]) -> Stretch:
+        """A stretch."""
+        return Stretch([Lane(None if recipe is None else self.block(recipe), places) for recipe, places in lanes])
+
+    def of(self, value: Any, opened: Any) -> Any:
+        """Anything; ``opened`` is what stands in its place where nothing has been pulled yet."""
+        if isinstance(value, SavedCursor):
+            return self._cursor(value)
+        if not isinstance(value, Saved):
+            return value.copy() if isinstance(value, np.ndarray) else value
+        content = value.content
+        match value.kind:
+            case "generator":
+                bits = getattr(np.random, content["bit_generator"])()
+                bits.state = content
+                return np.random.Generator(bits)
+            case "block":
+                return self.block(content)
+            case "run":
+                return with_blocks(content, self.block)
+            case "queue":
+                queue = RunQueue()
+                for run in content:
+                    queue.push(self.of(run, None))
+                return queue
+            case "buffer":
+                return buffer_of(self.of(content, None))
+            case "dict":
+                return {key: self.of(each, None) for key, each in content}
+            case "container":
+                kind, items = content
+                made = [self.of(each, None) for each in items]
+                return _CONTAINERS[kind](made) if kind in _CONTAINERS else kind(*made)
+        kind, fields = content
+        made = object.__new__(kind)
+        made.__dict__.update(vars(opened) if isinstance(opened, kind) else {})
+        self._set(made, fields, opened)
+        return made
+
+    def block(self, recipe: Recipe) -> BlockRef:
+        """The block of a recipe; made once."""
+        ref = self._blocks.get(id(recipe))
+        if ref is None:
+            run: Any = None if recipe.run is None else with_blocks(recipe.run, self.block)
+            if recipe.path is None:
+                interpreter = self._interpreter
+                worker = interpreter.near(run)
+                ref = interpreter.gather(run, on=worker, name="gather", window=interpreter.bundles)
+            else:
+                ref = self._opened(recipe).remade(recipe.extent, run)
+                if recipe.num_rows >= 0:
+                    ref.num_rows = recipe.num_rows
+            self._blocks[id(recipe)] = ref
+        return ref
+
+    def _cursor(self, saved: SavedCursor) -> Any:
+        cursor = self._cursors.get(_key(saved))
+        if not isinstance(cursor, StreamCursor):
+            # A stream's runs already; others are used but for their way of making blocks.
+            cursor = self._open(saved)
+        opened = cursor
+        if type(cursor) is not saved.cursor_type:
+            # What is opened depends on what there is, a cache say, and that has changed.
+            cursor = object.__new__(saved.cursor_type)
+            cursor.born = saved.path, saved.epoch
+        self._set(cursor, saved.fields, opened)
+        if hasattr(cursor, "resumed"):
+            cursor.resumed(self.of(saved.extra, None))
+        return cursor
+
+    def _set(self, made: Any, fields: dict[str, Any], opened: Any) -> None:
+        for name, each in fields.items():
+            setattr(made, name, self.of(each, getattr(opened, name, None)))
+
+    def _opened(self, recipe: Recipe) -> Any:
+        key = _key(recipe)
+        if key not in self._cursors:
+            self._cursors[key] = self._open(recipe)
+        return self._cursors[key]
+
+    def _open(self, place: Recipe | SavedCursor) -> Any:
+        path = place.path or ()
+        return self._interpreter.open(primitive_at(self._root, path), path)(place.epoch)
+
+
+def primitive_at(primitive: Primitive, path: Path) -> Primitive:
+    """The primitive that a path leads to from the end of a pipeline."""
+    for step in path:
+        if isinstance(step, Key):
+            primitive = primitive.arrangement.primitive_of(step.value)  # type: ignore[union-attr]
+        elif isinstance(primitive, Arrange):
+            primitive = primitive.inputs[step]
+        else:
+            primitive = primitive.source  # type: ignore[union-attr]
+    return primitive
+
+
+def _is_frozen(value: Any) -> bool:
+    return bool(value.__dataclass_params__.frozen)
+
+
+def _key(place: Recipe | SavedCursor) -> tuple[Any, Epoch]:
+    # Elements in a path are told apart by being this one.
+    path = tuple(id(step) if isinstance(step, Key) else step for step in place.path or ())
+    return path, place.epoch
+
+
+def _recipes_in(value: Any) -> Iterator[Recipe]:
+    if isinstance(value, Recipe):
+        yield value
+        yield from _recipes_in(value.run)
+    elif isinstance(value, (Selection, Groups, Zipped)):
+        parts = value.parts if isinstance(value, Zipped) else (value,)
+        for part in parts:
+            for recipe in part.blocks if isinstance(part, Selection) else part.flat.blocks:
+                yield from _recipes_in(recipe)
+    elif isinstance(value, Saved):
+        yield from _recipes_in(value.content)
+    elif isinstance(value, SavedCursor):
+        yield from _recipes_in(value.fields)
+        yield from _recipes_in(value.extra)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _recipes_in(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _recipes_in(each)

@@ -1,0 +1,102 @@
+"""How blocks can be made again: what a position in a stream is told by, instead of by the blocks themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.primitive import Epoch
+from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped
+
+# How a primitive is reached from the end of a pipeline: the number of an input, or what an arrangement made one of.
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Key:
+    """A step of a path: what an arrangement made a primitive of."""
+
+    value: Any
+
+
+class Recipe:
+    """How one block came to be, as data.
+
+    Parameters
+    ----------
+    path, epoch
+        The primitive whose cursor asked for it, and the pass; None for rows that were only put together.
+    extent
+        Which part of the cursor's work it is.
+    run
+        The elements it was made of, whose blocks are recipes; None where it was read.
+    """
+
+    __slots__ = ("epoch", "extent", "nbytes", "num_rows", "path", "run")
+
+    def __init__(self, path: Path | None, epoch: Epoch, extent: Any, run: Run | Zipped | None) -> None:
+        self.path = path
+        self.epoch = epoch
+        self.extent = extent
+        self.run = run
+        # Of the block, as far as known.
+        self.num_rows = -1
+        self.nbytes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self.path, self.epoch, self.extent, self.run, self.num_rows, self.nbytes)
+
+
+def _made(path: Path | None, epoch: Epoch, extent: Any, run: Any, num_rows: int, nbytes: int) -> Recipe:
+    recipe = Recipe(path, epoch, extent, run)
+    recipe.num_rows, recipe.nbytes = num_rows, nbytes
+    return recipe
+
+
+def with_blocks(run: Any, change: Any) -> Any:
+    """The same elements, of blocks that ``change`` gives for each."""
+    if isinstance(run, Zipped):
+        return Zipped(tuple(with_blocks(part, change) for part in run.parts), run.structure)
+    if isinstance(run, Groups):
+        return Groups(with_blocks(run.flat, change), run.bounds, run.inners)
+    return Selection(tuple(map(change, run.blocks)), run.rows, run.which)
+
+
+def described(run: Any) -> Any:
+    """The same elements, of recipes."""
+    return with_blocks(run, recipe_of)
+
+
+def recipe_of(ref: BlockRef) -> Recipe:
+    """How a block can be made again."""
+    recipe: Recipe = ref.recipe
+    recipe.num_rows, recipe.nbytes = ref.num_rows, ref.nbytes
+    return recipe
+
+
+def traced_back(run: Selection) -> Selection:
+    """Rows of recipes, where none is of rows that were only put together before: those rows' own instead.
+
+    Without it what is moved again and again would keep the account of every move.
+    """
+    recipes: Any = run.blocks
+    if all(recipe.path is not None for recipe in recipes):
+        return run
+    rows, places = run.row_numbers.copy(), run.places
+    which: Index = np.empty(len(rows), np.intp)
+    found: list[Any] = []
+    for place, recipe in enumerate(recipes):
+        at = np.flatnonzero(places == place)
+        if recipe.path is None and isinstance(recipe.run, Selection):
+            inner = recipe.run.take(rows[at])
+            rows[at], which[at] = inner.row_numbers, inner.places + len(found)
+            found += inner.blocks
+        else:
+            which[at] = len(found)
+            found.append(recipe)
+    back = Selection(tuple(found), rows, which).without_unused()
+    return Selection(
+        back.blocks, back.row_numbers.astype(np.int32), None if back.which is None else back.which.astype(np.int32)
+    )

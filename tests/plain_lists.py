@@ -1,0 +1,372 @@
+"""What a pipeline comes to, by plain lists: the reference that every way to run it is held against.
+
+A pipeline is evaluated one operation after another, each a few lines on a list of elements. An element that
+cannot be made, such as a batch of elements that do not stack, is an `Unmade`: an operation that looks at values
+hands it on, and it is an error for whoever is handed one in the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import reject
+
+import daskdist
+from daskdist.core.seed import generator
+from daskdist.core.structure import Nested, Structure, call_with
+from daskdist.errors import StackError
+from daskdist.testing import same_elements
+
+
+class Unmade:
+    """An element that could not be made."""
+
+
+@dataclass(frozen=True)
+class Listed(Nested):
+    """A window: a dataset that is a leaf of an element, as the list of its elements."""
+
+    elements: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements)
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pipeline comes to; whether elements that could not be made were met somewhere on the way."""
+
+    elements: list[Any]
+    met_unmade: bool
+
+    @property
+    def must_fail(self) -> bool:
+        return any(isinstance(element, Unmade) for element in self.elements)
+
+    def check(self, run: Any, what: str) -> None:
+        """That ``run()`` gives these elements, or the same error."""
+        try:
+            given = list(run())
+        except StackError:
+            # A batch nobody asked for in the end may be an error all the same: it was on the way.
+            assert self.met_unmade, f"{what}: everything stacks, and it raised"
+            return
+        assert not self.must_fail, f"{what}: there are elements that do not stack, and it gave {given}"
+        same_elements(given, self.elements, what)
+
+
+def outcome(pipeline: Any, iteration: int = 0) -> Outcome:
+    """What a pipeline comes to in an iteration."""
+    reference = Reference()
+    return Outcome(reference.of(pipeline, (iteration,)), reference.met_unmade)
+
+
+# Those that only arrange: they pass on what could not be made. So do three that look at elements one by one.
+_ARRANGING = {"take", "skip", "repeat", "shuffle", "prefetch", "shard", "concatenate", "choose", "sample"}
+_PASSING_ON = _ARRANGING | {"map", "filter", "batch", "ignore_errors", "assert_cardinality"}
+
+
+class Reference:
+    """One method an operation, of its name: elements and arguments in, elements out.
+
+    Operations that depend on more are met in `of`: those of several inputs, and those that draw at random.
+    """
+
+    def __init__(self) -> None:
+        self.met_unmade = False
+
+    def of(self, pipeline: Any, epoch: tuple[int, ...], number: int | None = None) -> list[Any]:
+        """The elements of a pipeline, or of the first so many operations of it, in an epoch."""
+        number = len(pipeline.operations) if number is None else number
+        if number == 0:
+            return pipeline.source.elements(epoch)
+        name, args = pipeline.operations[number - 1]
+        if name == "repeat":
+            return [each for k in range(args[0]) for each in self.of(pipeline, (*epoch, k), number - 1)]
+        elements = self.of(pipeline, epoch, number - 1)
+        if name not in _PASSING_ON and any(isinstance(each, Unmade) for each in elements):
+            # What is inside is not known here; and it is an error or not as the operation likes.
+            reject()
+        if name in ("zip", "concatenate", "choose", "sample"):
+            others, *args = args
+            lists = [elements, *(self.of(other, epoch) for other in others)]
+            if name == "sample":
+                depths = [depth(pipeline, number - 1), *map(depth, others)]
+                return self._sample(lists, depths, *args, epoch=epoch)
+            return getattr(self, f"_{name}")(lists, *args)
+        if name in ("shuffle", "rejection_resample"):
+            return getattr(self, f"_{name}")(elements, *args, node=depth(pipeline, number - 1), epoch=epoch)
+        return getattr(self, f"_{name}")(elements, *args)
+
+    # --- one by one ---
+
+    def _map(self, elements, function):
+        return [each if isinstance(each, Unmade) else self._mapped(function, each) for each in elements]
+
+    def _mapped(self, function, element):
+        try:
+            result = call_with(function, element)
+        except ZeroDivisionError:
+            return Unmade()
+        leaves, structure = Structure.flatten(tuple(result) if type(result) is list else result)
+        return structure.pack(leaves)
+
+    def _filter(self, elements, predicate):
+        return [each for each in elements if isinstance(each, Unmade) or call_with(predicate, each)]
+
+    def _ignore_errors(self, elements):
+        return [each for each in elements if not isinstance(each, Unmade)]
+
+    def _enumerate(self, elements, start):
+        return [(np.int64(number), each) for number, each in enumerate(elements, start)]
+
+    def _take_while(self, elements, predicate):
+        return list(itertools.takewhile(lambda each: call_with(predicate, each), elements))
+
+    def _unique(self, elements):
+        first = {}
+        for each in elements:
+            first.setdefault(_key(each), each)
+        return list(first.values())
+
+    def _scan(self, elements, initial, function):
+        outputs, state = [], initial
+        for each in elements:
+            state, output = function(state, each)
+            outputs.append(output)
+        return outputs
+
+    # --- which, and in what order ---
+
+    def _take(self, elements, count):
+        return elements if count < 0 else elements[:count]
+
+    def _skip(self, elements, count):
+        return [] if count < 0 else elements[count:]
+
+    def _shard(self, elements, num_shards, index):
+        return elements[index::num_shards]
+
+    def _prefetch(self, elements, buffer_size):
+        return elements
+
+    def _assert_cardinality(self, elements, expected):
+        assert len(elements) == expected
+        return elements
+
+    def _shuffle(self, elements, buffer_size, seed, reshuffle=True, *, node, epoch):
+        # The order by drawing one slot at a time.
+        rng = generator(seed, node, epoch if reshuffle else ())
+        buffer, rest = list(elements[:buffer_size]), elements[buffer_size:]
+        output = []
+        for element in rest:
+            slot = rng.integers(len(buffer))
+            output.append(buffer[slot])
+            buffer[slot] = element
+        return output + [buffer[place] for place in rng.permutation(len(buffer))]
+
+    def _rejection_resample(self, elements, class_of, target, initial, seed, *, node, epoch):
+        # One draw an element; a class is kept the less often, the more there is of it against what is wanted.
+        rng = generator(seed, node, epoch)
+        seen = [0] * len(target)
+        output = []
+        for each in elements:
+            number = call_with(class_of, each)
+            seen[number] += 1
+            there = seen if initial is None else initial
+            ratios = [want / have if have else 0 for want, have in zip(target, there, strict=True)]
+            draw = rng.random()
+            if max(ratios) and draw < ratios[number] / max(ratios):
+                output.append((np.int32(number), each))
+        return output
+
+    # --- of several ---
+
+    def _zip(self, lists, form):
+        if form == "dict":
+            return [{"b": a, "a": b} for a, b in zip(*lists, strict=False)]
+        return list(zip(*lists, strict=False))
+
+    def _concatenate(self, lists):
+        return [each for elements in lists for each in elements]
+
+    def _choose(self, lists, choices, stop):
+        return _directed(lists, iter(choices), stop)
+
+    def _sample(self, lists, depths, weights, seed, stop, rerandomize, *, epoch):
+        kept = [number for number, weight in enumerate(weights) if weight]
+        shares = np.cumsum([weights[number] / sum(weights) for number in kept])[:-1]
+        rng = generator(seed, max(depths[number] for number in kept), epoch if rerandomize else ())
+        draws = (int(np.searchsorted(shares, rng.random(), side="right")) for _ in itertools.count())
+        return _directed([lists[number] for number in kept], draws, stop)
+
+    # --- batches ---
+
+    def _batch(self, elements, size, drop_remainder=False):
+        groups = [elements[start : start + size] for start in range(0, len(elements), size)]
+        return [self._stacked(group) for group in groups if len(group) == size or not drop_remainder]
+
+    def _stacked(self, group):
+        if not any(isinstance(each, Unmade) for each in group):
+            columns = list(zip(*[Structure.flatten(each)[0] for each in group], strict=True))
+            if all(map(_stacks, columns)):
+                return Structure.flatten(group[0])[1].pack([np.stack(column) for column in columns])
+        self.met_unmade = True
+        return Unmade()
+
+    def _padded_batch(self, elements, size, shapes=None, values=None, drop_remainder=False):
+        groups = [elements[start : start + size] for start in range(0, len(elements), size)]
+        return [_padded(group, values) for group in groups if len(group) == size or not drop_remainder]
+
+    def _ragged_batch(self, elements, size, drop_remainder=False):
+        # Generated for lone arrays of which nobody knows the length only.
+        groups = [elements[start : start + size] for start in range(0, len(elements), size)]
+        return [daskdist.Ragged.of(group) for group in groups if len(group) == size or not drop_remainder]
+
+    def _unbatch(self, elements):
+        return [row for each in elements for row in _rows(each)]
+
+    def _rebatch(self, elements, sizes, drop_remainder=False):
+        rows = self._unbatch(elements)
+        batches, like = [], rows[:1]
+        for size in itertools.cycle([sizes] if isinstance(sizes, int) else sizes):
+            if size and len(rows) < size:
+                # Those without rows come with the one before them, but for a shorter one at the end.
+                batches += [self._stacked(rows)] if rows and not drop_remainder else []
+                break
+            if like:
+                batches.append(self._stacked(rows[:size]) if size else _without_rows(like[0]))
+            rows = rows[size:]
+        return batches
+
+    def _bucket_by_sequence_length(self, elements, length_of, boundaries, sizes, *padding):
+        _, values, to_boundary, no_padding, drop_remainder = padding
+        number_of = lambda each: int(np.searchsorted(boundaries, call_with(length_of, each), side="right"))  # noqa: E731
+        groups = _grouped(elements, number_of, lambda number: sizes[number], drop_remainder)
+        if no_padding:
+            return [self._stacked(group) for _, group in groups]
+        fill = {number: boundary - 1 for number, boundary in enumerate(boundaries)} if to_boundary else {}
+        return [_padded(group, values, fill.get(number)) for number, group in groups]
+
+    # --- nested ---
+
+    def _flat_map(self, elements, inner):
+        return [each for element in elements for each in inner.elements(self, element)]
+
+    def _interleave(self, elements, inner, cycle_length=None, block_length=1):
+        # The rule as it is written, one element at a time.
+        slots: list[Any] = [None] * (cycle_length or 2)
+        waiting, output, position = list(elements), [], 0
+        while waiting or any(slot is not None for slot in slots):
+            if slots[position] is None and waiting:
+                slots[position] = list(inner.elements(self, waiting.pop(0)))
+            for _ in range(block_length):
+                if not slots[position]:
+                    slots[position] = None
+                    break
+                output.append(slots[position].pop(0))
+            position = (position + 1) % len(slots)
+        return output
+
+    def _window(self, elements, size, shift=None, stride=1, drop_remainder=False):
+        windows = []
+        for start in range(0, len(elements), shift or size):
+            members = elements[start : start + (size - 1) * stride + 1 : stride]
+            if len(members) == size or not drop_remainder:
+                columns = zip(*[Structure.flatten(each)[0] for each in members], strict=True)
+                windows.append(Structure.flatten(members[0])[1].pack([Listed(column) for column in columns]))
+        return windows
+
+    def _group_by_window(self, elements, key_of, reduce, size, size_of=None):
+        sized = (lambda key: size) if size_of is None else lambda key: size_of(np.int64(key))
+        groups = _grouped(elements, lambda each: call_with(key_of, each), sized, False)
+        return [each for key, group in groups for each in reduce.elements(self, key, group)]
+
+
+def depth(pipeline: Any, number: int | None = None) -> int:
+    """The operations on the longest way to a source, by which two with one seed are kept apart."""
+    found = pipeline.source.depth
+    for name, args in pipeline.operations[:number]:
+        others = args[0] if name in ("zip", "concatenate", "choose", "sample") else ()
+        depths = [found, *map(depth, others)]
+        if name == "sample":
+            depths = [each for each, weight in zip(depths, args[1], strict=True) if weight]
+        found = 1 + max(depths)
+    return found
+
+
+def _directed(lists, choices, stop):
+    lists, output = [list(elements) for elements in lists], []
+    are_over: set[int] = set()
+    for choice in choices:
+        if lists[choice]:
+            output.append(lists[choice].pop(0))
+            continue
+        are_over.add(choice)
+        if stop or len(are_over) == len(lists):
+            break
+    return output
+
+
+def _grouped(elements, key_of, size_of, drop_remainder):
+    # A group comes when its last element has; what is left comes in the order of keys.
+    groups, waiting = [], {}
+    for each in elements:
+        key = key_of(each)
+        waiting.setdefault(key, []).append(each)
+        if len(waiting[key]) == size_of(key):
+            groups.append((key, waiting.pop(key)))
+    return groups if drop_remainder else groups + sorted(waiting.items(), key=lambda item: item[0])
+
+
+def _stacks(column):
+    if any(isinstance(leaf, (daskdist.Ragged, Nested)) for leaf in column):
+        return False
+    return len({(leaf.shape, leaf.dtype) for leaf in column}) == 1
+
+
+def _padded(group, value, fill_to=None):
+    structure = Structure.flatten(group[0])[1]
+    batch = []
+    for column in zip(*[Structure.flatten(each)[0] for each in group], strict=True):
+        longest = np.max([leaf.shape for leaf in column], axis=0).astype(int).tolist()
+        shape = longest if fill_to is None else [fill_to] * len(longest)
+        dtype = column[0].dtype
+        filler = value if value is not None else b"" if dtype.kind == "O" else np.zeros((), dtype)[()]
+        batch.append(np.full((len(column), *shape), filler, dtype))
+        for row, leaf in zip(batch[-1], column, strict=True) if shape else ():
+            row[tuple(map(slice, leaf.shape))] = leaf
+        if not shape:
+            batch[-1] = np.stack(column)
+    return structure.pack(batch)
+
+
+def _rows(element):
+    leaves, structure = Structure.flatten(element)
+    return [structure.pack(row) for row in zip(*leaves, strict=True)]
+
+
+def _without_rows(row):
+    leaves, structure = Structure.flatten(row)
+    return structure.pack([np.zeros((0, *leaf.shape), leaf.dtype) for leaf in leaves])
+
+
+def _key(element):
+    # Both zeros are one number, and so are all NaN.
+    leaves, structure = Structure.flatten(element)
+    arrays = [part for leaf in leaves for part in ((leaf.values, leaf.row_splits) if _is_ragged(leaf) else (leaf,))]
+    return structure, *(
+        (str(each.dtype), each.shape, repr((each + 0).tolist() if each.dtype.kind in "fc" else each.tolist()))
+        for each in arrays
+    )
+
+
+def _is_ragged(leaf):
+    return isinstance(leaf, daskdist.Ragged)
