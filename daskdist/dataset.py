@@ -21,8 +21,8 @@ import numpy as np
 from dask.base import DaskMethodsMixin, tokenize
 
 from daskdist.core import cardinality
-from daskdist.core.arguments import whole_number
-from daskdist.core.block import Rows
+from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
+from daskdist.core.block import Rows, from_items
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Node, depth
 from daskdist.core.primitive import Primitive
@@ -33,7 +33,7 @@ from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array
 from daskdist.execute.callers import Caller, embedded
-from daskdist.execute.embedded import ElementIterator, iterate, rows_of
+from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.graph import FromGraph, Recorded, record
 from daskdist.formats.manifest import codec
 from daskdist.formats.parquet import Parquet
@@ -82,7 +82,7 @@ from daskdist.ops.window import Window
 from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
 from daskdist.ops.zip import Zip
 from daskdist.passes.plan import plan
-from daskdist.passes.seed import fingerprint
+from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
 from daskdist.passes.simplify import simplify
 
 logger: Final = logging.getLogger("daskdist")
@@ -160,7 +160,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> list(Dataset.random(seed=4).take(2)) == list(Dataset.random(seed=4).take(2))
         True
         """
-        return Dataset(Random(_seed(seed), bool(rerandomize_each_iteration), is_seeded=seed is not None, label=name))
+        rerandomize = False if rerandomize_each_iteration is None else rerandomize_each_iteration
+        return Dataset(Random(_seed(seed), rerandomize, is_seeded=seed is not None, label=name))
 
     # --- constructors: data ---
 
@@ -192,6 +193,32 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [{'x': np.int32(1), 'y': np.float32(3.0)}, {'x': np.int32(2), 'y': np.float32(4.0)}]
         """
         return Dataset(FromTensorSlices.of(tensors, name))
+
+    @staticmethod
+    def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
+        """The items of a list as elements.
+
+        Parameters
+        ----------
+        elements
+            Nests of one structure, at least one.
+
+        Raises
+        ------
+        ArgumentError
+            There are none, or their structures differ.
+
+        >>> list(Dataset.from_list([(1, "a"), (2, "b")]))
+        [(np.int32(1), 'a'), (np.int32(2), 'b')]
+        """
+        flat = [Structure.flatten(element) for element in elements]
+        if not flat:
+            raise ArgumentError("from_list: the list is empty, so that nothing is known of its elements")
+        structure = flat[0][1]
+        for number, (_, found) in enumerate(flat):
+            if found != structure:
+                raise ArgumentError(f"from_list: element {number} is {found}, and those before {structure}")
+        return Dataset(FromRows(from_items(structure, [leaves for leaves, _ in flat], "from_list"), None, label=name))
 
     @staticmethod
     def from_generator(
@@ -231,6 +258,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 raise ArgumentError(
                     f"from_generator: leaf {path or '(the element)'} of output_signature is {leaf!r}; give a TensorSpec"
                 )
+        if not isinstance(args, Sequence):
+            raise ArgumentError(f"from_generator: args is {args!r:.80}; give a tuple of arguments")
         return Dataset(FromGenerator(generator, tuple(args), ElementSpec(structure, leaves), label=name))
 
     @staticmethod
@@ -286,6 +315,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> [Path(str(each)).name for each in names.take(2)]
         ['__init__.py', '__main__.py']
         """
+        if shuffle is not None:
+            yes_or_no("list_files", "shuffle", shuffle)
         names = sorted(expand(file_pattern, ""))
         listed = Dataset.from_tensor_slices(np.array(names, np.dtypes.StringDType()), name=name)
         return listed if shuffle is False else listed.shuffle(len(names), seed=seed)
@@ -344,7 +375,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [0, 10, 1, 11, 2, 12]
         """
         nodes = _nodes("choose_from_datasets", datasets)
-        (choices,) = _nodes("choose_from_datasets", [choice_dataset])
+        (choices,) = _nodes("choose_from_datasets", [choice_dataset], "choice_dataset")
         return _of_several(ChooseFromDatasets(nodes, choices, stop_on_empty_dataset, label=name))
 
     @staticmethod
@@ -381,7 +412,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [0, 1, 2, 10, 11, 12]
         """
         nodes = _nodes("sample_from_datasets", datasets)
-        shares = np.ones(len(nodes)) if weights is None else np.asarray(weights, float)
+        shares = (
+            np.ones(len(nodes)) if weights is None else np.array(numbers("sample_from_datasets", "weights", weights))
+        )
         if shares.shape != (len(nodes),) or not (shares >= 0).all() or not shares.sum() > 0:
             raise ArgumentError(
                 f"sample_from_datasets: weights is {weights!r} for {len(nodes)} datasets; "
@@ -439,14 +472,26 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         The function must be pure: it may run in another order, in another process, and again. To learn the
         spec of what it returns it is tried on two made-up elements, of ones and of twos.
 
+        Called for many rows at once, NumPy gives no warning where a single integer would overflow.
+
         >>> list(Dataset.range(3).map(lambda x: (x, x * x)))[2]
         (np.int64(2), np.int64(4))
         """
+        for argument, value in (("deterministic", deterministic), ("vectorized", vectorized)):
+            if value is not None:
+                yes_or_no("map", argument, value)
         node = Map(self._node, UserFunction(map_func, "map"), vectorized, deterministic is not False, label=name)
         return self._with(node)._parallel("map", num_parallel_calls)
 
     def filter(self, predicate: Callable[..., Any], vectorized: bool | None = None, name: str | None = None) -> Dataset:
         """The elements for which a predicate, called as in `map`, gives True.
+
+        Parameters
+        ----------
+        predicate
+            Gives one bool.
+        vectorized
+            As in `map`; True for a predicate that gives a bool for each of many rows, shape ``(num_rows,)``.
 
         >>> list(Dataset.range(6).filter(lambda x: x > 3))
         [np.int64(4), np.int64(5)]
@@ -611,7 +656,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(10, 12))]
         [0, 1, 10, 11]
         """
-        (second,) = _nodes("concatenate", [dataset])
+        (second,) = _nodes("concatenate", [dataset], "dataset")
         return _of_several(Concatenate(self._node, second, label=name))
 
     def unique(self, name: str | None = None) -> Dataset:
@@ -688,7 +733,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         everything else is read once and held.
 
         >>> [int(x) for x in Dataset.range(5).global_shuffle(seed=3)]
-        [3, 0, 4, 1, 2]
+        [1, 4, 0, 2, 3]
         """
         reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
         place, is_seeded = depth(self._node), seed is not None
@@ -727,8 +772,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         node = RejectionResample(
             self._node,
             UserFunction(class_func, "rejection_resample"),
-            tuple(map(float, target_dist)),
-            None if initial_dist is None else tuple(map(float, initial_dist)),
+            numbers("rejection_resample", "target_dist", target_dist),
+            None if initial_dist is None else numbers("rejection_resample", "initial_dist", initial_dist),
             _seed(seed),
             depth(self._node),
             is_seeded=seed is not None,
@@ -893,7 +938,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> [batch.tolist() for batch in Dataset.range(7).batch(3).rebatch([2, 1])]
         [[0, 1], [2], [3, 4], [5], [6]]
         """
-        sizes = tuple(batch_size) if isinstance(batch_size, Sequence) else (batch_size,)
+        sizes: tuple[Any, ...] = (
+            (batch_size,) if np.ndim(batch_size) == 0 else whole_numbers("rebatch", "batch_size", batch_size)
+        )
         return self._with(Rebatch(self._node, sizes, drop_remainder, label=name))
 
     def window(
@@ -1010,12 +1057,13 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [[[2, 2, 0], [3, 3, 3]], [[1], [4]]]
         """
         operation = "bucket_by_sequence_length"
+        yes_or_no(operation, "no_padding", no_padding)
         padding = None if no_padding else Padding.of(operation, self._known_spec(), padded_shapes, padding_values)
         node = BucketBySequenceLength(
             self._node,
             UserFunction(element_length_func, operation),
-            tuple(bucket_boundaries),
-            tuple(bucket_batch_sizes),
+            whole_numbers(operation, "bucket_boundaries", bucket_boundaries),
+            whole_numbers(operation, "bucket_batch_sizes", bucket_batch_sizes),
             padding,
             pad_to_bucket_boundary,
             drop_remainder,
@@ -1099,11 +1147,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         node = Snapshot(
             self._node,
             directory,
-            fingerprint(self._node),
+            self._fingerprint,
             self._spec,
             _codec(compression),
             is_reused=False,
-            operation="save",
         )
         for _ in rows_of(plan(node), self._caller()):
             pass
@@ -1144,6 +1191,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> len(Dataset.range(6).apply(lambda ds: ds.batch(2)))
         3
         """
+        if not callable(transformation_func):
+            raise ArgumentError(f"apply: expected a function, got {type(transformation_func).__name__}")
         made = transformation_func(self)
         if not isinstance(made, Dataset):
             raise ArgumentError(f"apply: the function returned {type(made).__name__}; it is to return a Dataset")
@@ -1184,7 +1233,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             next(self._iterations),
             self._empty,
             self.options().memory_budget_bytes,
-            self.fingerprint,
+            Identity(
+                lambda: self._fingerprint,
+                drawn_seeds(self._node),
+                lambda seeds: plan(with_drawn(self._node, seeds)),
+            ),
         )
 
     def as_numpy_iterator(self) -> Iterator[Any]:
@@ -1257,7 +1310,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> Dataset.range(3).fingerprint() == Dataset.range(3).fingerprint() != Dataset.range(4).fingerprint()
         np.True_
         """
-        return np.uint64(int(fingerprint(self._node)[:16], 16))
+        return np.uint64(int(self._fingerprint[:16], 16))
 
     def __len__(self) -> int:
         number = self.cardinality()
@@ -1283,8 +1336,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
           batch(batch_size=2)
         """
         stages: dict[str, Callable[[], str]] = {
-            "pipeline": lambda: display.tree(self._node),
-            "simplified": lambda: display.tree(simplify(self._node)),
+            "pipeline": lambda: display.tree(self._node, with_notes=True),
+            "simplified": lambda: display.tree(simplify(self._node), with_notes=True),
             "primitives": lambda: display.primitives(self.primitive),
         }
         if stage is None:
@@ -1397,9 +1450,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             raise UnknownLengthError(
                 f"{operation}: the dataset is endless, and is to be written whole; use take(n) first"
             )
-        found = fingerprint(self._node)
+        found = self._fingerprint
         directory = f"{_absolute(path)}/{found}"
-        node = Snapshot(self._node, directory, found, self._spec, _codec(compression), operation=operation, label=name)
+        node = Snapshot(self._node, directory, found, self._spec, _codec(compression), label=name)
         return self._with(node)
 
     def _caller(self) -> Caller:
@@ -1417,6 +1470,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     @cached_property
     def _spec(self) -> ElementSpec:
         return self.spec_by(self._caller)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self._node)
 
     @cached_property
     def _name(self) -> str:
@@ -1477,10 +1534,14 @@ def _codec(compression: str | None) -> str | None:
     return compression
 
 
-def _nodes(operation: str, datasets: Sequence[Any]) -> tuple[Node, ...]:
+def _nodes(operation: str, datasets: Sequence[Any], name: str | None = None) -> tuple[Node, ...]:
+    if not isinstance(datasets, Sequence):
+        raise ArgumentError(f"{operation}: datasets is {type(datasets).__name__}; give a list of datasets")
     for number, dataset in enumerate(datasets):
         if not isinstance(dataset, Dataset):
-            raise ArgumentError(f"{operation}: dataset {number} is {type(dataset).__name__}, not a Dataset")
+            raise ArgumentError(
+                f"{operation}: {name or f'dataset {number}'} is {type(dataset).__name__}, not a Dataset"
+            )
     if not datasets:
         raise ArgumentError(f"{operation}: there are no datasets")
     return tuple(dataset.node for dataset in datasets)

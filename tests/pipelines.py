@@ -361,9 +361,9 @@ class Pipeline:
         return replace(self, operations=(*self.operations, (name, args)))
 
     def names(self) -> set[str]:
-        """The operations in it, also those of other pipelines that it takes elements of."""
+        """The source and the operations in it, also those of other pipelines that it takes elements of."""
         others = [other for name, args in self.operations if name in _COMBINED for other in args[0]]
-        return {name for name, _ in self.operations}.union(*(other.names() for other in others))
+        return {self.source.name, *(name for name, _ in self.operations)}.union(*(other.names() for other in others))
 
     def __repr__(self) -> str:
         calls = [
@@ -518,7 +518,7 @@ _plain = st.one_of(
     *(st.tuples(st.just(name), args) for name, args in _ARRANGING.items()),
 )
 # Those whose passes may differ in their number of elements, after which that cannot be asserted.
-_DRAWN = {"shuffle", "sample", "rejection_resample"}
+_DRAWN = {"random", "shuffle", "sample", "rejection_resample"}
 
 
 @dataclass(frozen=True)
@@ -571,6 +571,8 @@ def _grow_resample(draw, made, fixed):
 
 
 def _nest_of(made):
+    if made.kind.name == "windows":
+        return "windows"
     return "nest" if made.kind.name in (*_FIXED, "nest") else "uneven nest"
 
 
@@ -628,8 +630,10 @@ def _grow_unbatch(draw, made, fixed):
 def _grow_rebatch(draw, made, fixed):
     if made.kind.num_axes < 1 or made.kind.name == "ragged":
         return None
-    sizes = draw(st.sampled_from([1, 2, 3, 5, [2, 1], [3, 0, 1], [0, 2]]))
-    return made.then("rebatch", sizes, draw(st.booleans()))
+    # Of what shape a batch is that has no rows, nobody can say where rows are of different shapes.
+    sizes = draw(st.sampled_from([1, 2, 3, 5, [2, 1], *([[3, 0, 1], [0, 2]] if made.kind.name in _FIXED else [])]))
+    kind = "lone" if made.kind == Kind("uneven", 1) else None
+    return made.then("rebatch", sizes, draw(st.booleans()), kind=kind)
 
 
 def _grow_nested(draw, made, fixed):
@@ -668,8 +672,8 @@ def _grow_zip(draw, made, fixed):
         other = _grow_arranging(draw, other, fixed)
     other = other.pipeline if draw(st.booleans()) else _grow_arranging(draw, made, fixed).pipeline
     form = draw(st.sampled_from(["tuple", "dict"]))
-    is_even = _nest_of(made) == "nest" and other.source.kind != "uneven"
-    return made.then("zip", (other,), form, kind="nest" if is_even else "uneven nest", num_axes=0)
+    kind = "uneven nest" if other.source.kind == "uneven" and _nest_of(made) == "nest" else _nest_of(made)
+    return made.then("zip", (other,), form, kind=kind, num_axes=0)
 
 
 def _grow_mixed(draw, made, fixed):
@@ -713,16 +717,24 @@ _GROW = [
     _grow_fragile,
     _grow_cardinality,
     _grow_padded_batch,
-    _grow_ragged_batch,
-    _grow_bucket,
-    _grow_unbatch,
-    _grow_rebatch,
     _grow_window,
     _grow_groups,
     _grow_zip,
     _grow_mixed,
     _grow_unlike,
 ]
+# Those that few kinds of elements are for.
+_OF_UNEVEN = [_grow_ragged_batch, _grow_bucket, _grow_padded_batch]
+_OF_ROWS = [_grow_unbatch, _grow_rebatch]
+
+
+def _grow(draw, made, fixed):
+    rules = [
+        *_GROW,
+        *(_OF_UNEVEN * 4 if made.kind == Kind("uneven", 1) else ()),
+        *(_OF_ROWS * 2 if made.kind.num_axes else ()),
+    ]
+    return draw(st.sampled_from(rules))(draw, made, fixed) or made
 
 
 @st.composite
@@ -732,7 +744,7 @@ def pipelines(draw: Any, max_operations: int = 6, fixed: bool = False) -> Pipeli
     sizes = draw(st.sampled_from([8, 40, 2**24])), draw(st.sampled_from([1, 200, 2**28]))
     made = Growing(Pipeline(source, (), *sizes), Kind(source.kind, 1 if source.kind == "uneven" else 0))
     for _ in range(draw(st.integers(0, max_operations))):
-        made = draw(st.sampled_from(_GROW))(draw, made, fixed) or made
+        made = _grow(draw, made, fixed)
     return made.pipeline
 
 

@@ -31,8 +31,9 @@ RANKS = {
     "checkpoint": 4,
     "display": 4,
     "dataset": 5,
-    "data": 5,
-    "distribute": 5,
+    # Names only, of the face.
+    "data": 6,
+    "distribute": 6,
     "strategy": 6,
     "service": 6,
     "cli": 7,

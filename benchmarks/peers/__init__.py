@@ -36,7 +36,7 @@ class Peer:
         self.name, script = PEERS[key]
         # What is installed here is not to be found there.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [python, str(Path(__file__).with_name(script)), folder],
             stdin=subprocess.PIPE,

@@ -33,12 +33,12 @@ def cases_of(data: Data) -> dict:
     rows = grain.MapDataset.source(data.rows)
     sequences = grain.MapDataset.source(Sequences(data))
     return {
-        "map_range": lambda: numbers.map(lambda x: x * 2 + 1).to_iter_dataset(here).batch(BATCH),
-        "map_rows": lambda: rows.map(lambda x: x * 2 + 1).to_iter_dataset(here).batch(BATCH),
+        "map_range": lambda: numbers.map(lambda x: x * 2 + 1).batch(BATCH).to_iter_dataset(here),
+        "map_rows": lambda: rows.map(lambda x: x * 2 + 1).batch(BATCH).to_iter_dataset(here),
         "filter_range": lambda: numbers.filter(lambda x: x % 3 != 0).to_iter_dataset(here).batch(BATCH),
         "filter_rows": lambda: rows.filter(lambda x: x[0] > 0.5).to_iter_dataset(here).batch(BATCH),
-        "padded_batch": lambda: sequences.to_iter_dataset(here).batch(BATCH, batch_fn=padded),
-        "global_shuffle": lambda: rows.shuffle(seed=0).to_iter_dataset(here).batch(BATCH),
+        "padded_batch": lambda: sequences.batch(BATCH, batch_fn=padded).to_iter_dataset(here),
+        "global_shuffle": lambda: rows.shuffle(seed=0).batch(BATCH).to_iter_dataset(here),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ def padded(batches):
 
 
 def cases_of(data: Data) -> dict:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(include_dashboard=False, logging_level=logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     numbers = ray.data.range(len(data))

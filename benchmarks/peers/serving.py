@@ -54,9 +54,7 @@ class Data:
         return len(self.rows)
 
     def first(self, num_rows: int) -> Data:
-        return Data(
-            self.rows[:num_rows], self.values[: self.row_splits[num_rows]], self.row_splits[: num_rows + 1]
-        )
+        return Data(self.rows[:num_rows], self.values[: self.row_splits[num_rows]], self.row_splits[: num_rows + 1])
 
     def sequence(self, number: int) -> np.ndarray:
         """One of the rows that differ in length."""

@@ -41,7 +41,8 @@ class Sequences(Dataset):
 
 
 def cases_of(data: Data) -> dict:
-    rows = torch.from_numpy(data.rows)
+    # As NumPy rows, which take a function of one row faster than tensors do.
+    rows = data.rows
     numbers = range(len(data))
 
     def padded(sequences):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,33 @@ def whole_numbers(operation: str, name: str, values: Any, at_least: int | None =
     >>> whole_numbers("rebatch", "batch_size", [2, 1])
     (2, 1)
     """
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+    if not _is_list(values):
         raise ArgumentError(f"{operation}: {name} is {values!r:.80}; give a list of whole numbers")
     return tuple(whole_number(operation, f"{name}[{place}]", value, at_least) for place, value in enumerate(values))
+
+
+def numbers(operation: str, name: str, values: Any) -> tuple[float, ...]:
+    """An argument that is to be a sequence of finite numbers.
+
+    Raises
+    ------
+    ArgumentError
+        It is none; the message names the operation and the argument.
+
+    >>> numbers("sample_from_datasets", "weights", [1, 2.5])
+    (1.0, 2.5)
+    """
+    try:
+        found = tuple(map(float, values)) if _is_list(values) else None
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not np.isfinite(found).all():
+        raise ArgumentError(f"{operation}: {name} is {values!r:.80}; give a list of numbers")
+    return found
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, np.ndarray) or (isinstance(values, Sequence) and not isinstance(values, (str, bytes)))
 
 
 def yes_or_no(operation: str, name: str, value: Any) -> None:

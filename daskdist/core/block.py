@@ -190,7 +190,9 @@ class Batches:
         """The leaves of one chunk: views."""
         start, stop = self.bounds[index], self.bounds[index + 1]
         rows = self.rows
-        if isinstance(rows, Bundle) or any(isinstance(leaf, Ragged) for leaf in rows.leaves):
+        if start == stop and len(rows):
+            leaves = without_rows(rows.item(0))
+        elif isinstance(rows, Bundle) or any(isinstance(leaf, Ragged) for leaf in rows.leaves):
             leaves = stack(self.structure, [rows.item(row) for row in range(start, stop)], self.label)
         else:
             leaves = tuple([leaf[start:stop] for leaf in rows.leaves])
@@ -248,6 +250,11 @@ def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
         return blocks[0] if len(blocks) == 1 else Block.concat(blocks, blocks[0].label)
     items = [part.item(index) for part in parts for index in range(len(part))]
     return from_items(parts[0].structure, items, parts[0].label)
+
+
+def without_rows(like: Leaves) -> Leaves:
+    """The leaves of a chunk that has no elements, where others are like one."""
+    return tuple([np.zeros((0, *leaf.shape), leaf.dtype) for leaf in like])
 
 
 def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:

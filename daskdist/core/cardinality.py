@@ -7,6 +7,8 @@ from typing import Final
 
 INFINITE: Final = -1
 UNKNOWN: Final = -2
+# A number of parallel calls or of elements made ready that is left to whoever runs the pipeline.
+AUTOTUNE: Final = -1
 
 
 def multiply(cardinality: int, count: int) -> int:

@@ -38,6 +38,9 @@ class Facts:
         It keeps or drops the first ``count`` elements; ``count`` is a field of its.
     regroups
         Each of its elements is made of several of its input's: on other shares of them it makes others.
+    leaves_out_failed
+        Elements upstream that fail are left out where they fail: what is computed before what counts or reorders
+        cannot change places with it.
     """
 
     compute: bool = False
@@ -48,6 +51,7 @@ class Facts:
     per_worker: bool = False
     by_count: bool = False
     regroups: bool = False
+    leaves_out_failed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +107,11 @@ class Node:
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         """The primitive it comes down to, on inputs already lowered."""
         raise NotImplementedError
+
+    @property
+    def note(self) -> str:
+        """What plans say of how it runs; nothing where that goes without saying."""
+        return ""
 
     def __str__(self) -> str:
         """One line: the operation and its arguments."""

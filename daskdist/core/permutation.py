@@ -51,7 +51,7 @@ class Permutation:
         while len(outside):
             found[outside] = self._permuted(found[outside])
             outside = outside[found[outside] >= self.length]
-        return found.astype(np.int64)
+        return np.asarray(found, np.int64)
 
     def _permuted(self, numbers: Index) -> Index:
         half, mask = self._half_bits, (np.uint64(1) << self._half_bits) - np.uint64(1)
@@ -61,7 +61,7 @@ class Permutation:
         return (left << half) | right
 
 
-def _mixed(numbers: Index) -> Index:
+def _mixed(numbers: Any) -> Any:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX[1]
     return numbers ^ (numbers >> np.uint64(31))

@@ -240,7 +240,13 @@ class ElementSpec:
         for path, spec, value in zip(self.structure.paths, self.leaves, given, strict=True):
             leaf = as_array(value)
             if isinstance(leaf, np.ndarray | np.generic) and is_plain(value) and _is_safe(leaf.dtype, spec.dtype):
-                leaf = np.asarray(value, spec.dtype)[()]
+                try:
+                    leaf = np.asarray(value, spec.dtype)[()]
+                except OverflowError:
+                    raise ArgumentError(
+                        f"{value!r:.80} for leaf {path or '(the element)'}, where {spec} is expected, "
+                        "which holds no such number"
+                    ) from None
             if not spec.is_compatible_with(leaf):
                 raise ArgumentError(
                     f"{TensorSpec.of(leaf)} for leaf {path or '(the element)'}, where {spec} is expected"

@@ -7,21 +7,25 @@ from dataclasses import dataclass
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node
-from daskdist.core.primitive import Arrange, Compute, Primitive, Split
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Split, Stream
 
 
-def tree(node: Node) -> str:
-    """A pipeline, a line an operation, the source first."""
-    return "\n".join(_lines(node, 0))
+def tree(node: Node, *, with_notes: bool = False) -> str:
+    """A pipeline, a line an operation, the source first; with notes on how each runs, if asked for."""
+    lines = list(_lines(node, 0))
+    if not with_notes:
+        return "\n".join(line for line, _ in lines)
+    width = max(len(line) for line, _ in lines)
+    return "\n".join(f"{line:{width}}  # {each.note}" if each.note else line for line, each in lines)
 
 
-def _lines(node: Node, indent: int) -> Iterator[str]:
+def _lines(node: Node, indent: int) -> Iterator[tuple[str, Node]]:
     if len(node.inputs) == 1:
         yield from _lines(node.inputs[0], indent)
     else:
         for source in node.inputs:
             yield from _lines(source, indent + 1)
-    yield "  " * (indent + 1) + str(node)
+    yield "  " * (indent + 1) + str(node), node
 
 
 def primitives(primitive: Primitive) -> str:
@@ -42,10 +46,17 @@ def _primitive_lines(primitive: Primitive, indent: int) -> Iterator[str]:
         for source in primitive.inputs:
             yield from _primitive_lines(source, indent + (len(primitive.inputs) > 1))
         yield f"{pad}arrange  {', '.join(reversed(names))}"
-    elif isinstance(primitive, Compute):
+    elif isinstance(primitive, (Compute, Chain)):
         yield from _primitive_lines(primitive.source, indent)
-        gathers = isinstance(primitive.source, Arrange)
-        yield f"{pad}compute  {'gather-' * gathers}{primitive.name}, a task a {'bundle' if gathers else 'block'}"
+        gathers = isinstance(primitive.source, Arrange) and primitive.name != "gather"
+        in_turn = ", one after the other" if isinstance(primitive, Chain) else ""
+        unit = "bundle" if isinstance(primitive.source, Arrange) else "block"
+        yield f"{pad}compute  {'gather-' * gathers}{primitive.name}, a task a {unit}{in_turn}"
+    elif isinstance(primitive, Fact):
+        yield from _primitive_lines(primitive.source, indent)
+        yield f"{pad}fact     {primitive.name}, a task a block, its result brought to the driver"
+    elif isinstance(primitive, Stream):
+        yield f"{pad}stream   {primitive.name}, in this process"
     else:
         yield f"{pad}compute  {primitive.name}, a task a split"
 

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
-from daskdist.core.primitive import Chain, Compute, Cursor, Epoch, Exhausted, Fact, Noted, NotReady, Read, Split, Stream
+from daskdist.core.primitive import (
+    Chain,
+    Compute,
+    Cursor,
+    Epoch,
+    Exhausted,
+    Fact,
+    Noted,
+    NotReady,
+    Read,
+    Split,
+    Stream,
+    same,
+)
 from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
 from daskdist.execute.callers import Handle
 from daskdist.execute.gather import bundle_size, run_bytes
@@ -298,7 +311,8 @@ class ChainCursor(BlockCursor):
 
     def _both(self, run: Any, carried: Handle, worker: str | None) -> Handle:
         interpreter, chain = self.interpreter, self.chain
-        rows = interpreter.ask(run, on=worker, name="gather")
+        # With a function, if one that does nothing, rows know where they are from.
+        rows = interpreter.ask(run, on=worker, name="gather", function=same)
         return interpreter.caller.call(OnCarried(chain.function), [rows, carried], on=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None, extent: Any) -> BlockRef:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from daskdist.core.block import Rows
@@ -18,6 +19,25 @@ from daskdist.execute.position import Recorder, Resumer
 logger: Final = logging.getLogger("daskdist")
 
 _VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells positions of one pipeline from those of others.
+
+    Parameters
+    ----------
+    fingerprint
+        Gives its token.
+    seeds
+        The seeds that its operations have drawn for themselves.
+    planned
+        Gives what it comes down to with such seeds.
+    """
+
+    fingerprint: Callable[[], str]
+    seeds: list[int]
+    planned: Callable[[list[int]], Primitive]
 
 
 class ElementIterator(Iterator[Any]):
@@ -35,8 +55,8 @@ class ElementIterator(Iterator[Any]):
         Makes an element without rows, where a pipeline can have such.
     budget_bytes
         Bytes that may be read ahead; the setting ``window-bytes`` if None.
-    fingerprint
-        Gives a token of the pipeline, for positions.
+    identity
+        Tells positions of this pipeline from those of others.
     """
 
     def __init__(
@@ -46,12 +66,12 @@ class ElementIterator(Iterator[Any]):
         iteration: int,
         empty: Callable[[], Any] | None = None,
         budget_bytes: int | None = None,
-        fingerprint: Callable[[], Any] = lambda: None,
+        identity: Identity | None = None,
     ) -> None:
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
         self._iteration = iteration
-        self._fingerprint = fingerprint
+        self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive)
         self._delivery = Delivery(self._interpreter, primitive, (iteration,))
         self._current = _Current()
         self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
@@ -63,6 +83,11 @@ class ElementIterator(Iterator[Any]):
         element = next(self._elements)
         self._number += 1
         return element
+
+    def close(self) -> None:
+        """Stop reading ahead; nothing comes after it."""
+        self._elements.close()
+        self._interpreter.caller.close()
 
     @property
     def num_skipped(self) -> int:
@@ -88,7 +113,8 @@ class ElementIterator(Iterator[Any]):
         rest = [] if current.stretch is None else [recorder.stretch(current.stretch, self._number - current.first)]
         return {
             "version": _VERSION,
-            "fingerprint": self._fingerprint(),
+            "fingerprint": self._identity.fingerprint(),
+            "seeds": self._identity.seeds,
             "iteration": self._iteration,
             "number": self._number,
             "current": rest,
@@ -107,11 +133,17 @@ class ElementIterator(Iterator[Any]):
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         if state.get("version") != _VERSION:
             raise ArgumentError(f"load_state_dict: the position is of version {state.get('version')}, not {_VERSION}")
-        if state["fingerprint"] != self._fingerprint():
+        own = self._identity.fingerprint()
+        if state["fingerprint"] != own:
             raise ArgumentError(
                 f"load_state_dict: the position is of another pipeline, of fingerprint {state['fingerprint']}; "
-                f"this one's is {self._fingerprint()}"
+                f"this one's is {own}"
             )
+        if state["seeds"] != self._identity.seeds:
+            # Operations without a seed of their own have drawn others.
+            self._identity = replace(self._identity, seeds=state["seeds"])
+            self._primitive = self._identity.planned(state["seeds"])
+            self._delivery.source = self._interpreter.open(self._primitive)((state["iteration"],))
         resumer = Resumer(self._interpreter, self._primitive)
         resumer.streams([state["current"], state["delivery"]])
         self._iteration, self._number = state["iteration"], state["number"]
@@ -130,7 +162,7 @@ class _Current:
 
 def _elements(
     interpreter: Interpreter, delivery: Delivery, current: _Current, empty: Callable[[], Any] | None
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     caller = interpreter.caller
     try:
         for stretch in delivery:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack
+from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
@@ -120,7 +120,8 @@ def _gathered(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], A
     else:
         rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)
         if picks.bounds is not None and not apart:
-            return _stacked(rows, picks.bounds, picks.inners)
+            like = next((block.item(0) for block in blocks if len(block)), ())
+            return _stacked(rows, picks.bounds, picks.inners, like)
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
 
@@ -174,10 +175,11 @@ def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
     return [blocks[place].item(row) for place, row in zip(picks.which.tolist(), rows, strict=True)]
 
 
-def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...] | None) -> Bundle:
+def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...] | None, like: Leaves) -> Bundle:
     chunks = []
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        leaves = stack(elements.structure, [elements.item(k) for k in range(start, stop)], elements.label)
+        items = [elements.item(k) for k in range(start, stop)]
+        leaves = stack(elements.structure, items, elements.label) if items else without_rows(like)
         if inners is not None:
             leaves = nested(leaves, inners[number])
         chunks.append(leaves)

@@ -31,6 +31,9 @@ def expand(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], suf
         raise ArgumentError(f"expected a path, a glob, or a list of them, got {type(paths).__name__}")
     if not paths:
         raise FileError("the list of files is empty; give a path, a glob, or a list of them")
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError(f"the list of files has {path!r:.80}; give paths and globs")
     return tuple(file for path in paths for file in _expand_one(os.fspath(path), suffix))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daskdist.core import cardinality
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection import Run, RunQueue
@@ -30,6 +30,7 @@ class Batch(Transformation):
 
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)
+        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
 
     @property
     def group_size(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_numbers, yes_or_no
 from daskdist.core.block import Rows
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
@@ -51,10 +52,10 @@ class BucketBySequenceLength(Transformation):
     facts = Facts(per_worker=True, regroups=True)
 
     def __post_init__(self) -> None:
-        for number in self.boundaries:
-            whole_number(self.name, "bucket_boundaries", number)
-        for number in self.batch_sizes:
-            whole_number(self.name, "bucket_batch_sizes", number, at_least=1)
+        whole_numbers(self.name, "bucket_boundaries", self.boundaries)
+        whole_numbers(self.name, "bucket_batch_sizes", self.batch_sizes, at_least=1)
+        yes_or_no(self.name, "pad_to_bucket_boundary", self.pad_to_boundary)
+        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
         if len(self.batch_sizes) != len(self.boundaries) + 1:
             raise ArgumentError(
                 f"bucket_by_sequence_length: {len(self.batch_sizes)} bucket_batch_sizes for {len(self.boundaries)} "
@@ -62,6 +63,8 @@ class BucketBySequenceLength(Transformation):
             )
         if any(b <= a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
             raise ArgumentError(f"bucket_by_sequence_length: bucket_boundaries {list(self.boundaries)} do not rise")
+        if self.pad_to_boundary and not self.boundaries:
+            raise ArgumentError("bucket_by_sequence_length: pad_to_bucket_boundary is True without bucket_boundaries")
 
     @property
     def spec(self) -> ElementSpec:
@@ -92,16 +95,16 @@ class BucketOf:
     boundaries: tuple[int, ...]
 
     def __call__(self, rows: Rows) -> Index:
-        lengths = KeysOf(self.function)(rows)
+        lengths = KeysOf(self.function, "length")(rows)
         return np.searchsorted(np.array(self.boundaries, np.int64), lengths, side="right")
 
-    def length_before(self, element: Any) -> int:
+    def length_before(self, element: Any, where: Callable[[], str]) -> int:
         """One less than the upper boundary of an element's bucket."""
-        length = int(KeysOf(self.function).key(element, lambda: "an element"))
+        length = int(KeysOf(self.function, "length").key(element, where))
         for boundary in self.boundaries:
             if length < boundary:
                 return boundary - 1
         raise UserFunctionError(
-            f"bucket_by_sequence_length: an element is of length {length}; with pad_to_bucket_boundary=True all are "
-            f"shorter than the last boundary, {self.boundaries[-1] if self.boundaries else 'of which there is none'}"
+            f"bucket_by_sequence_length: {self.function} returned {length} on {where()}; with "
+            f"pad_to_bucket_boundary=True all lengths are below the last boundary, {self.boundaries[-1]}"
         )

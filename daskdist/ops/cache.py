@@ -59,24 +59,27 @@ class CacheRows:
         home = context.home
         if home is None:
             return inputs[0](epoch)
-        found = self.kept.runs.get((self.key, home))
-        if found is not None:
-            return ReplayCursor(found)
         key = (self.key, home)
-        return KeepCursor(inputs[0](self.kept.epochs.get(key, epoch)), self.kept, key)
+        replayed = self.kept.runs.get(key)
+        source = None if replayed is not None else inputs[0](self.kept.epochs.get(key, epoch))
+        return CacheCursor(source, self.kept, key, replayed)
 
 
 @dataclass
-class KeepCursor:
-    """What has come so far; kept when all has, if it came from the start."""
+class CacheCursor:
+    """A pass that is kept when it is over, if it came from the start; or one that gives what another left."""
 
-    source: Cursor
+    source: Cursor | None
     kept: Kept
     key: Hashable
+    replayed: list[Run] | None = None
+    number: int = 0
     is_whole: bool = True
     _runs: list[Run] = field(default_factory=list)
 
     def pull(self) -> Run:
+        if self.source is None:
+            return self._replay(self.replayed or [])
         try:
             run: Run = self.source.pull()
         except Exhausted:
@@ -88,21 +91,16 @@ class KeepCursor:
             self._runs.append(run)
         return run
 
-    def resumed(self, saved: None) -> None:
-        """What came before is not here, so that the next pass is made again, in the order of this one."""
-        self.is_whole = False
-        self.kept.epochs[self.key] = self.born[1]  # type: ignore[attr-defined]  # of every cursor
-
-
-@dataclass
-class ReplayCursor:
-    """``number`` runs were given."""
-
-    runs: list[Run]
-    number: int = 0
-
-    def pull(self) -> Run:
-        if self.number == len(self.runs):
+    def _replay(self, runs: list[Run]) -> Run:
+        if self.number == len(runs):
             raise Exhausted
         self.number += 1
-        return self.runs[self.number - 1]
+        return runs[self.number - 1]
+
+    def resumed(self, saved: None) -> None:
+        """Of a pass half way, what came before is not here: the next is made again, in the order of this one."""
+        if self.replayed is not None:
+            self.kept.runs.setdefault(self.key, self.replayed)
+            return
+        self.is_whole = False
+        self.kept.epochs[self.key] = self.born[1]  # type: ignore[attr-defined]  # of every cursor

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from daskdist.core.arguments import yes_or_no
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Node
@@ -57,7 +58,8 @@ class ChooseFromDatasets(Node):
         if not self.sources:
             raise ArgumentError("choose_from_datasets: there are no datasets to choose from")
         with contextlib.suppress(SpecUnknown):
-            common_spec(self.name, self.sources)
+            yes_or_no(self.name, "stop_on_empty_dataset", self.stop_on_empty_dataset)
+        common_spec(self.name, self.sources)
         try:
             (leaf, *more) = self.choices.spec.leaves
         except SpecUnknown:

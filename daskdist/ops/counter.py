@@ -16,7 +16,7 @@ from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.ops.range import CutNumbers, Numbers, ReadNumbers, divide_numbers
+from daskdist.ops.range import CutNumbers, Numbers, ReadNumbers, divide_numbers, fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Counter(Source):
     def __post_init__(self) -> None:
         for name in ("start", "step"):
             whole_number(self.name, name, getattr(self, name))
-        number_dtype(self.name, "dtype", self.dtype)
+        fits(self.name, self.start, number_dtype(self.name, "dtype", self.dtype))
 
     @property
     def spec(self) -> ElementSpec:

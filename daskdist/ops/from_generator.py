@@ -46,6 +46,8 @@ class FromGenerator(Source):
                 f"from_generator: expected a function that gives an iterable, got {type(self.generator).__name__}; "
                 "a generator itself can be run once only, so give the function that makes it"
             )
+        if not self.signature.leaves:
+            raise ArgumentError("from_generator: output_signature has no leaves; give a nest of TensorSpec")
 
     @property
     def spec(self) -> ElementSpec:
@@ -91,11 +93,18 @@ class Pull:
 
     def _checked(self, generator: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         try:
-            elements = iter(generator(*args))
+            made = generator(*args)
         except Exception as error:
             raise UserFunctionError(
                 f"from_generator: {self.location} raised {type(error).__name__}: {error}"
             ) from error
+        try:
+            elements = iter(made)
+        except TypeError:
+            raise UserFunctionError(
+                f"from_generator: {self.location} returned {type(made).__name__} {made!r:.80}; "
+                "it is to return an iterable"
+            ) from None
         while True:
             where = f"element {self.num_elements}"
             try:

@@ -14,7 +14,7 @@ from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import Structure
+from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError
 
 
@@ -31,7 +31,7 @@ class FromTensorSlices(Source):
     @classmethod
     def of(cls, tensors: object, label: str | None = None) -> FromTensorSlices:
         """From a nest of arrays of the same length along axis 0."""
-        leaves, structure = Structure.flatten(tensors)
+        leaves, structure = _arrays("from_tensor_slices", tensors)
         lengths = {}
         for path, leaf in zip(structure.paths, leaves, strict=True):
             if np.ndim(leaf) == 0:
@@ -47,7 +47,7 @@ class FromTensorSlices(Source):
     @classmethod
     def of_one(cls, tensors: object, label: str | None = None) -> FromTensorSlices:
         """A single element, whole."""
-        leaves, structure = Structure.flatten(tensors)
+        leaves, structure = _arrays("from_tensors", tensors)
         return cls(structure, tuple(_alone(leaf) for leaf in leaves), label=label)
 
     @property
@@ -75,6 +75,16 @@ class FromTensorSlices(Source):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Read(self.splits, _block, "from_tensor_slices", divide=_divide)
+
+
+def _arrays(operation: str, tensors: object) -> tuple[Leaves, Structure]:
+    try:
+        leaves, structure = Structure.flatten(tensors)
+    except ArgumentError as error:
+        raise ArgumentError(f"{operation}: {error}") from None
+    if not leaves:
+        raise ArgumentError(f"{operation}: {tensors!r} has no leaves; give at least one array")
+    return leaves, structure
 
 
 def _divide(split: Split, start: int, stop: int) -> Split:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,10 @@ class GroupByWindow(Transformation):
 
 @dataclass(frozen=True)
 class KeysOf:
-    """The key of each element, shape ``(num_rows,)``, int64."""
+    """The key of each element, shape ``(num_rows,)``, int64; ``kind`` is what messages call it."""
 
     function: UserFunction
+    kind: str = "key"
 
     def __call__(self, rows: Rows) -> Index:
         keys = np.zeros(len(rows), np.int64)
@@ -92,7 +94,8 @@ class KeysOf:
         key = np.asarray(found)
         if key.shape or key.dtype.kind not in "biu":
             raise UserFunctionError(
-                f"{self.function.operation}: {self.function} returned {found!r:.80} on {where()}; a key is one integer"
+                f"{self.function.operation}: {self.function} returned {found!r:.80} on {where()}; "
+                f"a {self.kind} is one integer"
             )
         return np.int64(key)
 
@@ -112,10 +115,14 @@ class ReduceWindows:
             rows = batches.rows.slice(batches.bounds[index], batches.bounds[index + 1])
             first = next(iter(rows.elements()))
             key = KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0))  # type: ignore[misc]
-            window = self.make(rows, self.spec)
-            made = self.reduce_function.dataset(key, window, where=lambda key=key: f"the window of key {key}")  # type: ignore[misc]
-            parts += rows_of(made, self.reduce_function)
+            where = partial(_where, key, rows)
+            made = self.reduce_function.dataset(key, self.make(rows, self.spec), where=where)
+            parts += self.reduce_function.of_one_structure(parts[-1:], rows_of(made, self.reduce_function), where)
         return merge(parts, batches)
+
+
+def _where(key: Any, rows: Rows) -> str:
+    return f"the window of key {key} that begins with {rows.where(0)}"
 
 
 @dataclass(frozen=True)
@@ -139,8 +146,13 @@ class GroupRows:
     def size_of(self, key: int) -> int:
         """Elements a group of a key."""
         if isinstance(self.size, UserFunction):
-            size = self.size.of((np.int64(key),), lambda: f"the key {key}")
-            return whole_number(self.size.operation, f"the window size of key {key}", size, at_least=1)
+            size = np.asarray(self.size.of((np.int64(key),), lambda: f"the key {key}"))
+            if size.shape or size.dtype.kind not in "iu" or size < 1:
+                raise UserFunctionError(
+                    f"{self.size.operation}: {self.size} returned {size[()]!r:.80} on the key {key}; "
+                    "a window size is an integer of 1 or more"
+                )
+            return int(size)
         return self.size[key] if isinstance(self.size, tuple) else self.size
 
 

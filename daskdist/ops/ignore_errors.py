@@ -15,7 +15,7 @@ class IgnoreErrors(Transformation):
     """The elements upstream of which nothing failed; what is left out is logged."""
 
     name = "ignore_errors"
-    facts = Facts(keeps_spec=True, per_worker=True)
+    facts = Facts(keeps_spec=True, per_worker=True, leaves_out_failed=True)
 
     @property
     def cardinality(self) -> int:

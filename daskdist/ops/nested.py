@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,6 +103,23 @@ class NestedFunction(UserFunction):
         nodes = list(walk(made.node))
         return Outlook(spec, all(each.is_light for each in nodes) and made.node.cardinality != INFINITE)
 
+    def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
+        """The elements of a dataset it made, checked to be of the structure of those before, if there are any.
+
+        Raises
+        ------
+        UserFunctionError
+            They are of another.
+        """
+        made = [rows for rows in made if len(rows)]
+        for rows in made:
+            if before and rows.structure != before[0].structure:
+                raise UserFunctionError(
+                    f"{self.operation}: {self.location} made a dataset of {rows.structure} of {where()}, and of "
+                    f"{before[0].structure} before; all are of one structure"
+                )
+        return made
+
     def __reduce__(self) -> tuple[Any, ...]:
         return NestedFunction, (self.function, self.operation)
 
@@ -120,8 +138,9 @@ class ExpandRows:
         parts: list[Rows] = []
         lengths = []
         for index, element in enumerate(rows.elements()):
-            dataset = self.function.dataset(element, where=lambda index=index: rows.where(index))  # type: ignore[misc]
-            made = list(rows_of(dataset, self.function))
+            where = partial(rows.where, index)
+            dataset = self.function.dataset(element, where=where)
+            made = self.function.of_one_structure(parts[-1:], rows_of(dataset, self.function), where)
             lengths.append(sum(map(len, made)))
             parts += made
         return merge(parts, rows), np.array(lengths, np.intp)

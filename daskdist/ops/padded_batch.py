@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core import cardinality
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
@@ -18,7 +19,7 @@ from daskdist.core.spec import ElementSpec, Shape, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.errors import ArgumentError, StackError
 from daskdist.ops.batch import BatchRows
-from daskdist.ops.ragged_batch import columns_of
+from daskdist.ops.ragged_batch import columns_of, no_datasets
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Padding:
             if shapes is None and values is None:
                 return cls(operation, None, ())
             raise ArgumentError(f"{operation}: padded_shapes and padding_values need elements of a known spec; {spec}")
+        no_datasets(operation, spec)
         given = (
             None
             if shapes is None
@@ -104,13 +106,15 @@ def _nest(operation: str, name: str, structure: Structure, given: Any) -> list[A
 def _shape(operation: str, leaf: TensorSpec, path: str, given: Any) -> Shape:
     where = f"{operation}: padded_shapes of leaf {path or '(the element)'}"
     try:
-        shape = tuple(None if size is None or int(size) == -1 else int(size) for size in given)
+        shape = tuple(None if size is None or size == -1 else operator.index(size) for size in given)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{where} is {given!r}; give a shape, with None for the longest of a batch") from None
+        shape = (-1,)
+    if any(size is not None and size < 0 for size in shape):
+        raise ArgumentError(f"{where} is {given!r}; give lengths, with None or -1 for the longest of a batch")
     if len(shape) != len(leaf.shape):
         raise ArgumentError(f"{where} is {list(shape)}, of {len(shape)} axes; the leaf has {len(leaf.shape)}, {leaf}")
     for size, known in zip(shape, leaf.shape, strict=True):
-        if size is not None and (size < 0 or (known is not None and size < known)):
+        if size is not None and known is not None and size < known:
             raise ArgumentError(f"{where} is {list(shape)}, and the leaf is longer: {leaf}")
     return shape
 
@@ -129,7 +133,13 @@ def _value(operation: str, leaf: TensorSpec, path: str, given: Any) -> Any:
             f"{operation}: padding_values of leaf {path or '(the element)'} is {given!r}, of {value.dtype}"
             f"{list(value.shape)}; the leaf is {leaf.dtype}, so give one value of that"
         )
-    return given if leaf.dtype == object else np.asarray(given, leaf.dtype)[()]
+    try:
+        return given if leaf.dtype == object else np.asarray(given, leaf.dtype)[()]
+    except OverflowError:
+        raise ArgumentError(
+            f"{operation}: padding_values of leaf {path or '(the element)'} is {given!r}, and {leaf.dtype} holds no "
+            "such number"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +165,7 @@ class PaddedBatch(Transformation):
 
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)
+        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
 
     @property
     def group_size(self) -> int:
@@ -183,12 +194,12 @@ class PadRows:
     padding
         To what, and with what.
     fill_to
-        Gives for the first element of a batch the length of axes that are padded to the longest; None where that is
-        the longest itself.
+        Gives for the first element of a batch, and what tells where it is from, the length of axes that are padded to
+        the longest; None where that is the longest itself.
     """
 
     padding: Padding
-    fill_to: Callable[[Any], int] | None = None
+    fill_to: Callable[[Any, Callable[[], str]], int] | None = None
 
     def __call__(self, batches: Batches) -> Bundle:
         rows = batches.rows
@@ -200,7 +211,9 @@ class PadRows:
         return Bundle(rows.structure, items, rows.label)
 
     def _batch(self, rows: Block | Bundle, columns: Sequence[Any], start: int, stop: int) -> Leaves:
-        fill_to = None if self.fill_to is None else self.fill_to(next(iter(rows.elements(start, start + 1))))
+        fill_to = None
+        if self.fill_to is not None:
+            fill_to = self.fill_to(next(iter(rows.elements(start, start + 1))), lambda: rows.where(start))
         leaves = []
         for number, column in enumerate(columns):
             shape = None if self.padding.shapes is None else self.padding.shapes[number]
@@ -211,7 +224,12 @@ class PadRows:
                 path = rows.structure.paths[number]
                 raise StackError(
                     f"{self.padding.operation}: leaf {path or '(the element)'} of {rows.where(start + error.row)} "
-                    f"is of shape {list(error.shape)}, and padded_shapes is {list(error.wanted)}"
+                    f"is of shape {list(error.shape)}, and is to be filled up to {list(error.wanted)}"
+                ) from None
+            except StackError as error:
+                raise StackError(
+                    f"{self.padding.operation}: leaf {rows.structure.paths[number] or '(the element)'} of elements of "
+                    f"{rows.label or 'this data'} {error}"
                 ) from None
         return tuple(leaves)
 
@@ -270,9 +288,13 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
     ):
         return column
     arrays = [np.asarray(each) for each in column]
-    kinds = dict.fromkeys(f"{array.dtype} of {array.ndim} axes" for array in arrays)
+    # Words of different lengths differ in dtype too.
+    kinds = dict.fromkeys(
+        (array.dtype.kind if array.dtype.kind in "SU" else array.dtype, array.ndim) for array in arrays
+    )
     if len(kinds) > 1:
-        raise StackError(f"elements of one batch are {', '.join(kinds)}; give them one dtype and rank with map(...)")
+        found = ", ".join(f"{dtype} of {num_axes} axes" for dtype, num_axes in kinds)
+        raise StackError(f"comes as {found} in one batch; give it one dtype and rank with map(...)")
     sizes = np.array([array.shape for array in arrays]).reshape(len(arrays), arrays[0].ndim)
     longest_each = sizes.max(axis=0).tolist()
     wanted_each = [
@@ -283,7 +305,7 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
     if too_long.any():
         row = int(np.argmax(too_long))
         raise TooLong(row, arrays[row].shape, wanted_each)
-    dtype = arrays[0].dtype
+    dtype = np.result_type(*{array.dtype for array in arrays})
     out = np.full((len(arrays), *wanted_each), _filler(value, dtype), dtype)
     for row, array in enumerate(arrays):
         place: Any = (row, *map(slice, array.shape))

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from daskdist.core import cardinality
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import number_dtype, whole_number, yes_or_no
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.block import stack as stack_leaves
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
 from daskdist.ops.batch import BatchRows
@@ -44,7 +44,9 @@ class RaggedBatch(Transformation):
 
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)
-        if np.dtype(self.row_splits_dtype) not in (np.int32, np.int64):
+        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
+        no_datasets(self.name, self.element_spec)
+        if number_dtype(self.name, "row_splits_dtype", self.row_splits_dtype) not in (np.int32, np.int64):
             raise ArgumentError(f"ragged_batch: row_splits_dtype is {self.row_splits_dtype!r}; give int32 or int64")
 
     @property
@@ -101,6 +103,22 @@ class RaggedRows:
         if not isinstance(column, Ragged):
             return Ragged.of(list(column), self.splits_dtype)
         return column.with_splits(self.splits_dtype)
+
+
+def no_datasets(operation: str, spec: ElementSpec) -> None:
+    """Check that no leaf of elements is a dataset.
+
+    Raises
+    ------
+    ArgumentError
+        One is; the message names it.
+    """
+    for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        if isinstance(leaf, DatasetSpec):
+            raise ArgumentError(
+                f"{operation}: leaf {path or '(the element)'} is a dataset, {leaf}; make arrays of it first, "
+                "for example by flat_map(lambda window: window.batch(n))"
+            )
 
 
 def columns_of(rows: Bundle) -> list[list[Any]]:

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Source
@@ -45,6 +45,7 @@ class Random(Source):
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed)
+        yes_or_no(self.name, "rerandomize_each_iteration", self.rerandomize_each_iteration)
 
     @property
     def spec(self) -> ElementSpec:

@@ -33,9 +33,12 @@ class Range(Source):
     def __post_init__(self) -> None:
         for name in ("start", "stop", "step"):
             whole_number(self.name, name, getattr(self, name))
-        number_dtype(self.name, "output_type", self.output_type)
+        dtype = number_dtype(self.name, "output_type", self.output_type)
         if self.step == 0:
             raise ArgumentError("range: step is 0; give a positive or negative number")
+        numbers = range(self.start, self.stop, self.step)
+        for number in (numbers[0], numbers[-1]) if numbers else ():
+            fits(self.name, number, dtype)
 
     @property
     def spec(self) -> ElementSpec:
@@ -57,6 +60,20 @@ class Range(Source):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         return Read(self.splits, ReadNumbers(np.dtype(self.output_type)), self.name, divide=divide_numbers)
+
+
+def fits(operation: str, number: int, dtype: np.dtype[Any]) -> None:
+    """Check that a number can be an element.
+
+    Raises
+    ------
+    ArgumentError
+        It is beyond what its dtype, or int64, holds.
+    """
+    bounds = np.iinfo(dtype if dtype.kind in "iu" else np.int64)
+    lowest, highest = int(bounds.min), min(int(bounds.max), 2**63 - 1)
+    if not lowest <= number <= highest:
+        raise ArgumentError(f"{operation}: {number} is no {bounds.dtype}, which goes from {lowest} to {highest}")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
@@ -34,6 +34,7 @@ class Rebatch(Transformation):
     def __post_init__(self) -> None:
         for size in self.sizes:
             whole_number(self.name, "batch_size", size, at_least=0 if len(self.sizes) > 1 else 1)
+        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
         if not any(self.sizes):
             raise ArgumentError(f"rebatch: batch_size is {list(self.sizes)}; give at least one size of 1 or more")
         with contextlib.suppress(SpecUnknown):
@@ -51,7 +52,9 @@ class Rebatch(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = gathered(ungrouped(inputs[0]))
-        return Arrange((rows,), RebatchRows(self.sizes, self.drop_remainder), grouped=1, name=self.name)
+        batches = Arrange((rows,), RebatchRows(self.sizes, self.drop_remainder), grouped=1, name=self.name)
+        # A batch without rows that is gathered is an element like others.
+        return batches if all(self.sizes) else gathered(batches)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from daskdist.core.arguments import whole_number
-from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.arguments import whole_number, yes_or_no
+from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, alike
 from daskdist.core.seed import generator
@@ -52,6 +52,8 @@ class SampleFromDatasets(Node):
 
     def __post_init__(self) -> None:
         whole_number(self.name, "seed", self.seed)
+        for name in ("stop_on_empty_dataset", "rerandomize_each_iteration"):
+            yes_or_no(self.name, name, getattr(self, name))
         with contextlib.suppress(SpecUnknown):
             common_spec(self.name, self.sources)
 
@@ -68,7 +70,9 @@ class SampleFromDatasets(Node):
 
     @property
     def cardinality(self) -> int:
-        return UNKNOWN
+        # One that has an end ends all, or is left behind.
+        is_endless = all if self.stop_on_empty_dataset else any
+        return INFINITE if is_endless(each.cardinality == INFINITE for each in self.sources) else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         inputs = alike(inputs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.buffer import BatchBuffer, Draws, RowBuffer, buffer_of
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
@@ -47,6 +47,7 @@ class Shuffle(Transformation):
     def __post_init__(self) -> None:
         whole_number(self.name, "buffer_size", self.buffer_size, at_least=1)
         whole_number(self.name, "seed", self.seed)
+        yes_or_no(self.name, "reshuffle_each_iteration", self.reshuffle_each_iteration)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = ShuffleRows(self.buffer_size, self.seed, self.reshuffle_each_iteration, self.node_id)

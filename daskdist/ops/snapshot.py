@@ -36,8 +36,6 @@ class Snapshot(Transformation):
         How they are compressed.
     is_reused
         Whether what is there already is read; else it is written anew.
-    operation
-        The method that made it.
     """
 
     directory: str
@@ -45,17 +43,13 @@ class Snapshot(Transformation):
     element_spec: ElementSpec = field(repr=False)
     compression: str | None = None
     is_reused: bool = True
-    operation: str = field(default="snapshot", repr=False)
 
+    name = "snapshot"
     facts = Facts(keeps_count=True, per_worker=True)
 
     def __post_init__(self) -> None:
         # What cannot be written is refused before anything is.
         spec_to_json(self.element_spec)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.operation
 
     @property
     def spec(self) -> ElementSpec:

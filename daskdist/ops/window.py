@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core import cardinality
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
@@ -43,6 +43,7 @@ class Window(Transformation):
     def __post_init__(self) -> None:
         for name in ("size", "shift", "stride"):
             whole_number(self.name, name, getattr(self, name), at_least=1)
+        yes_or_no(self.name, "drop_remainder", self.drop_remainder)
 
     @property
     def spec(self) -> ElementSpec:

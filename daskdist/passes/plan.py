@@ -18,9 +18,8 @@ def plan(node: Node) -> Primitive:
     options = merged_options(node)
     if options.seed is not None:
         node = with_seed(node, options.seed)
-    primitive = lower(simplify(node))
-    if options.on_error == "skip":
-        primitive = tolerant(primitive)
+    # What fails is left out where it fails, so nothing may move.
+    primitive = tolerant(lower(node)) if options.on_error == "skip" else lower(simplify(node))
     if options.deterministic is False:
         primitive = in_any_order(primitive)
     return fuse(primitive)

@@ -1,7 +1,8 @@
-"""The seed of a pipeline for operations that were given none of their own."""
+"""Seeds of operations that were given none of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,36 @@ from dask.base import tokenize
 from daskdist.core.node import Node, Source, walk
 
 
-def with_seed(node: Any, seed: int) -> Node:
+def with_seed(node: Node, seed: int) -> Node:
     """The pipeline with a seed in each operation that has drawn one for itself; their places keep them apart."""
-    node = node.with_inputs(tuple(with_seed(each, seed) for each in node.inputs)) if node.inputs else node
-    if getattr(node, "is_seeded", True):
-        return node  # type: ignore[no-any-return]
-    return replace(node, seed=seed, is_seeded=True)  # type: ignore[no-any-return]
+    return _reseeded(node, lambda each: replace(each, seed=seed, is_seeded=True))
+
+
+def drawn_seeds(node: Node) -> list[int]:
+    """The seeds that operations have drawn for themselves."""
+    return [each.seed for each in _upstream_first(node) if not _is_seeded(each)]
+
+
+def with_drawn(node: Node, seeds: Sequence[int]) -> Node:
+    """The pipeline with those seeds instead of the ones drawn."""
+    coming = iter(seeds)
+    return _reseeded(node, lambda each: replace(each, seed=next(coming)))
+
+
+def _reseeded(node: Node, change: Callable[[Any], Node]) -> Node:
+    if node.inputs:
+        node = node.with_inputs(tuple(_reseeded(each, change) for each in node.inputs))
+    return node if _is_seeded(node) else change(node)
+
+
+def _upstream_first(node: Node) -> Iterator[Any]:
+    for each in node.inputs:
+        yield from _upstream_first(each)
+    yield node
+
+
+def _is_seeded(node: Any) -> bool:
+    return bool(getattr(node, "is_seeded", True))
 
 
 def fingerprint(node: Node) -> str:

@@ -14,6 +14,8 @@ from daskdist.core.node import Node, Source
 
 def simplify(node: Node) -> Node:
     """The tree with every rule applied until none applies."""
+    if node.facts.leaves_out_failed:
+        return node
     inputs = tuple(map(simplify, node.inputs))
     if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
         node = node.with_inputs(inputs)

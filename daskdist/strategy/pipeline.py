@@ -8,11 +8,10 @@ from functools import cached_property
 from itertools import pairwise
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node, Source, lower, upstream, walk
+from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.ops.deal import piece_bounds
-from daskdist.passes.fuse import fuse
-from daskdist.passes.simplify import simplify
+from daskdist.passes.plan import plan
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Pipeline:
     @cached_property
     def primitive(self) -> Primitive:
         """What it comes down to."""
-        return fuse(lower(simplify(self.node)))
+        return plan(self.node)
 
     def splits_by_reader(self) -> Iterator[tuple[str | None, list[Split]]]:
         """Each reader, and the splits it reads: of every source they take turns."""

@@ -1,16 +1,19 @@
-"""The names of ``tf.data``, those under its ``experimental`` too."""
+"""The names of ``tf.data``; `daskdist.data.experimental` has its older spellings."""
 
 from typing import Final
 
 from daskdist.core.names import lazily
 
 _NAMES: Final = {
+    "AUTOTUNE": "daskdist.core.cardinality:AUTOTUNE",
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
     "Dataset": "daskdist.dataset:Dataset",
+    "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",
+    "Iterator": "daskdist.execute.embedded:ElementIterator",
     "Options": "daskdist.ops.with_options:Options",
     "UNKNOWN_CARDINALITY": "daskdist.core.cardinality:UNKNOWN",
-    "experimental": "daskdist.data",
+    "experimental": "daskdist.data.experimental",
 }
 
 __all__ = [*_NAMES]

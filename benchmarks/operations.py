@@ -1,0 +1,574 @@
+"""How fast operations are: each against NumPy by hand, what arranging adds to reading, what a shuffle holds.
+
+    python benchmarks/operations.py [--only NAME ...] [--size small] [--json] [--check]
+                                    [--peer tf|torch|grain|ray --python PATH]
+
+Each figure is held against a floor measured in the same run, in turns with it; with ``--peer``, elements and groups
+also against another library, which ``--python`` has (it does not have to have daskdist).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import dask
+import numpy as np
+from measure import MIB, Figure, Memory, interleaved, table
+from peers import PEERS, Peer
+from peers.serving import BATCH, BOUNDARIES, NUM_KEYS, WINDOW, Data
+from spine import exhaust, write_rows
+
+import daskdist
+from daskdist import Dataset
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything.
+
+    Parameters
+    ----------
+    rows, peer_rows
+        Rows in memory, and how many of them other libraries get, which take a hundred times as long.
+    num_files, file_rows, group_rows
+        What is read to be arranged; a row is 16 float32 and a label.
+    shuffled_files, shuffled_file_rows, buffer_size
+        What is shuffled to see how much memory that takes; a row is 64 bytes.
+    shuffled_group_rows
+        Rows of a row group there, one run each.
+    repeats, pairs
+        How often each thing is timed, and how often an arranged pipeline is timed beside its sources.
+    """
+
+    rows: int = 2_000_000
+    peer_rows: int = 50_000
+    num_files: int = 8
+    file_rows: int = 250_000
+    group_rows: int = 62_500
+    shuffled_files: int = 10
+    shuffled_file_rows: int = 1_000_000
+    buffer_size: int = 1_000_000
+    shuffled_group_rows: tuple[int, ...] = (250_000, 62_500, 10_000)
+    repeats: int = 5
+    pairs: int = 25
+
+
+SIZES: Final = {
+    "full": Size(),
+    "small": Size(
+        20_000,
+        2_000,
+        num_files=4,
+        file_rows=4_096,
+        group_rows=1_024,
+        shuffled_files=2,
+        shuffled_file_rows=20_000,
+        buffer_size=4_000,
+        shuffled_group_rows=(2_500,),
+        repeats=1,
+        pairs=1,
+    ),
+}
+
+
+# --- elements and groups ---
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pipeline over arrays in memory, and the same by hand.
+
+    Parameters
+    ----------
+    what
+        Printed.
+    ours
+        Gives the batches.
+    by_hand
+        Gives them too: NumPy, as a careful person writes it.
+    floor
+        What that is, in words.
+    target
+        M rows/s that go in; None for a figure that is only for information.
+    share
+        Of the rows; less where it is slow.
+    is_same_order
+        Whether both give the same batches in the same order.
+    known
+        M rows/s of other libraries, as measured on 2 cores once.
+    """
+
+    what: str
+    ours: Callable[[Data], Iterable[Any]]
+    by_hand: Callable[[Data], Iterable[Any]]
+    floor: str
+    target: float | None = None
+    share: float = 1
+    is_same_order: bool = True
+    known: str = ""
+
+
+def _slices(x: Any, size: int = BATCH) -> Iterator[Any]:
+    for start in range(0, len(x), size):
+        yield x[start : start + size]
+
+
+def _numbers(data: Data) -> Any:
+    return np.arange(len(data))
+
+
+def _sequences(data: Data) -> Dataset:
+    return Dataset.from_tensor_slices(daskdist.Ragged(data.values, data.row_splits))
+
+
+def _padded(data: Data, start: int, stop: int) -> Any:
+    splits = data.row_splits[start : stop + 1]
+    lengths = np.diff(splits)
+    is_value = np.arange(lengths.max()) < lengths[:, None]
+    out = np.zeros(is_value.shape, data.values.dtype)
+    out[is_value] = data.values[splits[0] : splits[-1]]
+    return out
+
+
+def _padded_by_hand(data: Data) -> Iterator[Any]:
+    for start in range(0, len(data), BATCH):
+        yield _padded(data, start, min(start + BATCH, len(data)))
+
+
+def _ragged_by_hand(data: Data) -> Iterator[Any]:
+    for start in range(0, len(data), BATCH):
+        splits = data.row_splits[start : start + BATCH + 1]
+        yield daskdist.Ragged(data.values[splits[0] : splits[-1]], splits - splits[0])
+
+
+def _buckets_by_hand(data: Data) -> Iterator[Any]:
+    # Bucket by bucket: the rows of one moved together, then padded.
+    lengths = np.diff(data.row_splits)
+    bucket_of = np.searchsorted(BOUNDARIES, lengths, side="right")
+    for bucket in range(len(BOUNDARIES) + 1):
+        rows = np.flatnonzero(bucket_of == bucket)
+        splits = np.concatenate([[0], np.cumsum(lengths[rows])])
+        places = np.repeat(data.row_splits[rows] - splits[:-1], lengths[rows]) + np.arange(splits[-1])
+        moved = Data(rows, data.values.take(places), splits)
+        yield from _padded_by_hand(moved)
+
+
+def _groups_by_hand(data: Data) -> Iterator[Any]:
+    keys = _numbers(data) % NUM_KEYS
+    for key in range(NUM_KEYS):
+        yield from _slices(data.rows[keys == key])
+
+
+def _permuted_by_hand(data: Data) -> Iterator[Any]:
+    for rows in _slices(np.random.default_rng(0).permutation(len(data))):
+        yield data.rows.take(rows, axis=0)
+
+
+CASES: Final[dict[str, Case]] = {
+    "map_range": Case(
+        "range, map(x * 2 + 1), batch(256)",
+        lambda data: Dataset.range(len(data)).map(lambda x: x * 2 + 1).batch(BATCH),
+        lambda data: (x * 2 + 1 for x in _slices(_numbers(data))),
+        "NumPy slices, computed",
+        target=2,
+    ),
+    "map_rows": Case(
+        "rows of 16, map(x * 2 + 1), batch(256)",
+        lambda data: Dataset.from_tensor_slices(data.rows).map(lambda x: x * 2 + 1).batch(BATCH),
+        lambda data: (x * 2 + 1 for x in _slices(data.rows)),
+        "NumPy slices, computed",
+        target=2,
+    ),
+    "filter_range": Case(
+        "range, filter(x % 3 != 0), batch(256)",
+        lambda data: Dataset.range(len(data)).filter(lambda x: x % 3 != 0).batch(BATCH),
+        lambda data: _slices((x := _numbers(data))[x % 3 != 0]),
+        "NumPy mask, slices",
+        target=5,
+    ),
+    "filter_rows": Case(
+        "rows of 16, filter(x[0] > 0.5), batch(256)",
+        lambda data: Dataset.from_tensor_slices(data.rows).filter(lambda x: x[0] > 0.5).batch(BATCH),
+        lambda data: _slices(data.rows[data.rows[:, 0] > 0.5]),
+        "NumPy mask, slices",
+        target=5,
+    ),
+    "padded_batch": Case(
+        "rows of 0 to 63 int32, padded_batch(256)",
+        lambda data: _sequences(data).padded_batch(BATCH),
+        _padded_by_hand,
+        "NumPy mask a batch",
+        target=1,
+        share=0.5,
+    ),
+    "ragged_batch": Case(
+        "rows of 0 to 63 int32, ragged_batch(256)",
+        lambda data: _sequences(data).ragged_batch(BATCH),
+        _ragged_by_hand,
+        "slices of values and splits",
+        share=0.5,
+    ),
+    "bucket_by_sequence_length": Case(
+        "rows of 0 to 63 int32, bucket_by_sequence_length, 4 buckets of 256",
+        lambda data: _sequences(data).bucket_by_sequence_length(len, BOUNDARIES, [BATCH] * (len(BOUNDARIES) + 1)),
+        _buckets_by_hand,
+        "NumPy, bucket after bucket",
+        share=0.1,
+        is_same_order=False,
+    ),
+    "window": Case(
+        "rows of 16, window(16), flat_map to batches of 16",
+        lambda data: Dataset.from_tensor_slices(data.rows).window(WINDOW).flat_map(lambda each: each.batch(WINDOW)),
+        lambda data: _slices(data.rows, WINDOW),
+        "NumPy slices",
+        share=0.02,
+    ),
+    "group_by_window": Case(
+        "numbered rows of 16, group_by_window, 4 keys, to batches of 256",
+        lambda data: (
+            Dataset.from_tensor_slices(data.rows)
+            .enumerate()
+            .group_by_window(lambda number, row: number % NUM_KEYS, lambda key, each: each.batch(BATCH), BATCH)
+        ),
+        _groups_by_hand,
+        "NumPy mask a key",
+        share=0.1,
+        is_same_order=False,
+    ),
+    "global_shuffle": Case(
+        "rows of 16, global_shuffle, batch(256)",
+        lambda data: Dataset.from_tensor_slices(data.rows).global_shuffle(seed=0).batch(BATCH),
+        _permuted_by_hand,
+        "NumPy permutation, gather",
+        is_same_order=False,
+    ),
+}
+
+
+def elements(size: Size, names: Iterable[str]) -> Iterator[Figure]:
+    """Pipelines over arrays in memory."""
+    data = Data.made(size.rows)
+    for name in names:
+        case = CASES[name]
+        part = data.first(max(int(case.share * len(data)), 1))
+        if case.is_same_order:
+            _check_same(case, part)
+        seconds = interleaved(
+            {"floor": lambda: exhaust(case.by_hand(part)), "ours": lambda: exhaust(case.ours(part))},  # noqa: B023
+            size.repeats,
+        )
+        rate = {which: len(part) / 1e6 / min(each) for which, each in seconds.items()}
+        yield Figure(
+            case.what, rate["ours"], "M rows/s", rate["floor"], case.floor, target=case.target, note=case.known
+        )
+
+
+def _check_same(case: Case, data: Data) -> None:
+    for ours, floor in itertools.islice(zip(case.ours(data), case.by_hand(data), strict=True), 3):
+        if not _is_equal(ours, floor):
+            raise RuntimeError(f"{case.what}: gives {ours!r}, and by hand it is {floor!r}")
+
+
+def _is_equal(ours: Any, other: Any) -> bool:
+    if isinstance(ours, daskdist.Ragged):
+        return _is_equal(ours.values, other.values) and _is_equal(ours.row_splits, other.row_splits)
+    return bool(ours.dtype == other.dtype and np.array_equal(ours, other))
+
+
+def against(size: Size, names: Iterable[str], key: str, python: str) -> Iterator[Figure]:
+    """The same pipelines in turns with another library's, over fewer rows."""
+    data = Data.made(size.peer_rows)
+    with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
+        data.save(folder)
+        with Peer(key, python, folder) as peer:
+            for name in names:
+                if name in peer.cases:
+                    yield _against(CASES[name], data, peer, name, size.repeats)
+
+
+def _against(case: Case, data: Data, peer: Peer, name: str, repeats: int) -> Figure:
+    ours, theirs = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        num_batches = sum(1 for _ in case.ours(data))
+        ours.append(time.perf_counter() - start)
+        seconds, num_theirs = peer.run(name)
+        theirs.append(seconds)
+    # Buckets and windows that are not full at the end may come or not.
+    if case.is_same_order and num_batches != num_theirs:
+        raise RuntimeError(f"{case.what}: gives {num_batches} batches, and in {peer.name} {num_theirs}")
+    million = len(data) / 1e6
+    what = f"{case.what}; {len(data):_} rows"
+    return Figure(what, million / min(ours), "M rows/s", million / min(theirs), f"{peer.name} {peer.version}")
+
+
+# --- saved ---
+
+
+def saved(size: Size) -> Iterator[Figure]:
+    """Rows written to a directory and read again, while the operating system still has them in memory."""
+    x = Data.made(size.rows).rows
+    rows = Dataset.from_tensor_slices(x)
+    with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
+        directory, path = str(Path(folder, "saved")), str(Path(folder, "saved.npy"))
+        seconds = interleaved(
+            {
+                "np.save": lambda: np.save(path, x),
+                "save": lambda: rows.save(directory),
+                "np.load": lambda: _summed(_slices(np.load(path, mmap_mode="r"))),
+                "load": lambda: _summed(Dataset.load(directory).batch(BATCH)),
+            },
+            size.repeats,
+        )
+    rate = {name: x.nbytes / 1e6 / min(each) for name, each in seconds.items()}
+    yield Figure("save rows of 16 float32", rate["save"], "MB/s", rate["np.save"], "np.save")
+    yield Figure(
+        "load, batch(256), each summed", rate["load"], "MB/s", rate["np.load"], "np.load, mapped, slices, each summed"
+    )
+
+
+def _summed(batches: Iterable[Any]) -> float:
+    return sum(float(batch.sum()) for batch in batches)
+
+
+# --- arranging ---
+
+_AT_MOST: Final = 1.05
+_FEATURES: Final = [f"f{number}" for number in range(16)]
+_COLUMNS: Final = {"x": _FEATURES, "y": "label"}
+_ARRANGED_BATCH: Final = 1024
+
+
+def arranging(size: Size) -> Iterator[Figure]:
+    """What `zip`, `interleave`, `repeat` and `shard` add to the reading and batching of what they arrange."""
+    with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
+        first = Path(folder, "0.parquet")
+        write_rows(str(first), _FEATURES, size.file_rows, size.group_rows, np.arange(size.file_rows))
+        for number in range(1, size.num_files):
+            Path(folder, f"{number}.parquet").write_bytes(first.read_bytes())
+        paths = sorted(map(str, Path(folder).glob("*.parquet")))
+        half = len(paths) // 2
+        names = Dataset.from_tensor_slices(np.array(paths, np.dtypes.StringDType()))
+        sources = Sources(
+            "Parquet",
+            daskdist.read_parquet(paths, _COLUMNS),
+            (daskdist.read_parquet(paths[:half], _COLUMNS), daskdist.read_parquet(paths[half : 2 * half], _COLUMNS)),
+            lambda block_length: names.interleave(
+                lambda path: daskdist.read_parquet(str(path), _COLUMNS), 4, block_length
+            ),
+            _AT_MOST,
+        )
+        yield from arranged(sources, size)
+    x = Data.made(size.rows).rows
+    pieces = [Dataset.from_tensor_slices(piece) for piece in np.array_split(x, size.num_files)]
+    sources = Sources(
+        "in memory",
+        Dataset.from_tensor_slices(x),
+        (Dataset.from_tensor_slices(x[: len(x) // 2]), Dataset.from_tensor_slices(x[len(x) // 2 :])),
+        lambda block_length: Dataset.range(len(pieces)).interleave(lambda number: pieces[int(number)], 4, block_length),
+        None,
+    )
+    yield from arranged(sources, size)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is arranged.
+
+    Parameters
+    ----------
+    where
+        Where its rows lie.
+    whole
+        All rows.
+    halves
+        The same in two datasets.
+    interleaved
+        The same by turns from four pieces, so many a turn.
+    target
+        What time over the sources' time is to be at most.
+    """
+
+    where: str
+    whole: Dataset
+    halves: tuple[Dataset, Dataset]
+    interleaved: Callable[[int], Dataset]
+    target: float | None
+
+
+def arranged(sources: Sources, size: Size) -> Iterator[Figure]:
+    """Each arrangement over its plain sources, which are read as often and batched as often."""
+    whole, (first, second), batch = sources.whole, sources.halves, _ARRANGED_BATCH
+    once = [whole.batch(batch)]
+    twice = [whole.batch(batch), whole.batch(batch)]
+    # Two shards read everything twice, and give half of it each: batches of twice the size are as many.
+    coarse = [whole.batch(2 * batch), whole.batch(2 * batch)]
+    shards = [whole.shard(2, 0).batch(batch), whole.shard(2, 1).batch(batch)]
+    pairs = {
+        "zip": ([first.batch(batch), second.batch(batch)], [Dataset.zip(first, second).batch(batch)]),
+        "interleave(cycle 4, block 1)": (once, [sources.interleaved(1).batch(batch)]),
+        "interleave(cycle 4, block 16)": (once, [sources.interleaved(16).batch(batch)]),
+        "repeat(2)": (twice, [whole.repeat(2).batch(batch)]),
+        "shard(2, 0) and shard(2, 1)": (coarse, shards),
+    }
+    for name, (plain, arranged) in pairs.items():
+        beside = Beside(lambda: [exhaust(each) for each in plain], lambda: [exhaust(each) for each in arranged])  # noqa: B023
+        beside.measure(size.pairs)
+        yield Figure(
+            f"{sources.where}: {name}, batch({batch})",
+            median(beside.ratios),
+            "times its sources",
+            target=sources.target,
+            bound="most",
+            note=beside.note,
+        )
+
+
+class Beside:
+    """Something between twice the same thing it is compared with, so that what drifts hits both alike.
+
+    Parameters
+    ----------
+    plain, arranged
+        What is run.
+    """
+
+    def __init__(self, plain: Callable[[], Any], arranged: Callable[[], Any]) -> None:
+        self._calls = {"before": plain, "arranged": arranged, "after": plain}
+        self.ratios: list[float] = []
+        self.note = ""
+
+    def measure(self, repeats: int) -> None:
+        """Time all, and the processor with them; the first round is not counted: files are opened."""
+        cpu: dict[str, list[float]] = {name: [] for name in self._calls}
+
+        def noted(name: str) -> Callable[[], None]:
+            def call() -> None:
+                start = time.process_time()
+                self._calls[name]()
+                cpu[name].append(time.process_time() - start)
+
+            return call
+
+        calls = {name: noted(name) for name in self._calls}
+        interleaved(calls, 1)
+        seconds = interleaved(calls, repeats)
+        before, after = np.array(seconds["before"]), np.array(seconds["after"])
+        ratios = 2 * np.array(seconds["arranged"]) / (before + after)
+        low, high = np.quantile(ratios, [0.25, 0.75])
+        itself = np.quantile(after / before, [0.25, 0.5, 0.75])
+        cpu_ratio = 2 * median(cpu["arranged"][1:]) / (median(cpu["before"][1:]) + median(cpu["after"][1:]))
+        self.ratios = ratios.tolist()
+        self.note = (
+            f"{1000 * median(seconds['arranged']):.0f} ms over {500 * median(before + after):.0f} ms; quartiles of "
+            f"{repeats} ratios {low:.2f} to {high:.2f}; the sources over themselves {itself[0]:.2f} to "
+            f"{itself[2]:.2f}, median {itself[1]:.2f}; in processor time {cpu_ratio:.2f}"
+        )
+
+
+# --- memory ---
+
+_ROW_BYTES: Final = 64
+
+
+def memory(size: Size) -> Iterator[Figure]:
+    """The most that a process takes that streams shuffled batches and keeps none, above what it took before."""
+    names = _FEATURES[: _ROW_BYTES // 4 - 1]
+    buffer_bytes = size.buffer_size * _ROW_BYTES
+    for group_rows in size.shuffled_group_rows:
+        with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
+            first = Path(folder, "0.parquet")
+            labels = np.zeros(size.shuffled_file_rows, np.float32)
+            write_rows(str(first), names, size.shuffled_file_rows, group_rows, labels)
+            for number in range(1, size.shuffled_files):
+                Path(folder, f"{number}.parquet").write_bytes(first.read_bytes())
+            fresh = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            with fresh:
+                peak_bytes, num_rows, seconds = fresh.submit(shuffled_memory, folder, names, size.buffer_size).result()
+        expected = size.shuffled_files * size.shuffled_file_rows
+        if num_rows != expected:
+            raise RuntimeError(f"shuffle gave {num_rows} rows of {expected}")
+        yield Figure(
+            f"memory of shuffle({size.buffer_size:_}), {expected:_} rows of 64 bytes in row groups of {group_rows:_}",
+            peak_bytes / MIB,
+            "MiB",
+            buffer_bytes / MIB,
+            "the buffer's rows",
+            target=3,
+            on="ratio",
+            bound="most",
+            note="the most that is resident in a fresh process, above what is before its first batch; "
+            f"{num_rows / seconds / 1e6:.1f} M rows/s",
+        )
+
+
+def shuffled_memory(folder: str, names: list[str], buffer_size: int) -> tuple[int, int, float]:
+    """Bytes above idle at most, rows that came, and seconds, of one pass that is seen and let go."""
+    dataset = daskdist.read_parquet(folder, {"x": names, "y": "label"}).shuffle(buffer_size, seed=0).batch(1024)
+    sampled = Memory([os.getpid()])
+    start = time.perf_counter()
+    with sampled.sampled():
+        num_rows = sum(len(batch["y"]) for batch in dataset)
+    return sampled.above_idle_bytes, num_rows, time.perf_counter() - start
+
+
+BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
+    **{name: lambda size, name=name: elements(size, [name]) for name in CASES},  # type: ignore[misc]
+    "saved": saved,
+    "arranging": arranging,
+    "memory": memory,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(BENCHMARKS), help="run this one (may be repeated)")
+    parser.add_argument("--size", choices=list(SIZES), default="full")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument("--peer", choices=list(PEERS), help="hold elements and groups against this library too")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has it; this one by default")
+    options = parser.parse_args(argv)
+    size, names = SIZES[options.size], options.only or list(BENCHMARKS)
+    figures = []
+    for name in names:
+        print(f"measuring: {name}", file=sys.stderr)
+        figures += BENCHMARKS[name](size)
+    if options.peer:
+        print(f"measuring: against {options.peer}", file=sys.stderr)
+        figures += against(size, [name for name in names if name in CASES], options.peer, options.python)
+    if options.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "dask": dask.__version__,
+            "daskdist": daskdist.__version__,
+        }
+        print(
+            json.dumps(
+                {"machine": machine, "size": asdict(size), "figures": [each.as_dict() for each in figures]},
+                indent=2,
+            )
+        )
+    else:
+        print(table(figures))
+    return int(options.check and any(figure.holds is False for figure in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
