@@ -28,7 +28,7 @@ from daskdist.core.node import Node, depth
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
-from daskdist.core.structure import Nested, Structure
+from daskdist.core.structure import Leaves, Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array
@@ -572,7 +572,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> [int(x) for x in Dataset.range(5).scan(np.int64(0), lambda total, x: (total + x, total + x))]
         [0, 1, 3, 6, 10]
         """
-        leaves, structure = Structure.flatten(initial_state)
+        leaves, structure = _state("scan", initial_state)
         return self._with(Scan(self._node, structure, leaves, UserFunction(scan_func, "scan"), label=name))
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
@@ -591,7 +591,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("reduce: the dataset is endless; use take(n) first")
         function = UserFunction(reduce_func, "reduce")
-        state, structure = Structure.flatten(initial_state)
+        state, structure = _state("reduce", initial_state)
         for number, element in enumerate(self):
             where = f"element {number}"
             given = function.of((structure.pack(state), element), lambda where=where: where)  # type: ignore[misc]
@@ -1174,10 +1174,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             Its elements are not of ``element_spec``.
         """
         loaded = Dataset(ReadFiles(Saved(), (_absolute(path),), label=name))
+        found = loaded.spec
         if element_spec is not None:
             leaves, structure = Structure.of(element_spec)
             expected = ElementSpec(structure, leaves)
-            if loaded.spec.most_general_common_spec(expected) is None:
+            if found.most_general_common_spec(expected) is None:
                 raise ArgumentError(
                     f"load: element_spec is {element_spec}, and what was saved is {loaded.element_spec}"
                 )
@@ -1532,6 +1533,13 @@ def _absolute(path: str | os.PathLike[str]) -> str:
 def _codec(compression: str | None) -> str | None:
     codec(compression)
     return compression
+
+
+def _state(operation: str, initial: Any) -> tuple[Leaves, Structure]:
+    try:
+        return Structure.flatten(initial)
+    except ArgumentError as error:
+        raise ArgumentError(f"{operation}: initial_state: {error}") from None
 
 
 def _nodes(operation: str, datasets: Sequence[Any], name: str | None = None) -> tuple[Node, ...]:

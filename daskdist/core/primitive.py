@@ -118,10 +118,20 @@ class LazySplits(Sequence[Split]):
         return list(map(self.make, found)) if isinstance(found, range) else self.make(found)
 
 
-class Splits(Protocol):
-    """A source's splits, found when first looked at; those of an endless one as they are asked for."""
+@dataclass(frozen=True)
+class EndlessSplits:
+    """Splits without end, each made by its number when it is looked at."""
 
-    def __call__(self) -> Iterable[Split]: ...
+    make: Callable[[int], Split]
+
+    def __getitem__(self, index: int) -> Split:
+        return self.make(index)
+
+
+class Splits(Protocol):
+    """A source's splits, found when first looked at."""
+
+    def __call__(self) -> Sequence[Split] | EndlessSplits: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +152,6 @@ class Read:
         Gives rows ``start`` to ``stop`` of a split as a split, at no cost; None where a split is read whole.
     graph
         Gives a Dask graph, where the payload of each split is a key of it whose value the block is made of.
-    is_listed
-        Whether the splits can all be looked at; not where they are endless.
     splits_of
         Gives the splits of a pass, where they are not the same in all.
     in_order
@@ -156,8 +164,7 @@ class Read:
     factor: int | None = 1
     divide: Callable[[Split, int, int], Split] | None = None
     graph: Callable[[], dict[Any, Any]] | None = None
-    is_listed: bool = True
-    splits_of: Callable[[Epoch], Iterable[Split]] | None = None
+    splits_of: Callable[[Epoch], Sequence[Split] | EndlessSplits] | None = None
     in_order: bool = True
     grouped = 0
 

@@ -238,8 +238,15 @@ class ElementSpec:
             raise ArgumentError(f"the structure {found}, where {self.structure} is expected") from None
         leaves = []
         for path, spec, value in zip(self.structure.paths, self.leaves, given, strict=True):
-            leaf = as_array(value)
-            if isinstance(leaf, np.ndarray | np.generic) and is_plain(value) and _is_safe(leaf.dtype, spec.dtype):
+            try:
+                leaf = as_array(value)
+            except ArgumentError as error:
+                raise ArgumentError(
+                    f"{value!r:.80} for leaf {path or '(the element)'}, where {spec} is expected: {error}"
+                ) from None
+            # A list without numbers is of any dtype.
+            is_open = isinstance(leaf, np.ndarray | np.generic) and is_plain(value)
+            if is_open and (_is_safe(leaf.dtype, spec.dtype) or not leaf.size):
                 try:
                     leaf = np.asarray(value, spec.dtype)[()]
                 except OverflowError:

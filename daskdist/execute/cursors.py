@@ -195,9 +195,12 @@ class ReadCursor(BlockCursor):
     def _splits_from(self, number: int) -> Iterator[Split]:
         by_epoch = self.read.splits_of
         splits = self.read.splits() if by_epoch is None else by_epoch(self.epoch)
-        if isinstance(splits, Sequence):
-            return (splits[place] for place in range(number, len(splits)))
-        return itertools.islice(splits, number, None)
+        for place in itertools.count(number):
+            try:
+                split = splits[place]
+            except IndexError:
+                return
+            yield split
 
     def _stop(self, split: Split) -> int | None:
         # Up to which row of the split to read now; None for a split that is read whole.
@@ -409,11 +412,13 @@ class FactCursor:
 def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor, *, is_full: bool = False) -> Any:
     """As many elements of a source as one call should take; fewer unless ``is_full``, where fewer have come."""
     waiting.fill(source.pull, 1)
-    num_elements = bundle_size(interpreter.caller, waiting.runs[0])
     if is_full:
         with suppress(Exhausted):
-            waiting.fill(source.pull, num_elements)
-    return waiting.pop(num_elements)
+            while sum(map(run_bytes, waiting.runs)) < interpreter.caller.bundle_bytes:
+                waiting.push(source.pull())
+        if len(waiting.runs) > 1:
+            return waiting.pop(len(waiting))
+    return waiting.pop(bundle_size(interpreter.caller, waiting.runs[0]))
 
 
 @dataclass(frozen=True)

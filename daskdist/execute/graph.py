@@ -12,7 +12,7 @@ from dask._task_spec import List, Task, TaskRef
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Source
-from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream
+from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
 from daskdist.execute.callers import MIB, Graph, Handle, Now, Report
@@ -152,11 +152,14 @@ def _with_blocks_read(primitive: Primitive, caller: Record, sources: list[TaskRe
         return replace(primitive, inputs=tuple(_with_blocks_read(each, caller, sources) for each in primitive.inputs))
     if isinstance(primitive, (Compute, Chain, Fact)):
         return replace(primitive, source=_with_blocks_read(primitive.source, caller, sources))
-    if isinstance(primitive, Stream) or not primitive.is_listed:
-        # Whoever arranges reads it: nobody can say beforehand how much of it there is.
+    if isinstance(primitive, Stream) or primitive.splits_of is not None:
+        # Whoever arranges reads it: it comes as it likes, or is another in each pass.
+        return primitive
+    splits = primitive.splits()
+    if isinstance(splits, EndlessSplits):
         return primitive
     first = len(sources)
-    for split in primitive.splits():
+    for split in splits:
         if primitive.graph is None:
             sources.append(caller.source(primitive.function, split, name=primitive.name))
         else:
@@ -184,9 +187,9 @@ def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> li
             return replace(part, inputs=tuple(map(filled, part.inputs)))
         if isinstance(part, (Compute, Chain, Fact)):
             return replace(part, source=filled(part.source))
-        if isinstance(part, Stream) or not part.is_listed:
+        if isinstance(part, Stream) or not isinstance(part.splits, ReadBlocks):
             return part
-        return replace(part, splits=replace(part.splits, blocks=tuple(blocks)))  # type: ignore[type-var]
+        return replace(part, splits=replace(part.splits, blocks=tuple(blocks)))
 
     caller = Now()
     elements: list[Any] = []

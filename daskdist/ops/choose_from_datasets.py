@@ -57,9 +57,9 @@ class ChooseFromDatasets(Node):
     def __post_init__(self) -> None:
         if not self.sources:
             raise ArgumentError("choose_from_datasets: there are no datasets to choose from")
+        yes_or_no(self.name, "stop_on_empty_dataset", self.stop_on_empty_dataset)
         with contextlib.suppress(SpecUnknown):
-            yes_or_no(self.name, "stop_on_empty_dataset", self.stop_on_empty_dataset)
-        common_spec(self.name, self.sources)
+            common_spec(self.name, self.sources)
         try:
             (leaf, *more) = self.choices.spec.leaves
         except SpecUnknown:

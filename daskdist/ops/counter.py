@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +11,7 @@ from daskdist.config import in_bytes
 from daskdist.core.arguments import number_dtype, whole_number
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Source
-from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.primitive import EndlessSplits, Primitive, Read
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.ops.range import CutNumbers, Numbers, ReadNumbers, divide_numbers, fits
@@ -44,11 +42,11 @@ class Counter(Source):
     def cardinality(self) -> int:
         return INFINITE
 
-    def endless_splits(self) -> Iterator[Split]:
+    def endless_splits(self) -> EndlessSplits:
         """The units it is read in."""
         size = max(in_bytes("split-bytes") // 8, 1)
-        return map(CutNumbers(Numbers(self.start, self.step, 2**63), size, self.name), itertools.count())
+        return EndlessSplits(CutNumbers(Numbers(self.start, self.step, 2**63), size, self.name))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         read = ReadNumbers(np.dtype(self.dtype))
-        return Read(self.endless_splits, read, self.name, divide=divide_numbers, is_listed=False)
+        return Read(self.endless_splits, read, self.name, divide=divide_numbers)

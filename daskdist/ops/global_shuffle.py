@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,18 @@ from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.permutation import Permutation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, Read, Split
+from daskdist.core.primitive import (
+    Arrange,
+    Context,
+    Cursor,
+    Epoch,
+    Exhausted,
+    LazySplits,
+    Opener,
+    Primitive,
+    Read,
+    Split,
+)
 from daskdist.core.seed import generator
 from daskdist.core.selection import Index, Run, Selection, concat
 from daskdist.errors import UnknownLengthError
@@ -64,13 +75,17 @@ class GlobalShuffle(Transformation):
         splits = partial(self._splits, ())
         return Read(splits, partial(_read, rows_at), self.name, divide=_divide, splits_of=self._splits)
 
-    def _splits(self, epoch: Epoch) -> Iterator[Split]:
+    def _splits(self, epoch: Epoch) -> LazySplits:
         number = self.source.cardinality
         order = Permutation(number, self.rng(epoch))
         size = max(in_bytes("split-bytes") // 8, 1)
-        for start in range(0, number, size):
-            num_rows = min(size, number - start)
-            yield Split(f"global_shuffle rows {start} on", (order, start), num_rows, num_rows * 8)
+        return LazySplits(-(-number // size), partial(_split, order, size))
+
+
+def _split(order: Permutation, size: int, number: int) -> Split:
+    start = number * size
+    num_rows = min(size, order.length - start)
+    return Split(f"global_shuffle rows {start} on", (order, start), num_rows, num_rows * 8)
 
 
 def _read(rows_at: Any, split: Split) -> Block:

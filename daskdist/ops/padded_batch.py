@@ -309,7 +309,8 @@ def padded(column: Any, shape: Shape | None, value: Any, fill_to: int | None = N
     out = np.full((len(arrays), *wanted_each), _filler(value, dtype), dtype)
     for row, array in enumerate(arrays):
         place: Any = (row, *map(slice, array.shape))
-        out[place] = array
+        # A lone object would else come as the array it is in.
+        out[place] = array[()]
     return out
 
 

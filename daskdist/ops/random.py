@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,7 +11,7 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Source
-from daskdist.core.primitive import Epoch, Primitive, Read, Split
+from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
 from daskdist.core.seed import generator
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
@@ -55,17 +53,18 @@ class Random(Source):
     def cardinality(self) -> int:
         return INFINITE
 
-    def splits_of(self, epoch: Epoch) -> Iterator[Split]:
+    def splits_of(self, epoch: Epoch) -> EndlessSplits:
         """The units a pass is read in."""
-        epoch = epoch if self.rerandomize_each_iteration else ()
-        for number in itertools.count():
-            payload = (epoch, number, 0, _ROWS)
-            yield Split(f"random rows {number * _ROWS} on", payload, _ROWS, _ROWS * 8)
+        return EndlessSplits(partial(_split, epoch if self.rerandomize_each_iteration else ()))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         draw = partial(_draw, self.seed, self.node_id)
         no_epoch = partial(self.splits_of, ())
-        return Read(no_epoch, draw, self.name, divide=_divide, is_listed=False, splits_of=self.splits_of)
+        return Read(no_epoch, draw, self.name, divide=_divide, splits_of=self.splits_of)
+
+
+def _split(epoch: Epoch, number: int) -> Split:
+    return Split(f"random rows {number * _ROWS} on", (epoch, number, 0, _ROWS), _ROWS, _ROWS * 8)
 
 
 def _divide(split: Split, start: int, stop: int) -> Split:

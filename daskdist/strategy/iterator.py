@@ -98,7 +98,7 @@ class DistributedIterator:
         self._num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         self._is_here = pipelines[0].consumers[0] is None
         for pipeline in pipelines:
-            interpreter = Interpreter(caller, pipeline.readers)
+            interpreter = Interpreter(caller, pipeline.readers, pipeline.budget_bytes)
             # Pieces that a function's results were cut into: only they tell whether a step has rows.
             asks_lengths = sum(self._num_lanes) > 1 and not pipeline.primitive.grouped
             delivery = Delivery(

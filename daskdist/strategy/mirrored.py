@@ -50,4 +50,4 @@ class MirroredStrategy(Strategy):
         return list(handle.leaves)
 
     def reader(self, dataset: Dataset) -> Caller:
-        return embedded(dataset.node)
+        return embedded(dataset.node, dataset.options().num_threads)

@@ -11,6 +11,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
 from daskdist.ops.deal import piece_bounds
+from daskdist.ops.with_options import merged_options
 from daskdist.passes.plan import plan
 
 
@@ -37,9 +38,14 @@ class Pipeline:
         """What it comes down to."""
         return plan(self.node)
 
+    @property
+    def budget_bytes(self) -> int | None:
+        """Bytes that may be outstanding on each reader; the setting ``window-bytes`` if None."""
+        return merged_options(self.node).memory_budget_bytes
+
     def splits_by_reader(self) -> Iterator[tuple[str | None, list[Split]]]:
         """Each reader, and the splits it reads: of every source they take turns."""
-        sources = [node for node in walk(self.node) if isinstance(node, Source)]
+        sources = [node for node in walk(self.node) if isinstance(node, Source) and node.is_listed]
         for turn, reader in enumerate(self.readers):
             yield reader, [split for node in sources for split in node.splits()[turn :: len(self.readers)]]
 

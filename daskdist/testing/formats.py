@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,7 +110,7 @@ class FormatLaws:
         path, split = next(
             (path, splits[0]) for path, splits in zip(files, _splits(form, files), strict=True) if splits
         )
-        Path(path).unlink()
+        Path(path).unlink() if Path(path).is_file() else shutil.rmtree(path)
         _refuses(lambda: form.read(split), path)
 
 

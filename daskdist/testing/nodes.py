@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
-import numpy as np
 from dask.base import tokenize
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node, Source, lower
 from daskdist.core.primitive import Primitive, Read, Split
-from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.execute.callers import Now, embedded, using
 from daskdist.execute.embedded import iterate
@@ -61,7 +60,7 @@ class Elements(Source):
         splits = []
         for start in range(0, len(self.elements), self.num_rows):
             part = self.elements[start : start + self.num_rows]
-            num_bytes = sum(leaf.nbytes for element in part for leaf in Structure.flatten(element)[0])
+            num_bytes = sum(getattr(leaf, "nbytes", 0) for element in part for leaf in Structure.flatten(element)[0])
             splits.append(Split(f"elements {start} on", part, len(part), num_bytes))
         return splits
 
@@ -151,7 +150,7 @@ class NodeLaws:
                 for leaf, expected in zip(leaves, spec.leaves, strict=True):
                     check(
                         expected.is_compatible_with(leaf),
-                        f"{node}: element {place} has {leaf.dtype}{list(np.shape(leaf))}, its spec is {expected}",
+                        f"{node}: element {place} has {TensorSpec.of(leaf)}, its spec is {expected}",
                     )
 
     def test_cardinality_is_the_number_that_comes(self) -> None:
@@ -177,10 +176,13 @@ class NodeLaws:
             same_elements(elements_of(node), elements_of(node), f"{node}: a second run")
 
     def test_comes_the_same_however_its_input_is_cut(self) -> None:
-        for node, given in self._with_inputs():
-            expected = elements_of(_on(node, given, len(given) or 1))
+        for node in self.nodes():
+            if not node.inputs:
+                continue
+            given = [elements_of(each) for each in node.inputs]
+            expected = elements_of(_on_all(node, given, _MOST))
             for num_rows in (1, 3):
-                same_elements(elements_of(_on(node, given, num_rows)), expected, f"{node} on blocks of {num_rows}")
+                same_elements(elements_of(_on_all(node, given, num_rows)), expected, f"{node} on blocks of {num_rows}")
 
     def test_passes_leave_it_as_it_is(self) -> None:
         for node in self.nodes():
@@ -211,6 +213,16 @@ class NodeLaws:
         for node, given in self._with_inputs():
             if node.facts.keeps_rows:
                 same_multiset(elements_of(_on(node, given)), given, f"{node}")
+
+    def test_fact_keeps_order(self) -> None:
+        for node, given in self._with_inputs():
+            if node.facts.keeps_order:
+                same_elements(elements_of(_on(node, given)), given, f"{node}")
+
+    def test_fact_leaves_out_failed(self) -> None:
+        for node, _ in self._with_inputs():
+            if node.facts.leaves_out_failed:
+                check(simplify(node) is node, f"{node}: what it is made of was rewritten")
 
     def test_fact_keeps_spec(self) -> None:
         for node, _ in self._with_inputs():
@@ -244,11 +256,18 @@ class NodeLaws:
 
 
 def _on(node: Node, elements: Sequence[Any], num_rows: int = 4) -> Node:
-    spec = _spec(node.inputs[0])
-    if spec is None:
-        check(elements, f"{node}: the spec of its input is not known, so give that elements")
-        spec = ElementSpec.of(elements[0])
-    return node.with_inputs((Elements(spec, tuple(elements), num_rows),))
+    return _on_all(node, [elements], num_rows)
+
+
+def _on_all(node: Node, elements: Sequence[Sequence[Any]], num_rows: int) -> Node:
+    inputs = []
+    for source, given in zip(node.inputs, elements, strict=True):
+        spec = _spec(source)
+        if spec is None:
+            check(given, f"{node}: the spec of its input is not known, so give that elements")
+            spec = ElementSpec.of(given[0])
+        inputs.append(Elements(spec, tuple(given), num_rows))
+    return node.with_inputs(tuple(inputs))
 
 
 def _with_count(node: Any, count: int) -> Node:

@@ -1,0 +1,246 @@
+"""Positions: from every one of them, exactly the rest comes."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from itertools import islice
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pipelines import pipelines
+
+import daskdist
+from daskdist import Dataset, Ragged, TensorSpec, errors
+from daskdist.execute.callers import Now, Threads, using
+from daskdist.testing import same_elements
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+LARGE = {"daskdist.split-bytes": 2**24, "daskdist.window-bytes": 2**28}
+SMALL = {"daskdist.split-bytes": 24, "daskdist.window-bytes": 100}
+
+
+def count(stop):
+    yield from range(stop)
+
+
+def generated(stop=9):
+    return Dataset.from_generator(count, TensorSpec((), "int64"), args=(stop,))
+
+
+def arrays():
+    """Elements of different lengths."""
+    return Dataset.range(9).map(lambda x: np.full(x % 5, x))
+
+
+def from_dask():
+    import dask.array as da
+
+    return Dataset.from_dask(da.arange(20, chunks=6))
+
+
+# Every operation, with something before or after it that holds elements back.
+PIPELINES = {
+    "range": lambda: Dataset.range(10),
+    "counter": lambda: Dataset.counter(3).take(20).shuffle(4, seed=1),
+    "random": lambda: Dataset.random(seed=3).take(9),
+    "slices": lambda: Dataset.from_tensor_slices({"a": np.arange(9)}).batch(2),
+    "ragged slices": lambda: Dataset.from_tensor_slices(Ragged(np.arange(10), [0, 2, 2, 5, 9, 10])).shuffle(3, seed=1),
+    "list": lambda: Dataset.from_list([1, 2, 3]).shuffle(2, seed=1),
+    "generator": lambda: generated(20).shuffle(5, seed=1).batch(2),
+    "generator twice": lambda: generated(6).repeat(2).shuffle(5, seed=1),
+    "from_dask": lambda: from_dask().shuffle(5, seed=1).batch(3),
+    "batch": lambda: Dataset.range(23).batch(3),
+    "map": lambda: Dataset.range(23).batch(2).shuffle(3, seed=1).map(lambda x: x * 2),
+    "filter": lambda: Dataset.range(30).filter(lambda x: x % 3 > 0).shuffle(4, seed=3).batch(4),
+    "shuffle": lambda: Dataset.range(23).shuffle(5, seed=1).batch(3),
+    "repeat": lambda: Dataset.range(5).shuffle(5, seed=2).repeat(3).batch(2),
+    "take, skip": lambda: Dataset.range(23).shuffle(5, seed=1).skip(3).take(9),
+    "zip": lambda: Dataset.zip(Dataset.range(12).shuffle(4, seed=1), Dataset.range(30).batch(2)).batch(2),
+    "enumerate": lambda: Dataset.range(12).shuffle(4, seed=1).enumerate(),
+    "concatenate": lambda: Dataset.range(6).concatenate(Dataset.range(10, 15)).shuffle(3, seed=1),
+    "choose": lambda: Dataset.choose_from_datasets(
+        [Dataset.range(8), Dataset.range(10, 18).shuffle(3, seed=1)], Dataset.random(seed=1).map(lambda x: x % 2)
+    ),
+    "sample": lambda: Dataset.sample_from_datasets([Dataset.range(8), Dataset.range(10, 18)], seed=1),
+    "flat_map": lambda: Dataset.range(7).flat_map(Dataset.range),
+    "flat_map of streams": lambda: Dataset.range(6).flat_map(lambda x: generated(int(x))),
+    "interleave": lambda: Dataset.range(7).interleave(Dataset.range, 3, 2),
+    "interleave of streams": lambda: Dataset.range(6).interleave(lambda x: generated(int(x)), 3, 2).shuffle(3, seed=1),
+    "shard": lambda: Dataset.range(17).shard(3, 1),
+    "take_while": lambda: Dataset.range(17).take_while(lambda x: x < 9).shuffle(3, seed=1),
+    "unique": lambda: Dataset.range(20).map(lambda x: x % 7).unique(),
+    "scan": lambda: Dataset.range(20).scan(np.int64(0), lambda s, x: (s + x, s + x)).shuffle(3, seed=1),
+    "rejection_resample": lambda: Dataset.range(40).rejection_resample(lambda x: x % 2, [0.9, 0.1], seed=1),
+    "window": lambda: Dataset.range(17).window(3, 2).flat_map(lambda w: w.batch(3)),
+    "group_by_window": lambda: Dataset.range(17).group_by_window(lambda x: x % 3, lambda k, w: w.batch(4), 2),
+    "bucket_by_sequence_length": lambda: arrays().bucket_by_sequence_length(len, [2, 4], [2, 2, 2]),
+    "padded_batch": lambda: arrays().shuffle(3, seed=1).padded_batch(2),
+    "ragged_batch": lambda: arrays().shuffle(3, seed=1).ragged_batch(2),
+    "unbatch": lambda: Dataset.range(9).batch(2).map(lambda x: x).unbatch(),
+    "unbatch of batches": lambda: Dataset.range(9).batch(2).unbatch().shuffle(3, seed=1),
+    "rebatch": lambda: Dataset.range(19).batch(4).rebatch([2, 1, 0]),
+    "ignore_errors": lambda: Dataset.range(12).map(lambda x: 1 // (int(x) % 4)).ignore_errors().batch(2),
+    "global_shuffle": lambda: Dataset.range(19).global_shuffle(seed=1).batch(2),
+    "global_shuffle of mapped": lambda: Dataset.range(19).map(lambda x: x).global_shuffle(seed=1).batch(2),
+    "cache": lambda: Dataset.range(9).shuffle(3, seed=1).cache().repeat(3).batch(2),
+    "assert_cardinality": lambda: Dataset.range(9).assert_cardinality(9),
+    "prefetch": lambda: Dataset.range(9).shuffle(3, seed=1).prefetch(2),
+}
+
+
+def begun(make, number, caller):
+    """An iterator that has given so many elements."""
+    with using(caller):
+        iterator = iter(make())
+    for _ in range(number):
+        next(iterator)
+    return iterator
+
+
+def check_every_position(make, caller):
+    whole = list(begun(make, 0, caller))
+    for number in range(len(whole) + 1):
+        iterator = begun(make, number, caller)
+        state = pickle.loads(pickle.dumps(iterator.state_dict()))
+        again = begun(make, 0, caller)
+        again.load_state_dict(state)
+        same_elements(list(again), whole[number:], f"gone on from {number}")
+        same_elements(list(iterator), whole[number:], f"the iterator that was asked, from {number}")
+
+
+@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("sizes", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_from_every_position_the_rest(name, sizes, caller):
+    with dask.config.set(sizes):
+        check_every_position(PIPELINES[name], caller)
+
+
+def test_every_method_has_its_row():
+    covered = " ".join(PIPELINES)
+    made = {"map", "filter", "flat_map", "interleave", "enumerate", "scan", "take", "skip", "take_while", "shard"}
+    made |= {"repeat", "concatenate", "unique", "shuffle", "global_shuffle", "rejection_resample", "prefetch", "cache"}
+    made |= {"ignore_errors", "batch", "padded_batch", "ragged_batch", "unbatch", "rebatch", "window"}
+    made |= {"group_by_window", "bucket_by_sequence_length", "zip", "choose", "sample", "assert_cardinality"}
+    assert not {name for name in made if name not in covered}
+
+
+@given(pipelines(), st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_from_a_position_of_any_pipeline(pipeline, data):
+    outcome = pipeline.reference()
+    if outcome.met_unmade:
+        return
+    with pipeline.settings():
+        number = data.draw(st.integers(0, len(outcome.elements)))
+        state = begun(pipeline.dataset, number, Now).state_dict()
+        again = begun(pipeline.dataset, 0, Now)
+        again.load_state_dict(pickle.loads(pickle.dumps(state)))
+        same_elements(list(again), outcome.elements[number:], f"gone on from {number}")
+
+
+def test_from_a_position_gone_on_from():
+    make = PIPELINES["interleave of streams"]
+    whole = list(make())
+    first = begun(make, 3, Now)
+    second = begun(make, 0, Now)
+    second.load_state_dict(first.state_dict())
+    list(islice(second, 4))
+    third = begun(make, 0, Threads)
+    third.load_state_dict(pickle.loads(pickle.dumps(second.state_dict())))
+    same_elements(list(third), whole[7:], "gone on twice, in threads at last")
+
+
+def test_orders_that_were_drawn_are_gone_on_with():
+    def make():
+        return Dataset.range(50).shuffle(50).repeat(2).global_shuffle()
+
+    iterator = begun(make, 30, Now)
+    state = iterator.state_dict()
+    again = begun(make, 0, Now)
+    again.load_state_dict(state)
+    same_elements(list(again), list(iterator), "with the seeds drawn at first")
+
+
+def test_what_is_behind_is_not_read(tmp_path):
+    paths = []
+    for number in range(6):
+        paths.append(str(tmp_path / f"{number}.parquet"))
+        pq.write_table(pa.table({"a": np.arange(10) + 10 * number}), paths[-1])
+
+    def make():
+        return daskdist.read_parquet(paths).batch(5).map(lambda d: d["a"])
+
+    whole = list(make())
+    state = begun(make, 7, Now).state_dict()
+    for path in paths[:3]:
+        pq.write_table(pa.table({"a": np.zeros(10, np.int64) - 1}), path)
+    again = begun(make, 0, Now)
+    # The files were changed, and the position is of others: only that of these says so.
+    with pytest.raises(errors.ArgumentError, match="another pipeline"):
+        again.load_state_dict(state)
+    state["fingerprint"] = again.state_dict()["fingerprint"]
+    again.load_state_dict(state)
+    same_elements(list(again), whole[7:], "after the first files were replaced")
+
+
+def test_a_position_is_small():
+    def make():
+        return Dataset.from_tensor_slices(np.zeros((100_000, 64))).shuffle(1_000, seed=1).batch(32)
+
+    state = pickle.dumps(begun(make, 100, Now).state_dict())
+    # Which rows the buffer holds and which are on their way; a row of data has 512 bytes.
+    assert len(state) < 3_000 * 100
+
+
+def test_in_another_process(tmp_path):
+    program = (
+        "import pickle, sys\n"
+        "from daskdist import Dataset\n"
+        "iterator = iter(Dataset.range(40).shuffle(9).batch(4).repeat(2))\n"
+        "if sys.argv[1] == 'begin':\n"
+        "    first = [next(iterator) for _ in range(7)]\n"
+        "    pickle.dump(iterator.state_dict(), open(sys.argv[2], 'wb'))\n"
+        "else:\n"
+        "    iterator.load_state_dict(pickle.load(open(sys.argv[2], 'rb')))\n"
+        "print([batch.tolist() for batch in iterator])\n"
+    )
+    path = str(tmp_path / "state")
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program, what, path], check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+        for what in ("begin", "go on")
+    ]
+    assert found[0] == found[1]
+    assert found[0].count("[") > 10
+
+
+def test_of_another_pipeline_is_an_error():
+    state = iter(Dataset.range(9).batch(2)).state_dict()
+    with pytest.raises(errors.ArgumentError, match="another pipeline, of fingerprint"):
+        iter(Dataset.range(9).batch(3)).load_state_dict(state)
+
+
+def test_of_another_version_is_an_error():
+    state = iter(Dataset.range(9)).state_dict()
+    with pytest.raises(errors.ArgumentError, match="of version 0, not 1"):
+        iter(Dataset.range(9)).load_state_dict({**state, "version": 0})
+
+
+def test_an_iterator_that_has_begun_goes_nowhere_else():
+    ds = Dataset.range(9)
+    state = iter(ds).state_dict()
+    iterator = iter(ds)
+    next(iterator)
+    with pytest.raises(errors.ArgumentError, match="has begun"):
+        iterator.load_state_dict(state)
