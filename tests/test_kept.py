@@ -43,7 +43,8 @@ class TestSaved(FormatLaws):
         written = {}
         for number, num_rows in enumerate([5, 0, 30]):
             path = str(directory / str(number))
-            rows = [{"x": np.arange(k * num_rows * 40) + number, "y": (np.float32(k), b"\x00a\x00")} for k in range(num_rows)]
+            lengths = [number * num_rows * 100 for number in range(num_rows)]
+            rows = [{"x": np.arange(n) + number, "y": (np.float32(n), b"\x00a\x00")} for n in lengths]
             ds = Dataset.from_generator(
                 lambda rows=rows: rows,
                 {"x": TensorSpec((None,), "int64"), "y": (TensorSpec((), "float32"), TensorSpec((), object))},
