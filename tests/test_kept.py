@@ -41,9 +41,9 @@ class TestSaved(FormatLaws):
 
     def write(self, directory):
         written = {}
-        for number, num_rows in enumerate([5, 0, 30]):
+        for number, num_rows in enumerate([5, 0, 120]):
             path = str(directory / str(number))
-            lengths = [number * num_rows * 100 for number in range(num_rows)]
+            lengths = [place * num_rows * 4 for place in range(num_rows)]
             rows = [{"x": np.arange(n) + number, "y": (np.float32(n), b"\x00a\x00")} for n in lengths]
             ds = Dataset.from_generator(
                 lambda rows=rows: rows,
