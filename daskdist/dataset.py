@@ -27,7 +27,7 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import Node, depth
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
-from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec, known_spec
 from daskdist.core.structure import Leaves, Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
@@ -470,7 +470,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Notes
         -----
         The function must be pure: it may run in another order, in another process, and again. To learn the
-        spec of what it returns it is tried on two made-up elements, of ones and of twos.
+        spec of what it returns it is tried on made-up elements: of ones, of twos, and of zeros.
 
         Called for many rows at once, NumPy gives no warning where a single integer would overflow.
 
@@ -908,7 +908,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> next(iter(Dataset.range(1, 3).map(lambda x: np.full(int(x), x)).ragged_batch(2)))
         Ragged(values=array([1, 2, 2]), row_splits=array([0, 1, 3]))
         """
-        return self._with(RaggedBatch(self._node, self._spec, batch_size, drop_remainder, row_splits_dtype, label=name))
+        return self._with(
+            RaggedBatch(self._node, known_spec(self._node), batch_size, drop_remainder, row_splits_dtype, label=name)
+        )
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """The rows of each element as elements.

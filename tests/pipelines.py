@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import functions as f
 import numpy as np
 import plain_lists
 import pyarrow as pa
@@ -22,146 +23,7 @@ from hypothesis import strategies as st
 import daskdist
 from daskdist import Dataset, TensorSpec
 from daskdist.core.seed import generator
-from daskdist.core.structure import Nested, Structure
-
-# --- functions that pipelines call; alike for elements and for batches of them ---
-
-
-def _triple(x):
-    return x * 3 + 1
-
-
-def _halve(x):
-    return x / 2
-
-
-def _pair(x):
-    return x, x + 1
-
-
-def _listed(x):
-    return [x, x * 2]
-
-
-def _named(x):
-    return {"a": x, "n": (x % 3, x)}
-
-
-def _constant(x):
-    return x, 7, 0.5
-
-
-def _first(a, *rest):
-    return a
-
-
-def _swap(a, *rest):
-    return (*rest, a)
-
-
-def _by_name(d):
-    return d["a"]
-
-
-def _renamed(d):
-    return {"z": d["a"], "a": d["a"] * 2}
-
-
-def _count_up(x):
-    # Elements of different shapes: they stack where batches happen to be of one.
-    return np.arange(np.sum(x) % 3)
-
-
-def _grow(x):
-    # Elements of shapes that change now and then, as files written over time do.
-    return np.zeros(int(np.sum(x)) // 3 % 4, np.float32)
-
-
-def _retype(x):
-    return np.float32(np.sum(x)) if np.sum(x) < 6 else np.float64(np.sum(x))
-
-
-def _leaf(args):
-    leaves, _ = Structure.flatten(args)
-    return leaves[0]
-
-
-def _is_not_third(*args):
-    return np.sum(_leaf(args)) % 3 != 0
-
-
-def _is_small(*args):
-    return bool(np.sum(_leaf(args)) < 20)
-
-
-def _is_nothing(*args):
-    return False
-
-
-# Of elements of any kind, by a number that each has.
-
-
-def _number(*args):
-    leaf = _leaf(args)
-    if isinstance(leaf, Nested):
-        return len(list(leaf))
-    if isinstance(leaf, daskdist.Ragged):
-        leaf = leaf.values
-    return int(np.sum(leaf)) if leaf.dtype.kind in "biuf" else len(str(leaf.tolist()))
-
-
-def _total(*args):
-    return np.int64(_number(*args))
-
-
-def _word(*args):
-    return "ü" * (_number(*args) % 3) + str(_number(*args) % 10)
-
-
-def _some_bytes(*args):
-    # With a zero at the end, which NumPy's own bytes lose.
-    return b"a\x00" * (_number(*args) % 3)
-
-
-def _day(*args):
-    return np.datetime64("2000-01-01") + np.timedelta64(_number(*args) % 50, "D")
-
-
-def _turned(*args):
-    return np.complex64(complex(0, _number(*args) % 50))
-
-
-def _is_odd(*args):
-    return _number(*args) % 2 == 1
-
-
-def _is_below(*args):
-    return _number(*args) < 30
-
-
-def _class_of(*args):
-    return _number(*args) % 2
-
-
-def _key_of(*args):
-    return _number(*args) % 3 - 1
-
-
-def _size_of(key):
-    return int(key) + 3
-
-
-def _length_of(x):
-    return len(x)
-
-
-def _running(state, element):
-    return (state[0] + 1, state[1] + _number(element)), state[1]
-
-
-def _fragile(*args):
-    _ = 1 // (_number(*args) % 4)
-    return args if len(args) > 1 else args[0]
+from daskdist.core.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -183,27 +45,27 @@ class Kind:
 # What a function takes -> the functions, and what each gives; where that has other axes, also how many.
 MAPS: dict[str, list[tuple[Any, ...]]] = {
     "lone": [
-        (_triple, "lone"),
-        (_halve, "lone"),
-        (_pair, "tuple"),
-        (_listed, "tuple"),
-        (_named, "dict"),
-        (_constant, "constants", 0),
-        (_count_up, "uneven", 1),
+        (f.triple, "lone"),
+        (f.halve, "lone"),
+        (f.pair, "tuple"),
+        (f.listed, "tuple"),
+        (f.named, "dict"),
+        (f.constant, "constants", 0),
+        (f.count_up, "uneven", 1),
     ],
-    "tuple": [(_first, "lone"), (_swap, "tuple")],
+    "tuple": [(f.first, "lone"), (f.swap, "tuple")],
     # Of one number each: no batch any more once mapped after batching.
-    "constants": [(_first, "any", 0)],
-    "dict": [(_by_name, "lone"), (_renamed, "renamed")],
-    "renamed": [(_by_name, "lone")],
+    "constants": [(f.first, "any", 0)],
+    "dict": [(f.by_name, "lone"), (f.renamed, "renamed")],
+    "renamed": [(f.by_name, "lone")],
 }
 # Of elements of any kind.
 MAPS_OF_ANY = [
-    (_total, "lone", 0),
-    (_word, "any", 0),
-    (_some_bytes, "any", 0),
-    (_day, "any", 0),
-    (_turned, "any", 0),
+    (f.total, "lone", 0),
+    (f.word, "any", 0),
+    (f.some_bytes, "any", 0),
+    (f.day, "any", 0),
+    (f.turned, "any", 0),
 ]
 # Kinds that have one spec, so that it can be told before there are values.
 _FIXED = ("lone", "tuple", "constants", "dict", "renamed", "any")
@@ -407,10 +269,10 @@ class Inner:
     make: Any
 
     def __call__(self, *element):
-        return self.make(_number(*element)).dataset()
+        return self.make(f.number(*element)).dataset()
 
     def elements(self, reference, element):
-        return reference.of(self.make(_number(element)), (0,))
+        return reference.of(self.make(f.number(element)), (0,))
 
     def __repr__(self) -> str:
         return self.make.__name__
@@ -514,7 +376,7 @@ _ARRANGING = {
 _batch = st.tuples(st.integers(1, 6), st.booleans())
 _plain = st.one_of(
     st.tuples(st.just("batch"), _batch),
-    st.tuples(st.just("filter"), st.tuples(st.sampled_from([_is_not_third, _is_small, _is_nothing]))),
+    st.tuples(st.just("filter"), st.tuples(st.sampled_from([f.is_not_third, f.is_small, f.is_nothing]))),
     *(st.tuples(st.just(name), args) for name, args in _ARRANGING.items()),
 )
 # Those whose passes may differ in their number of elements, after which that cannot be asserted.
@@ -545,9 +407,9 @@ def _grow_arranging(draw, made, fixed):
 
 
 def _grow_filter(draw, made, fixed):
-    predicates = [_is_odd, _is_below]
+    predicates = [f.is_odd, f.is_below]
     if made.kind.name in _OF_NUMBERS:
-        predicates += [_is_not_third, _is_small, _is_nothing]
+        predicates += [f.is_not_third, f.is_small, f.is_nothing]
     return made.then(draw(st.sampled_from(["filter", "filter", "take_while"])), draw(st.sampled_from(predicates)))
 
 
@@ -560,14 +422,14 @@ def _grow_enumerate(draw, made, fixed):
 
 
 def _grow_scan(draw, made, fixed):
-    return made.then("scan", (np.int64(0), np.int64(5)), _running, kind="lone", num_axes=0)
+    return made.then("scan", (np.int64(0), np.int64(5)), f.running, kind="lone", num_axes=0)
 
 
 def _grow_resample(draw, made, fixed):
     target = draw(st.sampled_from([(0.5, 0.5), (1.0, 0.0), (0.2, 0.8)]))
     initial = draw(st.sampled_from([None, (0.5, 0.5), (0.3, 0.7)]))
     seed = draw(st.integers(0, 3))
-    return made.then("rejection_resample", _class_of, target, initial, seed, kind=_nest_of(made), num_axes=0)
+    return made.then("rejection_resample", f.class_of, target, initial, seed, kind=_nest_of(made), num_axes=0)
 
 
 def _nest_of(made):
@@ -577,7 +439,7 @@ def _nest_of(made):
 
 
 def _grow_fragile(draw, made, fixed):
-    return made.then("map", _fragile).then("ignore_errors")
+    return made.then("map", f.fragile).then("ignore_errors")
 
 
 def _grow_cardinality(draw, made, fixed):
@@ -616,7 +478,7 @@ def _grow_bucket(draw, made, fixed):
     boundaries = draw(st.sampled_from([[1, 5], [4]] if to_boundary else [[2], [1, 3], []]))
     sizes = draw(st.lists(st.integers(1, 4), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1))
     value = draw(st.sampled_from([None, -1]))
-    arguments = (_length_of, boundaries, sizes, None, value, to_boundary, False, drop)
+    arguments = (f.length_of, boundaries, sizes, None, value, to_boundary, False, drop)
     return made.then("bucket_by_sequence_length", *arguments, kind="lone", num_axes=2)
 
 
@@ -652,18 +514,18 @@ def _grow_window(draw, made, fixed):
     what = draw(st.sampled_from(["whole", "number"] if fixed else ["whole", "number", "windows"]))
     if what == "whole" and made.kind.name != "uneven":
         return windows.then("flat_map", Whole(), kind=made.kind.name, num_axes=made.kind.num_axes + 1)
-    return windows if what == "windows" else windows.then("map", _total, kind="lone")
+    return windows if what == "windows" else windows.then("map", f.total, kind="lone")
 
 
 def _grow_groups(draw, made, fixed):
     if made.kind.name in ("windows", "ragged", "uneven nest"):
         return None
-    size = draw(st.sampled_from([(1,), (3,), (4,), (None, _size_of)]))
+    size = draw(st.sampled_from([(1,), (3,), (4,), (None, f.size_of)]))
     if made.kind.name != "uneven" and draw(st.booleans()):
         reduced, num_axes = Reduced("batch", 3), made.kind.num_axes + 1
     else:
         reduced, num_axes = Reduced("take", 2), made.kind.num_axes
-    return made.then("group_by_window", _key_of, reduced, *size, num_axes=num_axes)
+    return made.then("group_by_window", f.key_of, reduced, *size, num_axes=num_axes)
 
 
 def _grow_zip(draw, made, fixed):
@@ -728,7 +590,7 @@ _OF_UNEVEN = [_grow_ragged_batch, _grow_bucket, _grow_padded_batch]
 _OF_ROWS = [_grow_unbatch, _grow_rebatch]
 
 
-def _grow(draw, made, fixed):
+def _extended(draw, made, fixed):
     rules = [
         *_GROW,
         *(_OF_UNEVEN * 4 if made.kind == Kind("uneven", 1) else ()),
@@ -744,7 +606,7 @@ def pipelines(draw: Any, max_operations: int = 6, fixed: bool = False) -> Pipeli
     sizes = draw(st.sampled_from([8, 40, 2**24])), draw(st.sampled_from([1, 200, 2**28]))
     made = Growing(Pipeline(source, (), *sizes), Kind(source.kind, 1 if source.kind == "uneven" else 0))
     for _ in range(draw(st.integers(0, max_operations))):
-        made = _grow(draw, made, fixed)
+        made = _extended(draw, made, fixed)
     return made.pipeline
 
 
@@ -752,7 +614,7 @@ def pipelines(draw: Any, max_operations: int = 6, fixed: bool = False) -> Pipeli
 def uneven(draw: Any) -> Pipeline:
     """Pipelines of elements whose shapes or dtypes differ, in blocks of a few rows."""
     source = Source("range", (0, draw(st.integers(0, 30)), 1, "int64"), "lone")
-    first = ("map", (draw(st.sampled_from([_count_up, _grow, _retype])),))
+    first = ("map", (draw(st.sampled_from([f.count_up, f.grow, f.retype])),))
     rest = draw(st.lists(_plain, max_size=4))
     return Pipeline(source, (first, *rest), draw(st.sampled_from([8, 24, 64])), 2**28)
 

@@ -162,15 +162,7 @@ class Reference:
         return elements
 
     def _shuffle(self, elements, buffer_size, seed, reshuffle=True, *, node, epoch):
-        # The order by drawing one slot at a time.
-        rng = generator(seed, node, epoch if reshuffle else ())
-        buffer, rest = list(elements[:buffer_size]), elements[buffer_size:]
-        output = []
-        for element in rest:
-            slot = rng.integers(len(buffer))
-            output.append(buffer[slot])
-            buffer[slot] = element
-        return output + [buffer[place] for place in rng.permutation(len(buffer))]
+        return shuffled(elements, buffer_size, seed, reshuffle, node=node, epoch=epoch)
 
     def _rejection_resample(self, elements, class_of, target, initial, seed, *, node, epoch):
         # One draw an element; a class is kept the less often, the more there is of it against what is wanted.
@@ -300,6 +292,18 @@ def depth(pipeline: Any, number: int | None = None) -> int:
             depths = [each for each, weight in zip(depths, args[1], strict=True) if weight]
         found = 1 + max(depths)
     return found
+
+
+def shuffled(elements, buffer_size, seed, reshuffle=True, *, node, epoch):
+    """The order by drawing one slot at a time."""
+    rng = generator(seed, node, epoch if reshuffle else ())
+    buffer, rest = list(elements[:buffer_size]), elements[buffer_size:]
+    output = []
+    for element in rest:
+        slot = rng.integers(len(buffer))
+        output.append(buffer[slot])
+        buffer[slot] = element
+    return output + [buffer[place] for place in rng.permutation(len(buffer))]
 
 
 def _directed(lists, choices, stop):

@@ -9,38 +9,61 @@ from pathlib import Path
 
 import pytest
 
-SPINE = Path(__file__).parents[1] / "benchmarks" / "spine.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SPINE = BENCHMARKS / "spine.py"
+OPERATIONS = BENCHMARKS / "operations.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
-def run(*args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SPINE), "--size", "small", *args],
+def start(script: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script), "--size", "small", *args],
         check=False,
         capture_output=True,
         text=True,
         timeout=110,
     )
+
+
+def run(script: Path, *args: str) -> str:
+    done = start(script, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_gives_figures(name: str) -> None:
-    figures = json.loads(run("--only", name, "--json"))["figures"]
+    figures = json.loads(run(SPINE, "--only", name, "--json"))["figures"]
     assert figures
     assert all(figure["ours"] >= 0 for figure in figures)
 
 
 def test_the_table_has_a_line_for_each_figure() -> None:
-    header, *lines = run("--only", "memory").splitlines()
+    header, *lines = run(SPINE, "--only", "memory").splitlines()
     assert header.split() == ["what", "ours", "floor", "or", "peer", "ratio", "target", "holds"]
     assert sum(line.startswith("in memory") for line in lines) == 2
 
 
-def test_an_unknown_benchmark_is_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SPINE), "--only", "nothing"], check=False, capture_output=True, text=True
-    )
+def test_operations_give_figures() -> None:
+    figures = json.loads(run(OPERATIONS, "--json"))["figures"]
+    assert all(figure["ours"] >= 0 for figure in figures)
+    whats = [figure["what"] for figure in figures]
+    for word in ("map", "filter", "padded_batch", "zip", "interleave", "repeat", "shard", "global_shuffle", "load"):
+        assert any(word in what for what in whats), word
+    assert any(figure["what"].startswith("memory of shuffle") and figure["target"] == 3 for figure in figures)
+
+
+def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho there is no such library >&2\nexit 3\n")
+    python.chmod(0o755)
+    done = start(OPERATIONS, "--only", "map_range", "--peer", "tf", "--python", str(python))
+    assert done.returncode == 1
+    assert "tf.data ended with 3:\nthere is no such library" in done.stderr
+
+
+@pytest.mark.parametrize("script", [SPINE, OPERATIONS])
+def test_an_unknown_benchmark_is_refused(script: Path) -> None:
+    done = start(script, "--only", "nothing")
     assert done.returncode == 2
     assert "memory" in done.stderr

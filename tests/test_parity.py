@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from dataclasses import replace
 
 import dask
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from pipelines import batched, pipelines, uneven
 
 import daskdist
+from daskdist import Dataset
 from daskdist.core.spec import SpecUnknown
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
@@ -22,9 +25,9 @@ from daskdist.testing import same_elements
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-few = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @given(pipelines())
@@ -201,3 +204,124 @@ def test_pieces_are_of_the_rule():
     }
     for (num_rows, num_pieces), sizes in table.items():
         assert [len(piece) for piece in pieces(np.arange(num_rows), num_pieces)] == sizes
+
+
+# --- what draws seldom meet ---
+
+
+def _generated(number):
+    signature = daskdist.TensorSpec((), np.int64)
+    return Dataset.from_generator(range, signature, (int(number) % 3,))
+
+
+ENDLESS = {
+    "zip": lambda: Dataset.zip(Dataset.range(2).repeat(), Dataset.counter()),
+    "flat_map": lambda: Dataset.counter().flat_map(Dataset.range),
+    "flat_map of streams": lambda: Dataset.counter().flat_map(_generated),
+    "flat_map into an endless one": lambda: Dataset.range(3).flat_map(Dataset.counter),
+    "interleave": lambda: Dataset.counter().interleave(Dataset.counter, 3),
+    "choose": lambda: Dataset.choose_from_datasets(
+        [Dataset.counter(), Dataset.range(5).repeat()], Dataset.range(2).repeat()
+    ),
+    "sample": lambda: Dataset.sample_from_datasets([Dataset.counter(), _generated(2)], seed=1),
+    "concatenate": lambda: Dataset.range(2).concatenate(Dataset.random(seed=1)),
+    "window": lambda: Dataset.counter().window(3, shift=1).flat_map(lambda window: window.batch(3)),
+    "group_by_window": lambda: Dataset.counter().group_by_window(
+        lambda x: x % 2, lambda key, window: window.batch(9), 4
+    ),
+    "unique": lambda: Dataset.counter().map(lambda x: x // 2).unique(),
+    "scan": lambda: Dataset.counter().scan(np.int64(0), lambda total, x: (total + x, total)),
+    "rebatch": lambda: Dataset.counter().batch(3).rebatch([2, 0]),
+    "rejection_resample": lambda: Dataset.counter().rejection_resample(lambda x: x % 2, [0.5, 0.5], seed=1),
+    "ignore_errors": lambda: Dataset.counter().map(lambda x: 1 // int(x % 2)).ignore_errors(),
+}
+
+
+@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_endless(name, caller):
+    # As many as are asked for come, whatever the window; and the first of more are the same.
+    few, more = ENDLESS[name]().take(5), ENDLESS[name]().take(40)
+    with using(caller):
+        expected = list(more)[:5]
+        assert len(expected) == 5
+        with dask.config.set({"daskdist.split-bytes": 8, "daskdist.window-bytes": 1}):
+            same_elements(list(few), expected, name)
+
+
+@given(pipelines(), st.integers(0, 7))
+@some
+def test_while_another_iterator_is_half_way(pipeline, number):
+    outcomes = [pipeline.reference(iteration) for iteration in range(2)]
+    if any(outcome.met_unmade for outcome in outcomes):
+        return
+    with pipeline.settings():
+        ds = pipeline.dataset()
+        first, second = iter(ds), iter(ds)
+        begun = list(itertools.islice(first, number))
+        same_elements(list(second), outcomes[1].elements, "the second, meanwhile")
+        same_elements([*begun, *first], outcomes[0].elements, "the first")
+
+
+@given(pipelines(max_operations=5))
+@some
+def test_of_nothing(pipeline):
+    """Nothing goes through any operation as nothing, in blocks that are there and have no rows."""
+    names = {name for name, _ in pipeline.operations}
+    if "assert_cardinality" in pipeline.names() or names & {"zip", "concatenate", "choose", "sample"}:
+        return
+    operations = (("filter", (nothing,)), *pipeline.operations)
+    pipeline = replace(pipeline, operations=operations)
+    with pipeline.settings():
+        assert list(pipeline.dataset()) == []
+        assert dask.compute(pipeline.dataset(), scheduler="sync")[0] == []
+
+
+def nothing(*args):
+    return False
+
+
+BATCHED = {
+    "batches of batches of batches": (lambda: Dataset.range(28).batch(3).batch(1).batch(2), True),
+    "of streams": (lambda: Dataset.range(3).flat_map(lambda x: _generated(2).batch(2)), False),
+    "bytes": (lambda: Dataset.range(4).batch(2).map(lambda x: b"a\0").padded_batch(1).batch(1), False),
+    "ranks": (lambda: Dataset.range(4).map(lambda x: np.zeros([1] * int(x))).padded_batch(2), True),
+    "dtypes": (lambda: Dataset.range(4).map(_of_a_dtype).padded_batch(4), True),
+}
+
+
+def _of_a_dtype(x):
+    return np.zeros(int(x), [np.float32, np.float64][int(x) // 2])
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_batches(name):
+    make, must_fail = BATCHED[name]
+    if must_fail:
+        with pytest.raises(StackError):
+            list(make())
+        return
+    assert all(leaf.dtype in (np.int64, object) for leaf in make())
+    assert not any(isinstance(each, np.ndarray) for leaf in make() for each in leaf.ravel())
+
+
+def test_unique_of_blocks_and_bundles():
+    # What was persisted comes as a list of elements, which are no less the same.
+    numbers = Dataset.range(3)
+    assert [int(x) for x in numbers.persist().concatenate(numbers).unique()] == [0, 1, 2]
+    words = numbers.map(lambda x: "ab"[int(x) % 2])
+    assert [str(x) for x in words.persist().concatenate(words).unique()] == ["a", "b"]
+    assert len(list(numbers.map(lambda x: np.nan).persist().concatenate(numbers.map(lambda x: np.nan)).unique())) == 1
+
+
+@pytest.mark.parametrize("sizes", [[1, 0], [0, 2], [3, 0, 0]])
+def test_batches_without_rows_are_elements(sizes):
+    ds = Dataset.range(4).batch(2).rebatch(sizes)
+    found = [batch.tolist() for batch in ds]
+    assert [] in found
+    assert [x for batch in found for x in batch] == [0, 1, 2, 3]
+    again = Dataset.range(1).flat_map(lambda x: ds)
+    first = ds.take(1).map(lambda x: x + 1)
+    assert [batch.tolist() for batch in again] == found
+    assert [batch.tolist() for batch in dask.compute(ds, scheduler="sync")[0]] == found
+    assert [batch.tolist() for batch in first] == [[x + 1 for x in found[0]]]

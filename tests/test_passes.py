@@ -43,7 +43,7 @@ def run(node, primitive):
 
 
 @given(pipelines())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_optimised_is_unoptimised(pipeline):
     check_stages(pipeline)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import shuffled
+from plain_lists import shuffled
 
 import daskdist
 from daskdist import Dataset

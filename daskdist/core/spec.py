@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
 from daskdist.core.structure import Leaves, Nested, Structure, as_array, is_plain
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, UserFunctionError
 
 Shape = tuple[int | None, ...]
 # Makes a dataset of rows and the spec of its elements.
@@ -295,6 +296,42 @@ def _is_safe(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     if given.kind in order and wanted.kind in order:
         return given.kind == wanted.kind or (given.kind != "b" and order.index(given.kind) <= order.index(wanted.kind))
     return given.kind in "TSUO" and wanted.kind in "TSUO"
+
+
+# Made-up elements that functions are tried on: the length of axes not known, and what all numbers are.
+_MADE_UP: Final = ((2, 1), (3, 2))
+_OF_ZEROS: Final = (2, 0)
+
+
+def learned_spec(try_one: Callable[[int, int], ElementSpec]) -> ElementSpec:
+    """The spec of what a function makes of elements, tried on made-up ones.
+
+    An axis whose length follows one that is not known, or the values, is not known either.
+
+    Parameters
+    ----------
+    try_one
+        ``try_one(unknown, value)`` is the spec of what it makes of `ElementSpec.example`.
+
+    Raises
+    ------
+    SpecUnknown
+        It failed on them, or made things that have no spec in common.
+    """
+    common: ElementSpec | None = None
+    for unknown, value in _MADE_UP:
+        try:
+            found = try_one(unknown, value)
+        except UserFunctionError as error:
+            raise SpecUnknown(str(error)) from None
+        common = found if common is None else common.most_general_common_spec(found)
+        if common is None:
+            raise SpecUnknown("the structure, rank or dtype of its result depends on the element")
+    # Many a function has nothing to say of zeros; if it has, a length may be another once more.
+    with contextlib.suppress(UserFunctionError), np.errstate(all="ignore"):
+        wider = common and common.most_general_common_spec(try_one(*_OF_ZEROS))
+        common = wider or common
+    return common  # type: ignore[return-value]  # there are made-up elements
 
 
 def known_spec(node: Any) -> ElementSpec | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Bundle, Rows, merge
-from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream, gathered
 from daskdist.core.structure import LONE
 
 
@@ -31,7 +31,12 @@ def tolerant(primitive: Primitive) -> Primitive:
             function = TolerantFact(primitive.function, primitive.makes_rows)
             return replace(primitive, source=tolerant(primitive.source), function=function, makes_rows=True)
         case Arrange():
-            return replace(primitive, inputs=tuple(map(tolerant, primitive.inputs)))
+            inputs = tuple(map(tolerant, primitive.inputs))
+            levels = primitive.grouped - max(each.grouped for each in primitive.inputs)
+            if levels > 0:
+                # Batches of batches are stacked level by level, so that one which does not stack fails by itself.
+                inputs = tuple(map(gathered, inputs))
+            return replace(primitive, inputs=inputs, grouped=max(each.grouped for each in inputs) + levels)
 
 
 def stacked(rows: Rows) -> Rows:
@@ -158,5 +163,3 @@ def _joined(facts: list[Any]) -> Any:
     if not facts:
         return np.zeros(0, np.intp)
     return [each for fact in facts for each in fact] if isinstance(facts[0], list) else np.concatenate(facts)
-
-

@@ -92,7 +92,8 @@ class BlockCursor:
         interpreter.note_skipped(report.skipped)
 
     def _resize(self, ref: BlockRef, nbytes: int) -> None:
-        self.interpreter.reads.acquire(nbytes - ref.nbytes)
+        if ref.on_release is not None:
+            self.interpreter.reads.acquire(nbytes - ref.nbytes)
         ref.nbytes = nbytes
 
     def _ask_ahead(self) -> None:

@@ -44,7 +44,8 @@ class Cache(Transformation):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         # Rewritten for a worker's share, the same node keeps other elements.
-        key = "\n".join(map(str, walk(self.source)))
+        nodes = list(walk(self.source))
+        key = tuple(map(str, nodes)), tuple(each for each in nodes if not each.inputs)
         return Arrange(inputs, CacheRows(self.kept, key), inputs[0].grouped, name=self.name)
 
 
@@ -53,7 +54,7 @@ class CacheRows:
     """Which way a pass goes."""
 
     kept: Kept
-    key: str
+    key: Hashable
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         home = context.home

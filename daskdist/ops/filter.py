@@ -87,7 +87,8 @@ class FilterRows:
                 isinstance(keep, np.ndarray) and keep.shape == () and keep.dtype == bool
             ):
                 raise UserFunctionError(
-                    f"filter: {self.predicate} returned {type(keep).__name__} {keep!r} on {rows.where(index)}; "
+                    f"{self.predicate.operation}: {self.predicate} returned {type(keep).__name__} {keep!r} "
+                    f"on {rows.where(index)}; "
                     "a predicate returns one bool"
                 )
             mask[index] = keep
@@ -112,7 +113,7 @@ class FilterBlocks:
         if structure != LONE or leaves[0].dtype != bool or leaves[0].ndim != 1:
             kinds = structure.pack([f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves])
             raise UserFunctionError(
-                f"filter: {self.predicate} returned {kinds} on {where}; "
+                f"{self.predicate.operation}: {self.predicate} returned {kinds} on {where}; "
                 f"with vectorized=True a predicate returns bool[{len(block)}]"
             )
         return leaves[0]

@@ -12,7 +12,7 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec, learned_spec
 from daskdist.core.vectorize import Vectorised, blocks_of, call_at_once
 from daskdist.errors import UserFunctionError
 
@@ -41,22 +41,11 @@ class Map(Transformation):
 
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
-        # Tried on made-up elements, nothing is read. An axis whose length follows the unknown one, or the values,
-        # is unknown too.
         spec = self.source.spec
-        found = []
-        for unknown, value in ((2, 1), (3, 2)):
-            try:
-                found.append(self._tried(spec, unknown, value))
-            except UserFunctionError as error:
-                return SpecUnknown(str(error))
-        first, second = found
-        if first.structure != second.structure:
-            return SpecUnknown("the structure of its result depends on the element")
-        leaves = [a.most_general_common_spec(b) for a, b in zip(first.leaves, second.leaves, strict=True)]
-        if None in leaves:
-            return SpecUnknown("the rank or dtype of its result depends on the element")
-        return first.with_leaves([leaf for leaf in leaves if leaf is not None])
+        try:
+            return learned_spec(lambda unknown, value: self._tried(spec, unknown, value))
+        except SpecUnknown as unknown:
+            return unknown
 
     def _tried(self, spec: ElementSpec, unknown: int, value: int) -> ElementSpec:
         if not self.vectorized:

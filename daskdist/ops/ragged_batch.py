@@ -27,14 +27,14 @@ class RaggedBatch(Transformation):
     Parameters
     ----------
     element_spec
-        The spec of the elements, which says what varies.
+        The spec of the elements, which says what varies; None where only the data tells.
     batch_size, drop_remainder
         As in ``batch``.
     row_splits_dtype
         int32 or int64.
     """
 
-    element_spec: ElementSpec = field(repr=False)
+    element_spec: ElementSpec | None = field(repr=False)
     batch_size: int
     drop_remainder: bool = False
     row_splits_dtype: Any = np.int64
@@ -45,7 +45,8 @@ class RaggedBatch(Transformation):
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)
         yes_or_no(self.name, "drop_remainder", self.drop_remainder)
-        no_datasets(self.name, self.element_spec)
+        if self.element_spec is not None:
+            no_datasets(self.name, self.element_spec)
         if number_dtype(self.name, "row_splits_dtype", self.row_splits_dtype) not in (np.int32, np.int64):
             raise ArgumentError(f"ragged_batch: row_splits_dtype is {self.row_splits_dtype!r}; give int32 or int64")
 
@@ -57,10 +58,11 @@ class RaggedBatch(Transformation):
     def spec(self) -> ElementSpec:
         size = self.batch_size if self.drop_remainder else None
         leaves: list[TensorSpec] = []
-        for leaf in self.element_spec.leaves:
+        spec = self.source.spec if self.element_spec is None else self.element_spec
+        for leaf in spec.leaves:
             kind = RaggedTensorSpec if None in leaf.shape else TensorSpec
             leaves.append(kind((size, *leaf.shape), leaf.dtype, leaf.name))
-        return self.element_spec.with_leaves(leaves)
+        return spec.with_leaves(leaves)
 
     @property
     def cardinality(self) -> int:
@@ -69,7 +71,9 @@ class RaggedBatch(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = BatchRows(self.batch_size, self.drop_remainder)
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
-        is_ragged = tuple(isinstance(leaf, RaggedTensorSpec) for leaf in self.spec.leaves)
+        is_ragged = (
+            None if self.element_spec is None else tuple(None in leaf.shape for leaf in self.element_spec.leaves)
+        )
         function = RaggedRows(is_ragged, np.dtype(self.row_splits_dtype))
         return Compute(batches, function, self.name, factor=1, apart=True)
 
@@ -81,12 +85,12 @@ class RaggedRows:
     Parameters
     ----------
     is_ragged
-        For each leaf whether it becomes `Ragged`.
+        For each leaf whether it becomes `Ragged`; None for those of one axis or more.
     splits_dtype
         The dtype of row splits.
     """
 
-    is_ragged: tuple[bool, ...]
+    is_ragged: tuple[bool, ...] | None
     splits_dtype: np.dtype[Any]
 
     def __call__(self, batches: Batches) -> Bundle:
@@ -98,7 +102,8 @@ class RaggedRows:
         return Bundle(rows.structure, items, rows.label)
 
     def _leaf(self, column: Any, number: int, rows: Block | Bundle) -> Any:
-        if not self.is_ragged[number]:
+        is_ragged = column[0].ndim > 0 if self.is_ragged is None else self.is_ragged[number]
+        if not is_ragged:
             return column if isinstance(column, np.ndarray) else stacked(column, rows, number)
         if not isinstance(column, Ragged):
             return Ragged.of(list(column), self.splits_dtype)

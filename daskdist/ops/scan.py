@@ -13,7 +13,7 @@ from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Chain, Primitive
-from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import UserFunctionError
 
@@ -39,17 +39,16 @@ class Scan(Transformation):
 
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
+        try:
+            return learned_spec(self._tried)
+        except SpecUnknown as unknown:
+            return unknown
+
+    def _tried(self, unknown: int, value: int) -> ElementSpec:
+        example = self.source.spec.example(unknown, value)
         scan = ScanRows(self.structure, self.function)
-        found = []
-        for unknown, value in ((2, 1), (3, 2)):
-            try:
-                example = self.source.spec.example(unknown, value)
-                _, leaves, structure = scan.step(self.initial, example, lambda: "a made-up element")
-            except (UserFunctionError, SpecUnknown) as error:
-                return SpecUnknown(str(error))
-            found.append(ElementSpec.of(structure.pack(leaves)))
-        common = found[0].most_general_common_spec(found[1])
-        return SpecUnknown("the kind of its result depends on the element") if common is None else common
+        _, leaves, structure = scan.step(self.initial, example, lambda: "a made-up element")
+        return ElementSpec.of(structure.pack(leaves))
 
     @property
     def spec(self) -> ElementSpec:

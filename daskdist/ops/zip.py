@@ -21,7 +21,8 @@ class Zip(Node):
     sources: tuple[Node, ...] = field(repr=False)
 
     name = "zip"
-    facts = Facts(per_worker=True)
+    # On each worker's share of the files it would pair other elements.
+    facts = Facts()
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -1,0 +1,257 @@
+"""Options: what they do, how they merge, and what is said when they meet."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import Dataset, Options, errors
+from daskdist.execute.callers import Now, using
+
+
+def with_options(ds, **fields):
+    return ds.with_options(Options(**fields))
+
+
+def test_a_later_one_wins_field_by_field():
+    ds = with_options(Dataset.range(3), deterministic=False, num_threads=2)
+    ds = with_options(ds.map(lambda x: x), num_threads=3, seed=5)
+    assert dict(ds.options().given()) == {"deterministic": False, "num_threads": 3, "seed": 5}
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda a, b: Dataset.zip(a, b),
+        lambda a, b: a.concatenate(b),
+        lambda a, b: Dataset.sample_from_datasets([a, b]),
+        lambda a, b: Dataset.choose_from_datasets([a, b], Dataset.range(1)),
+    ],
+)
+def test_of_several_datasets_the_last_wins_and_it_is_said(combine, caplog):
+    a = with_options(Dataset.range(3), num_threads=2, deterministic=True)
+    b = with_options(Dataset.range(3), num_threads=4, deterministic=True)
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        ds = combine(a, b)
+    assert ds.options().num_threads == 4
+    (message,) = caplog.messages
+    assert "num_threads is 2 in one dataset and 4 in a later one, which wins" in message
+
+
+def test_nothing_is_said_where_they_agree(caplog):
+    a, b = with_options(Dataset.range(3), num_threads=2), with_options(Dataset.range(3), num_threads=2)
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        assert Dataset.zip(a, b, Dataset.range(2)).options().num_threads == 2
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("auto_shard_policy", "nearby", "'nearby' is not a sharding policy"),
+        ("deterministic", 1, "deterministic is 1; give True or False"),
+        ("memory_budget_bytes", "much", "memory_budget_bytes is 'much'"),
+        ("memory_budget_bytes", 0, "memory_budget_bytes is 0; give 1 or more"),
+        ("num_threads", 0, "num_threads is 0; give 1 or more"),
+        ("num_threads", 1.5, "num_threads is 1.5; give a whole number"),
+        ("on_error", "ignore", "on_error is 'ignore'; give 'raise' or 'skip'"),
+        ("seed", "x", "seed is 'x'; give a whole number"),
+    ],
+)
+def test_bad_values(field, value, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        Options(**{field: value})
+    options = Options()
+    with pytest.raises(errors.ArgumentError, match=message):
+        setattr(options, field, value)
+
+
+def test_an_unknown_field_names_those_there_are():
+    with pytest.raises(AttributeError, match=r"no 'speed'; there are auto_shard_policy, deterministic"):
+        Options().speed = 3
+    with pytest.raises(errors.ArgumentError, match="expected Options, got dict"):
+        Dataset.range(3).with_options({"num_threads": 2})
+
+
+def test_tensorflows_names():
+    options = daskdist.data.Options()
+    options.experimental_distribute.auto_shard_policy = daskdist.data.AutoShardPolicy.DATA
+    options.threading.private_threadpool_size = 3
+    options.autotune.ram_budget = "1 MiB"
+    options.deterministic = False
+    assert (options.auto_shard_policy, options.num_threads, options.memory_budget_bytes) == (2, 3, 2**20)
+
+
+def test_sizes_can_be_words():
+    assert Options(memory_budget_bytes="64 MiB").memory_budget_bytes == 64 * 2**20
+
+
+def test_the_number_of_threads():
+    seen = set()
+
+    def note(x):
+        seen.add(threading.current_thread().name)
+        return x
+
+    with dask.config.set({"daskdist.split-bytes": 80}):
+        ds = with_options(Dataset.range(400).map(note, vectorized=False), num_threads=1)
+        seen.clear()
+        assert [int(x) for x in ds] == list(range(400))
+    assert len(seen) == 1
+    assert seen != {threading.current_thread().name}
+
+
+def test_the_memory_budget_bounds_what_is_read_ahead():
+    def read_ahead(**fields):
+        read = []
+
+        def note(x):
+            read.append(x)
+            return x
+
+        with dask.config.set({"daskdist.split-bytes": 800}):
+            ds = with_options(Dataset.range(100_000).map(note, vectorized=False), num_threads=2, **fields)
+            read.clear()
+            iterator = iter(ds)
+            next(iterator)
+            iterator.close()
+        return len(read)
+
+    assert read_ahead(memory_budget_bytes=1_000) <= 500
+
+
+def test_blocks_come_as_they_are_done_where_order_is_of_no_matter():
+    first_may_go_on = threading.Event()
+
+    def slow_at_first(x):
+        if x == 0:
+            assert first_may_go_on.wait(30)
+        return x
+
+    with dask.config.set({"daskdist.split-bytes": 80, "daskdist.num-threads": 4}):
+        ds = with_options(
+            Dataset.from_tensor_slices(np.arange(40)).map(slow_at_first, vectorized=False),
+            deterministic=False,
+            num_threads=4,
+        )
+        # Its spec is tried on made-up elements, none of which is 0.
+        iterator = iter(ds)
+        early = [int(next(iterator)) for _ in range(10)]
+        first_may_go_on.set()
+        rest = [int(x) for x in iterator]
+    assert 0 not in early
+    assert sorted(early + rest) == list(range(40))
+
+
+def test_in_order_unless_said_otherwise():
+    ds = Dataset.range(1000).map(lambda x: x, num_parallel_calls=4, vectorized=False)
+    assert [int(x) for x in ds] == list(range(1000))
+
+
+@pytest.mark.parametrize("vectorized", [None, False])
+def test_elements_that_fail_are_left_out(caplog, vectorized):
+    def half(x):
+        if int(x) % 4 == 1:
+            raise ValueError(f"no {x}")
+        return x / 2
+
+    ds = with_options(Dataset.range(10).map(half, vectorized=vectorized), on_error="skip")
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        assert [float(x) for x in ds.batch(3).unbatch()] == [0, 1, 1.5, 2, 3, 3.5, 4]
+    assert "row 5 of range rows 0 on" in caplog.text
+    assert "ValueError: no 5" in caplog.text
+    assert caplog.messages[-1] == "left out 3 elements in all"
+
+
+def test_ignored_errors_are_of_what_is_upstream_only():
+    def fails(x):
+        raise ValueError("downstream")
+
+    ds = Dataset.range(4).map(lambda x: 6 // int(x)).ignore_errors()
+    assert [int(x) for x in ds] == [6, 3, 2]
+    with pytest.raises(errors.UserFunctionError, match="downstream"):
+        list(ds.map(fails))
+
+
+def test_how_many_were_left_out():
+    iterator = iter(Dataset.range(8).map(lambda x: 6 // (int(x) % 4)).ignore_errors())
+    assert len(list(iterator)) == 6
+    assert iterator.num_skipped == 2
+
+
+def test_a_file_that_cannot_be_read_is_left_out(parquet_files, caplog):
+    paths = parquet_files(rows=5, files=3)
+    damaged = Path(paths[1])
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:20] + bytes(60) + whole[80:])
+    ds = daskdist.read_parquet(paths)
+    with pytest.raises(errors.FileError):
+        list(ds)
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        assert [int(d["id"]) for d in ds.ignore_errors()] == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+    assert "part-1.parquet" in caplog.text
+
+
+def test_batches_that_do_not_stack_are_left_out():
+    ds = Dataset.range(6).map(lambda x: np.zeros(x if x in (3, 5) else 2)).batch(2).ignore_errors()
+    assert [x.shape for x in ds] == [(2, 2)]
+
+
+def test_errors_of_every_operation_are_ignored():
+    def picky(x):
+        if int(x) == 3:
+            raise ValueError("3")
+        return x
+
+    base = Dataset.range(6)
+    assert [int(x) for x in base.take_while(lambda x: picky(x) < 9).ignore_errors()] == [0, 1, 2, 4, 5]
+    assert [int(x) for x in base.filter(lambda x: picky(x) < 5).ignore_errors()] == [0, 1, 2, 4]
+    assert [int(x) for x in base.scan(np.int64(0), lambda s, x: (s + picky(x), s)).ignore_errors()] == [0, 0, 1, 3, 7]
+    assert [int(x) for x in base.flat_map(lambda x: Dataset.from_tensors(picky(x))).ignore_errors()] == [0, 1, 2, 4, 5]
+    grouped = base.group_by_window(lambda x: picky(x) % 2, lambda key, ds: ds.batch(9), 9).ignore_errors()
+    assert [x.tolist() for x in grouped] == [[0, 2, 4], [1, 5]]
+
+
+@pytest.mark.cluster
+def test_errors_are_ignored_and_said_on_a_cluster(on_cluster, caplog):
+    ds = Dataset.range(20).map(lambda x: 60 // (int(x) % 5)).ignore_errors().batch(8)
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        steps = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(ds)]
+    assert [int(x) for step in steps for part in step for x in part] == [60, 30, 20, 15] * 4
+    assert sum("ZeroDivisionError" in message for message in caplog.messages) == 4
+
+
+def test_a_seed_for_the_whole_pipeline():
+    def order(**fields):
+        ds = Dataset.range(50).shuffle(50).batch(5).shuffle(10)
+        return [x.tolist() for x in with_options(ds, **fields)]
+
+    assert order(seed=1) == order(seed=1)
+    assert order(seed=1) != order(seed=2)
+    assert order() != order()
+
+
+def test_a_seed_of_its_own_stays():
+    own = Dataset.range(50).shuffle(50, seed=4)
+    assert [int(x) for x in with_options(own, seed=1)] == [int(x) for x in own]
+
+
+def test_a_seed_for_the_whole_program():
+    with dask.config.set({"daskdist.seed": 3}):
+        first = [int(x) for x in Dataset.range(50).shuffle(50)]
+        assert [int(x) for x in Dataset.range(50).shuffle(50)] == first
+    assert [int(x) for x in Dataset.range(50).shuffle(50, seed=3)] == first
+
+
+def test_two_operations_with_one_seed_do_not_draw_alike():
+    ds = with_options(Dataset.range(50).shuffle(50), seed=1)
+    twice = with_options(Dataset.range(50).shuffle(50).shuffle(50), seed=1)
+    assert [int(x) for x in ds] != [int(x) for x in twice]
+    with using(Now):
+        assert sorted(int(x) for x in twice) == list(range(50))
