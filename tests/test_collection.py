@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dask
+import dask.bag
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -416,12 +417,52 @@ def test_from_a_computed_frame_plans_once():
 def test_from_dask_takes_no_other_thing():
     with pytest.raises(ArgumentError, match="is no Dask collection"):
         Dataset.from_dask(np.arange(3))
-    with pytest.raises(ArgumentError, match="arrays and dataframes"):
-        Dataset.from_dask(dask.delayed(1))
+    with pytest.raises(ArgumentError, match="a list is to be of delayed values"):
+        Dataset.from_dask([da.arange(3), da.arange(3)])
+    with pytest.raises(ArgumentError, match="an empty list is no Dask collection"):
+        Dataset.from_dask([])
     with pytest.raises(ArgumentError, match="no axis 0"):
         Dataset.from_dask(da.arange(3).sum())
     with pytest.raises(ArgumentError, match="columns= is for dataframes"):
         Dataset.from_dask(da.arange(3), columns=["a"])
+
+
+def test_bag_of_elements():
+    bag = dask.bag.from_sequence(range(7), npartitions=3).map(lambda n: {"n": n, "row": np.full(n, n)})
+    ds = Dataset.from_dask(bag)
+    assert [int(each["n"]) for each in ds] == list(range(7))
+    assert [len(each["row"]) for each in dask.compute(ds)[0]] == list(range(7))
+    batches = list(ds.padded_batch(4))
+    assert batches[1]["row"].tolist() == [[4, 4, 4, 4, 0, 0], [5, 5, 5, 5, 5, 0], [6, 6, 6, 6, 6, 6]]
+
+
+def test_bag_of_items_of_different_structures():
+    bag = dask.bag.from_sequence([1, (2, 3)], npartitions=1)
+    with pytest.raises(ArgumentError, match="item 1 of partition 0"):
+        list(Dataset.from_dask(bag))
+
+
+def test_list_of_delayed_values():
+    parts = [dask.delayed(lambda n=n: {"x": np.arange(n), "y": np.ones((n, 2))})() for n in (3, 0, 2)]
+    ds = Dataset.from_dask(parts)
+    assert [int(each["x"]) for each in ds] == [0, 1, 2, 0, 1]
+    assert [batch["y"].shape for batch in ds.batch(4)] == [(4, 2), (1, 2)]
+    assert len(dask.compute(ds.batch(2))[0]) == 3
+    assert len(list(Dataset.from_dask(parts[0]))) == 3
+
+
+def test_delayed_values_need_rows():
+    with pytest.raises(ArgumentError, match="they need as many rows each"):
+        list(Dataset.from_dask([dask.delayed((np.arange(3), np.arange(2)))]))
+    with pytest.raises(ArgumentError, match="they need as many rows each"):
+        list(Dataset.from_dask([dask.delayed(1)]))
+
+
+@pytest.mark.cluster
+def test_collections_flow_into_batches_on_a_cluster(on_cluster):
+    bag = dask.bag.from_sequence(range(20), npartitions=4).map(lambda n: n * 2)
+    steps = [on_cluster.local_results(s) for s in on_cluster.distribute_dataset(Dataset.from_dask(bag).batch(6))]
+    assert [int(x) for step in steps for part in step for x in part] == list(range(0, 40, 2))
 
 
 def test_upstream_is_not_written_once_a_partition():
