@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from daskdist import Dataset
-from daskdist.core import vectorize
+from daskdist.core import purity, vectorize
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.function import UserFunction
 from daskdist.core.ragged import Ragged
@@ -480,9 +480,9 @@ def _cell():
     ],
 )
 def test_what_does_more_than_compute(function, reason):
-    assert reason in vectorize.objection(function)
+    assert reason in purity.objection(function)
     columns(function)(scalars(num_rows=5))
-    assert verdict().reason == vectorize.objection(function)
+    assert verdict().reason == purity.objection(function)
 
 
 def test_objects_that_only_hold_numbers():

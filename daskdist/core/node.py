@@ -69,8 +69,12 @@ class Node:
     facts: ClassVar[Facts] = Facts()
     # What users call it: the method that makes it.
     name: ClassVar[str]
-    # Whether reading ahead in threads gains something where it is part of a pipeline.
-    background: ClassVar[bool] = False
+
+    @property
+    def background(self) -> bool:
+        """Whether reading ahead in threads gains something where it is part of a pipeline."""
+        return False
+
     # Whether what it reads is in memory, small, and can be sent anywhere.
     is_light: ClassVar[bool] = True
 

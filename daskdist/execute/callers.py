@@ -203,31 +203,30 @@ class Threads:
     ) -> Handle:
         result: Future[Any] = Future()
         missing = itertools.count(len(handles), -1)
-
-        def run() -> None:
-            try:
-                result.set_result(function([handle.result() for handle in handles], *args))
-            except BaseException as error:
-                result.set_exception(error)
+        # A future that is done keeps its callbacks. What they need to make the call is taken out when it is made,
+        # or every block would keep all that was ever made of it.
+        call = [(result, function, handles, args)]
 
         def one_is_there(handle: Future[Any]) -> None:
             if handle.cancelled():
                 # The pool is closing, and holds the lock that asking it for a thread would take.
-                result.cancel()
+                for waiting, *_ in call:
+                    waiting.cancel()
                 return
             # Counting is atomic: just one of the callbacks sees the last.
             if next(missing) > 1:
                 return
+            made = call.pop()
             try:
-                self._pool.submit(run)
+                self._pool.submit(_run, *made)
             except RuntimeError:
                 # The pool was closed in the meantime; nobody is waiting any more.
-                result.cancel()
+                made[0].cancel()
 
         for handle in handles:
             handle.add_done_callback(one_is_there)
         if not handles:
-            self._pool.submit(run)
+            self._pool.submit(_run, *call.pop())
         return result
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
@@ -255,6 +254,13 @@ class Threads:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run(result: Future[Any], function: Callable[..., Any], handles: Sequence[Future[Any]], args: Any) -> None:
+    try:
+        result.set_result(function([handle.result() for handle in handles], *args))
+    except BaseException as error:
+        result.set_exception(error)
 
 
 class NeverRun:

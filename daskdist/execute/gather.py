@@ -139,13 +139,17 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
     for place, at in places_by_value(which):
         order.append(at)
         parts.append((blocks[place].leaves, rows[at], len(at)))
-    inverse = np.empty(len(rows), np.intp)
-    inverse[np.concatenate(order)] = np.arange(len(rows))
+    places = np.concatenate(order)
+    inverse = None
+    if (np.diff(places) != 1).any():
+        inverse = np.empty(len(rows), np.intp)
+        inverse[places] = np.arange(len(rows))
     leaves: list[Any] = []
     for number, leaf in enumerate(first.leaves):
         if isinstance(leaf, Ragged):
             parted = [of_block[number].take(wanted) for of_block, wanted, _ in parts]
-            leaves.append(Ragged.concat(parted).take(inverse))
+            column = Ragged.concat(parted)
+            leaves.append(column if inverse is None else column.take(inverse))
             continue
         found = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
         start = 0
@@ -153,7 +157,7 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
             # The rows are there: "clip" only spares NumPy a buffer.
             np.take(of_block[number], wanted, axis=0, out=found[start : start + count], mode="clip")
             start += count
-        leaves.append(found.take(inverse, axis=0))
+        leaves.append(found if inverse is None else found.take(inverse, axis=0))
     return Block(first.structure, leaves, label)
 
 

@@ -155,6 +155,8 @@ class Interpreter:
         at = np.flatnonzero(is_one.take(selection.places))
         if not len(at):
             return selection
+        # Block by block they are put together by one copy.
+        at = at[np.argsort(selection.places[at], kind="stable")]
         merged = self.gather(selection.take(at), on=worker, name=name, window=window)
         merged.recipe.run = traced_back(merged.recipe.run)
         rows, which = selection.row_numbers.copy(), selection.places.copy()

@@ -77,7 +77,7 @@ class BucketBySequenceLength(Transformation):
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        bucket = BucketOf(self.length_function, self.boundaries)
+        bucket = BucketOf(KeysOf.of_blocks(self.length_function, "length"), self.boundaries)
         buckets = Fact(gathered(inputs[0]), bucket, f"{self.name}-lengths")
         rows = GroupRows(self.batch_sizes, self.drop_remainder)
         batches = Arrange((buckets,), rows, grouped=1, name=self.name)
@@ -91,20 +91,19 @@ class BucketBySequenceLength(Transformation):
 class BucketOf:
     """The bucket of each element, shape ``(num_rows,)``."""
 
-    function: UserFunction
+    lengths: KeysOf
     boundaries: tuple[int, ...]
 
     def __call__(self, rows: Rows) -> Index:
-        lengths = KeysOf(self.function, "length")(rows)
-        return np.searchsorted(np.array(self.boundaries, np.int64), lengths, side="right")
+        return np.searchsorted(np.array(self.boundaries, np.int64), self.lengths(rows), side="right")
 
     def length_before(self, element: Any, where: Callable[[], str]) -> int:
         """One less than the upper boundary of an element's bucket."""
-        length = int(KeysOf(self.function, "length").key(element, where))
+        length = int(self.lengths.key(element, where))
         for boundary in self.boundaries:
             if length < boundary:
                 return boundary - 1
         raise UserFunctionError(
-            f"bucket_by_sequence_length: {self.function} returned {length} on {where()}; with "
+            f"bucket_by_sequence_length: {self.lengths.function} returned {length} on {where()}; with "
             f"pad_to_bucket_boundary=True all lengths are below the last boundary, {self.boundaries[-1]}"
         )

@@ -22,6 +22,10 @@ class FlatMap(Transformation):
     facts = Facts(per_worker=True, regroups=True)
 
     @property
+    def background(self) -> bool:
+        return not self.function.outlook(self.source).is_light
+
+    @property
     def spec(self) -> ElementSpec:
         return self.function.outlook(self.source).spec_or_raise()
 

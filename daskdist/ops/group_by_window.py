@@ -26,8 +26,11 @@ from daskdist.core.primitive import (
     Primitive,
     gathered,
 )
+from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Groups, Index, Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
+from daskdist.core.structure import LONE, as_array
+from daskdist.core.vectorize import Vectorised
 from daskdist.errors import UserFunctionError
 from daskdist.ops.nested import NestedFunction, rows_of
 
@@ -69,7 +72,7 @@ class GroupByWindow(Transformation):
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        keys = Fact(gathered(inputs[0]), KeysOf(self.key_function), f"{self.name}-keys")
+        keys = Fact(gathered(inputs[0]), KeysOf.of_blocks(self.key_function), f"{self.name}-keys")
         windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)
         reduce_rows = ReduceWindows(self.key_function, self.reduce_function, self.make, known_spec(self.source))
         return Compute(windows, reduce_rows, self.name, factor=None, apart=True)
@@ -77,19 +80,47 @@ class GroupByWindow(Transformation):
 
 @dataclass(frozen=True)
 class KeysOf:
-    """The key of each element, shape ``(num_rows,)``, int64; ``kind`` is what messages call it."""
+    """The key of each element, shape ``(num_rows,)``, int64.
+
+    Parameters
+    ----------
+    function
+        Gives the key of one element.
+    kind
+        What messages call a key.
+    vectorised
+        The function for many elements at once, where that may be tried.
+    """
 
     function: UserFunction
     kind: str = "key"
+    vectorised: Vectorised | None = None
+
+    @classmethod
+    def of_blocks(cls, function: UserFunction, kind: str = "key") -> KeysOf:
+        """Of many elements at once where that makes no difference."""
+        return cls(function, kind, Vectorised.of(function))
 
     def __call__(self, rows: Rows) -> Index:
-        keys = np.zeros(len(rows), np.int64)
-        for index, element in enumerate(rows.elements()):
-            keys[index] = self.key(element, lambda index=index: rows.where(index))  # type: ignore[misc]
-        return keys
+        if not isinstance(rows, Block) or self.vectorised is None:
+            return self._by_row(rows).astype(np.int64)
+        if self.function.function is len and rows.structure == LONE and isinstance(rows.leaves[0], Ragged):
+            return rows.leaves[0].row_lengths.astype(np.int64)
+        (keys,) = self.vectorised(rows, self._as_block).leaves
+        return keys.astype(np.int64)  # type: ignore[no-any-return]
+
+    def _as_block(self, block: Block) -> Block:
+        return Block(LONE, [self._by_row(block)], block.label)
+
+    def _by_row(self, rows: Rows) -> Index:
+        keys = [
+            self.key(element, lambda index=index: rows.where(index))  # type: ignore[misc]
+            for index, element in enumerate(rows.elements())
+        ]
+        return np.stack(keys) if keys else np.zeros(0, np.int64)
 
     def key(self, element: Any, where: Callable[[], str]) -> Any:
-        """The key of one element."""
+        """The key of one element, of the dtype that it comes in."""
         found = self.function(element, where)
         key = np.asarray(found)
         if key.shape or key.dtype.kind not in "biu":
@@ -97,7 +128,7 @@ class KeysOf:
                 f"{self.function.operation}: {self.function} returned {found!r:.80} on {where()}; "
                 f"a {self.kind} is one integer"
             )
-        return np.int64(key)
+        return as_array(found)
 
 
 @dataclass(frozen=True)
@@ -114,7 +145,7 @@ class ReduceWindows:
         for index in range(len(batches)):
             rows = batches.rows.slice(batches.bounds[index], batches.bounds[index + 1])
             first = next(iter(rows.elements()))
-            key = KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0))  # type: ignore[misc]
+            key = np.int64(KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
             where = partial(_where, key, rows)
             made = self.reduce_function.dataset(key, self.make(rows, self.spec), where=where)
             parts += self.reduce_function.of_one_structure(parts[-1:], rows_of(made, self.reduce_function), where)

@@ -51,6 +51,10 @@ class Interleave(Transformation):
         whole_number(self.name, "block_length", self.block_length, at_least=1)
 
     @property
+    def background(self) -> bool:
+        return not self.function.outlook(self.source).is_light
+
+    @property
     def spec(self) -> ElementSpec:
         return self.function.outlook(self.source).spec_or_raise()
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from dask.utils import parse_bytes
 
 from daskdist.core.arguments import whole_number
-from daskdist.core.node import Facts, Node, Transformation
+from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, policy_of
@@ -21,9 +21,8 @@ _ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memo
 class _Options:
     def __setattr__(self, name: str, value: object) -> None:
         name = _ALIASES.get(name, name)
-        if name not in {each.name for each in fields(self)}:  # type: ignore[arg-type]
-            known = ", ".join(each.name for each in fields(self))  # type: ignore[arg-type]
-            raise AttributeError(f"Options has no {name!r}; there are {known}")
+        if name not in _CHECKS:
+            raise AttributeError(f"Options has no {name!r}; there are {', '.join(_CHECKS)}")
         object.__setattr__(self, name, None if value is None else _CHECKS[name](value))
 
 
@@ -133,6 +132,8 @@ class WithOptions(Transformation):
 def merged_options(node: Node) -> Options:
     """The options in force at a node: a field set further down the pipeline, or by a later input, wins."""
     merged = Options()
+    if not any(isinstance(each, WithOptions) for each in walk(node)):
+        return merged
     for source in node.inputs:
         _update(merged, merged_options(source))
     if isinstance(node, WithOptions):
