@@ -10,6 +10,9 @@ import numpy as np
 
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection
 
+# Rows looked at together where a buffer is tidied.
+_AT_ONCE = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class Draws:
@@ -82,21 +85,37 @@ class RowBuffer:
 
     def tidy(self, compact: Callable[[Run], Run]) -> None:
         """Let go of blocks without rows here, and of as much of others as ``compact`` does."""
-        self._hold(compact(self.rest().without_unused()))  # type: ignore[arg-type]  # rows stay rows
+        # A part at a time, and only rows of blocks that are more than half empty: of a large buffer, arrays of all
+        # rows take as much memory as is to be freed.
+        blocks, parts = self._blocks, np.split(self._codes, range(_AT_ONCE, len(self), _AT_ONCE))
+        counts = np.sum([np.bincount(part >> 32, minlength=len(blocks)) for part in parts], axis=0)
+        is_sparse = np.array([2 * count < ref.num_rows for count, ref in zip(counts, blocks, strict=True)])
+        at = np.flatnonzero(np.concatenate([is_sparse.take(part >> 32) for part in parts]))
+        some = self._decoded(self._codes.take(at), np.int32).without_unused()
+        self._blocks, self._place_of = [], {}
+        stay = [count and not sparse for count, sparse in zip(counts, is_sparse, strict=True)]
+        places = np.array([self._place(ref) if stays else 0 for ref, stays in zip(blocks, stay, strict=True)], np.int64)
+        for part in parts:
+            part[:] = (places.take(part >> 32) << 32) + (part & 0xFFFFFFFF)
+        if len(at):
+            self._codes[at] = self._coded(compact(some))  # type: ignore[arg-type]  # rows stay rows
 
     def rest(self) -> Selection:
         """What is in the buffer, slot by slot."""
-        return self._decoded(self._codes)
+        return self._decoded(self._codes, np.int32)
 
     def _coded(self, rows: Selection) -> Index:
         # One number a row, the block's place here above the row's in the block: half as much to move about.
         places = np.array([self._place(ref) for ref in rows.blocks], np.int64) << 32
-        base: Any = places.take(rows.which) if rows.which is not None else places[0] if len(places) else 0
-        codes: Index = rows.row_numbers + base
+        if rows.which is None:
+            return rows.row_numbers.astype(np.int64) + (places[0] if len(places) else 0)
+        codes: Index = places.take(rows.which)
+        codes += rows.row_numbers
         return codes
 
-    def _decoded(self, codes: Index) -> Selection:
-        return Selection(tuple(self._blocks), codes & 0xFFFFFFFF, codes >> 32)
+    def _decoded(self, codes: Index, dtype: Any = np.int64) -> Selection:
+        rows, which = (codes & 0xFFFFFFFF).astype(dtype, copy=False), (codes >> 32).astype(dtype, copy=False)
+        return Selection(tuple(self._blocks), rows, which)
 
     def _place(self, ref: BlockRef) -> int:
         place = self._place_of.setdefault(id(ref), len(self._blocks))

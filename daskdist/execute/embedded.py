@@ -201,7 +201,9 @@ def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows
             (lane,) = stretch.lanes
             if lane.ref is not None:
                 rows: Rows = caller.result(lane.ref.handle)
-                places = [place for place in lane.places if place >= 0]
-                yield rows if len(places) == len(rows) else rows.slice(places[0], places[-1] + 1)
+                # Steps without rows are in no block; the others are there one after the other.
+                first = next(place for place in lane.places if place >= 0)
+                stop = next(place for place in reversed(lane.places) if place >= 0) + 1
+                yield rows if stop - first == len(rows) else rows.slice(first, stop)
     finally:
         caller.close()

@@ -139,16 +139,18 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
     for place, at in places_by_value(which):
         order.append(at)
         parts.append((blocks[place].leaves, rows[at], len(at)))
+    if all(_is_consecutive(wanted) for _, wanted, _ in parts):
+        # By turns from several blocks, and from each one after the other: written where they go at once.
+        return Block(first.structure, [_dealt(number, parts, order) for number in range(len(first.leaves))], label)
     places = np.concatenate(order)
     inverse = None
-    if (np.diff(places) != 1).any():
+    if not _is_consecutive(places):
         inverse = np.empty(len(rows), np.intp)
         inverse[places] = np.arange(len(rows))
     leaves: list[Any] = []
     for number, leaf in enumerate(first.leaves):
         if isinstance(leaf, Ragged):
-            parted = [of_block[number].take(wanted) for of_block, wanted, _ in parts]
-            column = Ragged.concat(parted)
+            column = Ragged.concat([of_block[number].take(wanted) for of_block, wanted, _ in parts])
             leaves.append(column if inverse is None else column.take(inverse))
             continue
         found = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
@@ -159,6 +161,26 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
             start += count
         leaves.append(found if inverse is None else found.take(inverse, axis=0))
     return Block(first.structure, leaves, label)
+
+
+def _is_consecutive(index: Index) -> bool:
+    return int(index[-1]) - int(index[0]) == len(index) - 1 and bool((np.diff(index) == 1).all())
+
+
+def _dealt(number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Sequence[Index]) -> Any:
+    # One leaf: consecutive rows of each block, to the places that `order` gives for each.
+    columns = [leaves[number][int(wanted[0]) : int(wanted[0]) + count] for leaves, wanted, count in parts]
+    num_rows = sum(map(len, columns))
+    if isinstance(columns[0], Ragged):
+        inverse = np.empty(num_rows, np.intp)
+        inverse[np.concatenate(order)] = np.arange(num_rows)
+        return Ragged.concat(columns).take(inverse)
+    found = np.empty((num_rows, *columns[0].shape[1:]), columns[0].dtype)
+    for at, column in zip(order, columns, strict=True):
+        step = int(at[1] - at[0]) if len(at) > 1 else 1
+        is_regular = int(at[-1]) - int(at[0]) == step * (len(at) - 1) and bool((np.diff(at) == step).all())
+        found[slice(int(at[0]), int(at[-1]) + 1, step) if is_regular else at] = column
+    return found
 
 
 def _stretches(rows: Index, which: Index, at_most: int) -> list[tuple[int, int, int]] | None:

@@ -23,11 +23,9 @@ from daskdist.execute.window import Window
 
 logger: Final = logging.getLogger("daskdist")
 
-# Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most a
-# third as much is copied as is given up, so all copying together stays below one copy of the data.
-_FEW_ROWS_LEFT = 0.25
-# The share of a worker's window for reads that moving rows has to free to be worth its call.
-_WORTH_FREEING = 0.25
+# Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most two
+# thirds of what is given up are copied, so all copying together stays below one copy of the data.
+_FEW_ROWS_LEFT = 0.4
 
 
 class Interpreter:
@@ -182,8 +180,8 @@ class Interpreter:
                 freed = (ref.num_rows - count) * ref.row_bytes
                 freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed
         for worker, places in few.items():
-            # One call for all of a worker, and only when it is worth one.
-            if freed_bytes[worker] >= self.reads.limit_bytes / self.num_workers * _WORTH_FREEING:
+            # One call for all of a worker, and only when it frees as much as is worth one.
+            if freed_bytes[worker] >= self.caller.bundle_bytes:
                 selection = self._merged(selection, places, worker, "compact", self.reads)
         return selection.without_unused()
 
