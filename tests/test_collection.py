@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dask
-import dask.bag
 import dask.array as da
+import dask.bag
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
