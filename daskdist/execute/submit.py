@@ -138,7 +138,7 @@ class Submit:
                 return
 
     def _check_workers(self) -> None:
-        there = self.client.scheduler_info(n_workers=-1)["workers"]
+        there = workers_of(self.client)
         lost = [worker for worker in self.workers if worker not in there]
         if lost:
             raise ClusterError(
@@ -155,6 +155,14 @@ class Submit:
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()
+
+
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """What the scheduler knows of each worker, by address."""
+    # Not `Client.scheduler_info`: what it gives is kept by the client, which now and then writes over it an answer
+    # that lists no workers, between its question and ours.
+    found: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    return found
 
 
 def _has_data(arg: Any) -> bool:

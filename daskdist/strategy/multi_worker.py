@@ -19,7 +19,7 @@ from daskdist.config import setting
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.submit import Submit
+from daskdist.execute.submit import Submit, workers_of
 from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.values import (
     AsyncValue,
@@ -233,7 +233,7 @@ def _workers(client: Client) -> list[tuple[str, int]]:
         client.wait_for_workers(1, timeout=timeout)
     except (OSError, TimeoutError) as error:
         raise ClusterError(f"the cluster at {client.scheduler.address} has no workers after {timeout} s") from error
-    found = client.scheduler_info(n_workers=-1)["workers"]
+    found = workers_of(client)
 
     def place(item: tuple[str, dict[str, Any]]) -> tuple[bool, int, str]:
         name = str(item[1]["name"])
