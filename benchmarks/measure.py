@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
+import json
+import os
+import platform
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final, Literal
 
+import dask
+import numpy as np
 import psutil
 from distributed.diagnostics.plugin import SchedulerPlugin
+
+import daskdist
 
 MIB: Final = 2**20
 _SAMPLE_S: Final = 0.05
@@ -133,6 +141,42 @@ def modules_after(statement: str, names: Sequence[str]) -> list[str]:
 
 def _fresh(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def arguments(description: str | None, benchmarks: Iterable[str], sizes: Iterable[str]) -> argparse.ArgumentParser:
+    """The command line that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(benchmarks), help="run this one (may be repeated)")
+    parser.add_argument("--size", choices=list(sizes), default="full")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    return parser
+
+
+def measured(benchmarks: dict[str, Callable[[Any], Iterable[Figure]]], names: Iterable[str], size: Any) -> list[Figure]:
+    """The figures of some benchmarks."""
+    figures: list[Figure] = []
+    for name in names:
+        print(f"measuring: {name}", file=sys.stderr)
+        figures += benchmarks[name](size)
+    return figures
+
+
+def report(figures: Sequence[Figure], size: Any, options: argparse.Namespace) -> int:
+    """Print figures as the command line asks for; what to exit with."""
+    if options.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "dask": dask.__version__,
+            "daskdist": daskdist.__version__,
+        }
+        found = {"machine": machine, "size": asdict(size), "figures": [each.as_dict() for each in figures]}
+        print(json.dumps(found, indent=2))
+    else:
+        print(table(figures))
+    return int(options.check and any(figure.holds is False for figure in figures))
 
 
 class TaskCounter(SchedulerPlugin):

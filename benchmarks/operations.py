@@ -9,26 +9,22 @@ also against another library, which ``--python`` has (it does not have to have d
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import multiprocessing
 import os
-import platform
 import sys
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import dask
 import numpy as np
-from measure import MIB, Figure, Memory, interleaved, table
+from measure import MIB, Figure, Memory, arguments, interleaved, measured, report
 from peers import PEERS, Peer
 from peers.serving import BATCH, BOUNDARIES, NUM_KEYS, WINDOW, Data
 from spine import exhaust, write_rows
@@ -581,39 +577,16 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(BENCHMARKS), help="run this one (may be repeated)")
-    parser.add_argument("--size", choices=list(SIZES), default="full")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser = arguments(__doc__, BENCHMARKS, SIZES)
     parser.add_argument("--peer", choices=list(PEERS), help="hold elements and groups against this library too")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has it; this one by default")
     options = parser.parse_args(argv)
     size, names = SIZES[options.size], options.only or list(BENCHMARKS)
-    figures = []
-    for name in names:
-        print(f"measuring: {name}", file=sys.stderr)
-        figures += BENCHMARKS[name](size)
+    figures = measured(BENCHMARKS, names, size)
     if options.peer:
         print(f"measuring: against {options.peer}", file=sys.stderr)
         figures += against(size, [name for name in names if name in CASES], options.peer, options.python)
-    if options.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "dask": dask.__version__,
-            "daskdist": daskdist.__version__,
-        }
-        print(
-            json.dumps(
-                {"machine": machine, "size": asdict(size), "figures": [each.as_dict() for each in figures]},
-                indent=2,
-            )
-        )
-    else:
-        print(table(figures))
-    return int(options.check and any(figure.holds is False for figure in figures))
+    return report(figures, size, options)
 
 
 if __name__ == "__main__":

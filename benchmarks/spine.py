@@ -7,15 +7,12 @@ Each figure is held against a floor or a peer measured in the same run, in turns
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +21,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from distributed import Client, LocalCluster, wait
-from measure import MIB, Figure, Memory, TaskCounter, import_seconds, interleaved, modules_after, table
+from measure import (
+    MIB,
+    Figure,
+    Memory,
+    TaskCounter,
+    arguments,
+    import_seconds,
+    interleaved,
+    measured,
+    modules_after,
+    report,
+)
 
 import daskdist
 from daskdist.config import in_bytes
@@ -345,34 +353,9 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(BENCHMARKS), help="run this one (may be repeated)")
-    parser.add_argument("--size", choices=list(SIZES), default="full")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
-    options = parser.parse_args(argv)
+    options = arguments(__doc__, BENCHMARKS, SIZES).parse_args(argv)
     size = SIZES[options.size]
-    figures = []
-    for name in options.only or BENCHMARKS:
-        print(f"measuring: {name}", file=sys.stderr)
-        figures += BENCHMARKS[name](size)
-    if options.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "dask": dask.__version__,
-            "daskdist": daskdist.__version__,
-        }
-        print(
-            json.dumps(
-                {"machine": machine, "size": asdict(size), "figures": [each.as_dict() for each in figures]},
-                indent=2,
-            )
-        )
-    else:
-        print(table(figures))
-    return int(options.check and any(figure.holds is False for figure in figures))
+    return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
 
 
 if __name__ == "__main__":
