@@ -36,9 +36,8 @@ from daskdist.execute.callers import Caller, embedded
 from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.graph import FromGraph, Recorded, record
 from daskdist.formats.manifest import codec
-from daskdist.formats.parquet import Parquet
-from daskdist.formats.paths import expand, is_remote
 from daskdist.formats.saved import Saved
+from daskdist.formats.storage import Paths, Storage, is_remote, local
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch import Batch
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
@@ -86,8 +85,6 @@ from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
 from daskdist.passes.simplify import simplify
 
 logger: Final = logging.getLogger("daskdist")
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
@@ -317,7 +314,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         if shuffle is not None:
             yes_or_no("list_files", "shuffle", shuffle)
-        names = sorted(expand(file_pattern, ""))
+        names = sorted(Storage().expand(file_pattern, ("",)))
         listed = Dataset.from_tensor_slices(np.array(names, np.dtypes.StringDType()), name=name)
         return listed if shuffle is False else listed.shuffle(len(names), seed=seed)
 
@@ -1489,35 +1486,6 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return record(self.primitive, self._name, 0)
 
 
-def read_parquet(paths: Paths, columns: Any = None) -> Dataset:
-    """The rows of Parquet files, in the order of the files.
-
-    Parameters
-    ----------
-    paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
-    columns
-        Which columns, and how they make up an element: None for all and a list of names for some, as a dict
-        by name; or any structure of names, in which a list stands for one array of its columns side by side:
-        ``{"x": ["f0", "f1"], "y": "label"}``.
-
-    Returns
-    -------
-    Dataset
-        An element a row. A row group is the unit of reading.
-
-    Raises
-    ------
-    FileError
-        No file matches, or the first is not Parquet. While iterating: a file is damaged, or has another schema.
-    ArgumentError
-        There is no such column.
-    """
-    node = ReadFiles(Parquet(columns), expand(paths, ".parquet"))
-    node.spec  # noqa: B018 - a file that is not Parquet, or a column that is not there, shows now
-    return Dataset(node)
-
-
 # Elements to draw from where all are wanted and their number is not known.
 _ALL = 2**62
 
@@ -1529,7 +1497,7 @@ def _seed(seed: int | None) -> int:
 def _absolute(path: str | os.PathLike[str]) -> str:
     # A worker's working directory is another.
     text = os.fspath(path)
-    return text if is_remote(text) else os.path.abspath(os.path.expanduser(text.removeprefix("file://")))
+    return text if is_remote(text) else local(text)
 
 
 def _codec(compression: str | None) -> str | None:

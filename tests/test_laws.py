@@ -20,13 +20,11 @@ from daskdist.core.primitive import Compute
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.devices import KINDS, device
-from daskdist.formats import FORMATS
-from daskdist.formats.parquet import Parquet
 from daskdist.ops.filter import Filter
 from daskdist.ops.map import Map
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import POLICIES, AutoShardPolicy, Decision, decide
-from daskdist.testing import DeviceLaws, Elements, FormatLaws, NodeLaws, PolicyLaws, same_multiset
+from daskdist.testing import DeviceLaws, Elements, NodeLaws, PolicyLaws, same_multiset
 
 
 def rows(number=10):
@@ -438,40 +436,6 @@ class TestPersisted(NodeLaws):
         return self.kept
 
 
-class TestParquet(FormatLaws):
-    def make_format(self):
-        return Parquet({"x": ["f", "g"], "y": "n", "when": "t"})
-
-    def write(self, directory):
-        written = {}
-        for number, (num_rows, group) in enumerate([(5, 2), (0, 1), (3, 8)]):
-            path = directory / f"{number}.parquet"
-            n = np.arange(num_rows) + 10 * number
-            f, g, t = n.astype("float32"), n.astype("float32") / 2, n.astype("datetime64[ms]")
-            pq.write_table(pa.table({"f": f, "n": n, "g": g, "t": t}), path, row_group_size=group)
-            written[str(path)] = [{"x": np.stack([f[k], g[k]]), "y": n[k], "when": t[k]} for k in range(num_rows)]
-        return written
-
-
-class TestParquetWhole(FormatLaws):
-    def make_format(self):
-        return Parquet()
-
-    def write(self, directory):
-        written = {}
-        for number, words in enumerate([["a", "", "ü"], [], ["b"]]):
-            path = directory / f"{number}.parquet"
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2.0 * len(words))), 2)
-            columns = {"s": pa.array(words, pa.string()), "l": lists, "flag": pa.array([True] * len(words), pa.bool_())}
-            pq.write_table(pa.table(columns), path, row_group_size=1)
-            text = np.array(words, np.dtypes.StringDType())
-            written[str(path)] = [
-                {"s": np.asarray(text[k : k + 1])[0], "l": np.array([2.0 * k, 2.0 * k + 1]), "flag": np.bool_(True)}
-                for k in range(len(words))
-            ]
-        return written
-
-
 class TestCpu(DeviceLaws):
     def make_device(self):
         return device("CPU:1")
@@ -498,8 +462,6 @@ class TestOff(PolicyLaws):
 
 
 def test_every_one_is_tested():
-    # The laws of `saved` are in `test_kept`.
-    assert set(FORMATS) == {"parquet", "saved"}
     assert set(KINDS) >= {"CPU"}
     assert set(POLICIES) == {AutoShardPolicy.AUTO, AutoShardPolicy.FILE, AutoShardPolicy.DATA, AutoShardPolicy.OFF}
 
@@ -548,27 +510,6 @@ class _OfWrong(NodeLaws):
 def test_a_wrong_node_breaks_laws(law):
     with pytest.raises(AssertionError, match="wrong"):
         getattr(_OfWrong(), law)()
-
-
-@dataclass(frozen=True)
-class Overlapping(Parquet):
-    """Reads the first row group twice."""
-
-    def list_splits(self, path, file, like):
-        splits = super().list_splits(path, file, like)
-        return [*splits[:1], *splits]
-
-
-class _OfOverlapping(TestParquet):
-    __test__ = False
-
-    def make_format(self):
-        return Overlapping({"x": ["f", "g"], "y": "n", "when": "t"})
-
-
-def test_a_wrong_format_breaks_laws(tmp_path):
-    with pytest.raises(AssertionError, match="splits in order"):
-        _OfOverlapping().test_splits_are_the_file_once(tmp_path)
 
 
 class _OfUndecided(PolicyLaws):

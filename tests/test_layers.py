@@ -33,6 +33,7 @@ RANKS = {
     "dataset": 5,
     # Names only, of the face.
     "data": 6,
+    "readers": 6,
     "distribute": 6,
     "strategy": 6,
     "service": 6,
@@ -48,13 +49,19 @@ LAZY = {
     "dask",
     "distributed",
     "fsspec",
+    "google_crc32c",
+    "h5py",
     "IPython",
     "jinja2",
     "matplotlib",
     "pandas",
+    "PIL",
     "pyarrow",
     "rich",
     "sklearn",
+    "sqlalchemy",
+    "xarray",
+    "zarr",
 }
 
 # Files of ours that import such a library at their top.
@@ -69,6 +76,11 @@ HOMES = {
     "sklearn": ("cli/",),
     "matplotlib": ("cli/", "display/"),
     "pandas": ("formats/",),
+    "google_crc32c": ("formats/",),
+    "h5py": ("formats/",),
+    "PIL": ("formats/",),
+    "sqlalchemy": ("formats/",),
+    "zarr": ("formats/",),
 }
 
 # The manual.

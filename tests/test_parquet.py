@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 
 import fsspec
@@ -15,7 +16,9 @@ import pytest
 from daskdist import Dataset, errors, read_parquet
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
+from daskdist.formats import First
 from daskdist.formats.parquet import Parquet
+from daskdist.testing import FormatLaws
 
 Pair = namedtuple("Pair", "x y")
 TEXT = np.dtypes.StringDType()
@@ -189,12 +192,9 @@ def test_a_null_where_nothing_stands_for_it(tmp_path, array):
 @pytest.mark.parametrize(
     "array",
     [
-        pa.array([[1], [2, 3]]),
-        pa.array([{"a": 1}]),
-        pa.array([b"bytes"]),
-        pa.array([1], pa.duration("s")),
-        pa.array([datetime.time(1)]),
-        pa.array([1], pa.decimal128(5)),
+        pa.array([[{"a": 1}]]),
+        pa.array([{"a": {"b": [{"c": 1}]}}]),
+        pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
     ],
     ids=lambda array: str(array.type),
 )
@@ -228,7 +228,7 @@ def test_every_row_once_and_in_order(parquet_files, rows, row_group):
 def test_splits_cover_a_file_once(parquet_files):
     (path,) = parquet_files(11, row_group=4)
     reader = Parquet()
-    splits = reader.list_splits(path, 3, path)
+    splits = reader.list_splits(path, 3, First(path, reader.spec(path)))
     assert [split.num_rows for split in splits] == [4, 4, 3]
     assert {split.file for split in splits} == {3}
     blocks = [reader.read(split) for split in splits]
@@ -332,3 +332,61 @@ def test_a_file_that_goes_away_is_named(parquet_files):
     Path(paths[1]).unlink()
     with pytest.raises(errors.FileError, match="part-1"):
         list(ds)
+
+
+# --- laws ---
+
+
+class TestParquet(FormatLaws):
+    def make_format(self):
+        return Parquet({"x": ["f", "g"], "y": "n", "when": "t"})
+
+    def write(self, directory):
+        written = {}
+        for number, (num_rows, group) in enumerate([(5, 2), (0, 1), (3, 8)]):
+            path = directory / f"{number}.parquet"
+            n = np.arange(num_rows) + 10 * number
+            f, g, t = n.astype("float32"), n.astype("float32") / 2, n.astype("datetime64[ms]")
+            pq.write_table(pa.table({"f": f, "n": n, "g": g, "t": t}), path, row_group_size=group)
+            written[str(path)] = [{"x": np.stack([f[k], g[k]]), "y": n[k], "when": t[k]} for k in range(num_rows)]
+        return written
+
+
+class TestParquetWhole(FormatLaws):
+    def make_format(self):
+        return Parquet()
+
+    def write(self, directory):
+        written = {}
+        for number, words in enumerate([["a", "", "ü"], [], ["b"]]):
+            path = directory / f"{number}.parquet"
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2.0 * len(words))), 2)
+            columns = {"s": pa.array(words, pa.string()), "l": lists, "flag": pa.array([True] * len(words), pa.bool_())}
+            pq.write_table(pa.table(columns), path, row_group_size=1)
+            text = np.array(words, np.dtypes.StringDType())
+            written[str(path)] = [
+                {"s": np.asarray(text[k : k + 1])[0], "l": np.array([2.0 * k, 2.0 * k + 1]), "flag": np.bool_(True)}
+                for k in range(len(words))
+            ]
+        return written
+
+
+@dataclass(frozen=True)
+class Overlapping(Parquet):
+    """Reads the first row group twice."""
+
+    def list_splits(self, path, file, first):
+        splits = super().list_splits(path, file, first)
+        return [*splits[:1], *splits]
+
+
+class _OfOverlapping(TestParquet):
+    __test__ = False
+
+    def make_format(self):
+        return Overlapping({"x": ["f", "g"], "y": "n", "when": "t"})
+
+
+def test_a_wrong_format_breaks_laws(tmp_path):
+    with pytest.raises(AssertionError, match="splits in order"):
+        _OfOverlapping().test_splits_are_the_file_once(tmp_path)

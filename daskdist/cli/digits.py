@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.dataset import Dataset, read_parquet
+from daskdist.dataset import Dataset
 from daskdist.ops.with_options import Options
+from daskdist.readers import read_parquet
 from daskdist.sharding import policy_of
 from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.strategy import Strategy

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.origin import Chosen, Origin
+from daskdist.core.origin import Chosen, Origin, Skipped
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError
@@ -48,7 +48,7 @@ class Block:
         self.label = label
         self.origin = Origin(label) if origin is None else origin
         # What was left out on the way to these rows, for the log.
-        self.skipped: tuple[str, ...] = ()
+        self.skipped: tuple[Skipped, ...] = ()
 
     def __len__(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
@@ -115,7 +115,7 @@ class Bundle:
         self.structure = structure
         self._items = list(items)
         self.label = label
-        self.skipped: tuple[str, ...] = ()
+        self.skipped: tuple[Skipped, ...] = ()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -169,7 +169,7 @@ class Batches:
         self.rows = rows
         self.bounds = bounds
         self.inners = inners
-        self.skipped: tuple[str, ...] = ()
+        self.skipped: tuple[Skipped, ...] = ()
 
     @property
     def structure(self) -> Structure:

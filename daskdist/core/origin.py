@@ -28,6 +28,28 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """Something left out because it could not be read, or its computation failed.
+
+    Parameters
+    ----------
+    where
+        What a message calls it.
+    reason
+        Why.
+    file
+        The file it is of; empty where it is of none.
+    """
+
+    where: str
+    reason: str
+    file: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """Rows chosen of other rows.
 

@@ -86,6 +86,8 @@ class Split:
         Its size in memory, as far as known before it is read.
     file
         The number of the file it is of, in listed order; None where it is of no file.
+    path
+        The path of that file; empty where it is of none.
     """
 
     label: str
@@ -93,6 +95,7 @@ class Split:
     num_rows: int | None = None
     num_bytes: int | None = None
     file: int | None = None
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,9 @@ class Read:
         Gives the splits of a pass, where they are not the same in all.
     in_order
         Whether blocks come in the order of the splits; else as they are done.
+    lenient
+        What stands in for it where what cannot be read is left out: notes what that is. None where that is a
+        whole split.
     """
 
     splits: Splits
@@ -166,6 +172,7 @@ class Read:
     graph: Callable[[], dict[Any, Any]] | None = None
     splits_of: Callable[[Epoch], Sequence[Split] | EndlessSplits] | None = None
     in_order: bool = True
+    lenient: Read | None = None
     grouped = 0
 
 

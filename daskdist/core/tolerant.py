@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Bundle, Rows, merge
+from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream, gathered
 from daskdist.core.structure import LONE
 
@@ -17,7 +18,8 @@ def tolerant(primitive: Primitive) -> Primitive:
     """The stream without the elements that some call fails on; each call notes what it left out."""
     match primitive:
         case Read():
-            return replace(primitive, function=TolerantRead(primitive.function), factor=None)
+            lenient = primitive.lenient or primitive
+            return replace(lenient, function=TolerantRead(lenient.function), factor=None)
         case Stream():
             return replace(primitive, start=TolerantStart(primitive.start))
         case Compute():
@@ -46,15 +48,15 @@ def stacked(rows: Rows) -> Rows:
     return rows
 
 
-def with_skipped(rows: Rows, notes: Sequence[str]) -> Rows:
+def with_skipped(rows: Rows, notes: Sequence[Skipped]) -> Rows:
     """Rows that note what was left out on the way to them, besides what they note already."""
     if notes:
         rows.skipped = (*notes, *rows.skipped)
     return rows
 
 
-def _note(where: str, error: Exception) -> str:
-    return f"{where}: {type(error).__name__}: {error}"
+def _note(where: str, error: Exception, file: str = "") -> Skipped:
+    return Skipped(where, f"{type(error).__name__}: {error}", file)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class TolerantRead:
         try:
             return self.function(split, *values)
         except Exception as error:
-            return with_skipped(Bundle(LONE, [], split.label), [_note(split.label, error)])
+            return with_skipped(Bundle(LONE, [], split.label), [_note(split.label, error, split.path)])
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.node import Node, walk
+from daskdist.core.origin import Skipped
 from daskdist.errors import DaskdistError
 
 Handle = Any
@@ -50,7 +51,7 @@ class Report:
 
     num_rows: int
     nbytes: int
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
 
 def report_of(rows: Rows) -> Report:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
+from daskdist.core.origin import Skipped
 from daskdist.core.primitive import (
     Chain,
     Compute,
@@ -452,7 +453,7 @@ class Part:
         return values[0][self.number]
 
 
-def with_report(values: Sequence[Any]) -> tuple[int, tuple[str, ...], Any]:
+def with_report(values: Sequence[Any]) -> tuple[int, tuple[Skipped, ...], Any]:
     """How many rows a fact is of, what was left out on the way to them, and the fact."""
     rows, fact = values[0]
     return len(rows), rows.skipped, fact

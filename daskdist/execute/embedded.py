@@ -94,6 +94,23 @@ class ElementIterator(Iterator[Any]):
         """Elements left out so far because their computation failed."""
         return self._interpreter.num_skipped
 
+    def stats(self) -> dict[str, Any]:
+        """What came of the pass so far.
+
+        Returns
+        -------
+        dict
+            ``num_elements``, those handed out; ``num_skipped``, what was left out because it could not be read or
+            its computation failed; and ``skipped_by_file``, of it what is of files, by their paths: the
+            smallest units that are broken, such as a record, or the rest of a file where there is no telling.
+        """
+        interpreter = self._interpreter
+        return {
+            "num_elements": self._number,
+            "num_skipped": interpreter.num_skipped,
+            "skipped_by_file": dict(interpreter.skipped_of),
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """The position: what `load_state_dict` takes to go on with exactly the elements that are still to come.
 

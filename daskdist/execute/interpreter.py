@@ -6,6 +6,7 @@ It knows the primitives, and no operation.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import cycle
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.config import in_bytes
+from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
 from daskdist.execute.callers import Caller
@@ -51,8 +53,9 @@ class Interpreter:
         # Whether a cursor may wait for a count: not while there is something to hand out already.
         self.waits = True
         self.num_workers = len(workers)
-        # Elements left out because their computation failed.
+        # What was left out because it could not be read or its computation failed, and of it what is of files.
         self.num_skipped = 0
+        self.skipped_of: Counter[str] = Counter()
         self._turns = cycle(workers)
 
     def open(self, primitive: Primitive, path: Path = ()) -> Opener:
@@ -83,10 +86,15 @@ class Interpreter:
                 context = Here(self, primitive.arrangement, path)
                 return lambda epoch: primitive.arrangement.open(inputs, epoch, context)
 
-    def note_skipped(self, notes: Sequence[str]) -> None:
-        """Log what was left out, and count it."""
+    def note_skipped(self, notes: Sequence[Skipped]) -> None:
+        """Log what was left out, of each file the first only, and count it."""
         for note in notes:
-            logger.warning("left out %s", note)
+            if note.file:
+                self.skipped_of[note.file] += 1
+            if self.skipped_of[note.file] == 1:
+                logger.warning("left out %s; what else cannot be read of this file is counted only", note)
+            elif not note.file:
+                logger.warning("left out %s", note)
         self.num_skipped += len(notes)
 
     def next_worker(self) -> str | None:

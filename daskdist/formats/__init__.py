@@ -1,31 +1,82 @@
 """File formats: what a reader has to offer, and which there are.
 
 A format is one sibling file with one class. It lists the splits of a file, says what spec its elements have,
-and reads one split as a block. Paths are anything fsspec opens.
+and reads one split as a block. Paths are anything fsspec opens. Formats of others register under the entry-point
+group ``daskdist.formats``, by the name they are called.
 """
 
 from __future__ import annotations
 
+import difflib
+import importlib
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import IO, Final, Protocol, runtime_checkable
 
-from daskdist.core.block import Block, Bundle
+from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, FileError
 
-# Name -> import path.
+GROUP: Final = "daskdist.formats"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Where a format is.
+
+    Parameters
+    ----------
+    where
+        ``"import.path:Class"``.
+    extra
+        The extra of this package that has what it needs; empty where nothing is missing.
+    """
+
+    where: str
+    extra: str = ""
+
+
 FORMATS: Final = {
-    "parquet": "daskdist.formats.parquet:Parquet",
-    "saved": "daskdist.formats.saved:Saved",
+    "parquet": Known("daskdist.formats.parquet:Parquet"),
+    "saved": Known("daskdist.formats.saved:Saved"),
+    "text": Known("daskdist.formats.text:Text"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first file, which the others are to be like.
+
+    Parameters
+    ----------
+    path
+        Its path.
+    spec
+        The spec of its elements.
+    """
+
+    path: str
+    spec: ElementSpec
 
 
 class Format(Protocol):
     """How one kind of file is read. Implementations are frozen dataclasses of the reader's options."""
 
+    # What it is called.
     name: str
     # Whether a file has splits below it, so that fewer files than workers still give each its share.
     is_splittable: bool
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """How names of its files end, without what says how they are compressed; the usual one first."""
+        ...
+
+    def guess(self, path: str, head: bytes) -> bool:
+        """Whether a file is of this format, by its name and its first bytes (64 where it has as many)."""
+        ...
 
     def spec(self, path: str) -> ElementSpec:
         """The spec of the elements of a file.
@@ -37,13 +88,13 @@ class Format(Protocol):
         """
         ...
 
-    def list_splits(self, path: str, file: int, like: str) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
         """The splits of the ``file``-th file, which together are its elements in order, each once.
 
         Raises
         ------
         FileError
-            It is not of this format, is damaged, or differs in schema from the file ``like``.
+            It is not of this format, is damaged, or its elements are known to be unlike those of the first file.
         """
         ...
 
@@ -57,4 +108,82 @@ class Format(Protocol):
         """
         ...
 
-    def __dask_tokenize__(self) -> Any: ...
+
+@runtime_checkable
+class Salvages(Protocol):
+    """A format with units smaller than a split that can be broken by themselves."""
+
+    def salvage(self, split: Split) -> Block | Bundle:
+        """The rows of a split that can be read, where some cannot; in ``skipped`` a note of each unit left out.
+
+        Raises
+        ------
+        FileError
+            Nothing of it can be read.
+        """
+        ...
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A format that is written too, a file for each of the blocks of a dataset."""
+
+    name: str
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """How names of its files end; the usual one first."""
+        ...
+
+    def check(self, spec: ElementSpec) -> None:
+        """See whether such elements can be written.
+
+        Raises
+        ------
+        ArgumentError
+            They cannot; the message says which leaf, and what to do.
+        """
+        ...
+
+    def write(self, rows: Rows, file: IO[bytes]) -> None:
+        """Write elements as one file.
+
+        Parameters
+        ----------
+        rows
+            The elements.
+        file
+            Where their bytes go; it is not closed here.
+        """
+        ...
+
+
+def unlike(path: str, spec: ElementSpec, first: First) -> FileError:
+    """What is raised for a file whose elements are others than those of the first."""
+    return FileError(
+        f"{path}: its elements are {spec.packed}, those of {first.path}, the first file, {first.spec.packed}"
+    )
+
+
+def format_named(name: str) -> type[Format]:
+    """The class of a format, ours or one that is installed.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of that name, or what it needs is not installed.
+    """
+    found = installed()
+    if name not in found:
+        close = difflib.get_close_matches(name, found, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ArgumentError(f"no format {name!r}; there are {', '.join(map(repr, sorted(found)))}{hint}")
+    module, _, attribute = found[name].where.partition(":")
+    made: type[Format] = getattr(importlib.import_module(module), attribute)
+    return made
+
+
+def installed() -> dict[str, Known]:
+    """All formats by name: ours, and those registered as entry points, which do not take the place of ours."""
+    others = {point.name: Known(point.value) for point in entry_points(group=GROUP)}
+    return {**others, **FORMATS}

@@ -10,7 +10,7 @@ import numpy as np
 import optree
 
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import Structure
+from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError
 
 
@@ -70,30 +70,37 @@ class Columns:
             dict.fromkeys(name for leaf in self.leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,)))
         )
 
-    def spec(self, column: Callable[[str], TensorSpec]) -> ElementSpec:
+    def spec(self, column: Callable[[str], ElementSpec]) -> ElementSpec:
         """The spec of an element, from the spec of a row of each column."""
         specs = []
         for leaf in self.leaves:
             if isinstance(leaf, str):
                 specs.append(column(leaf))
                 continue
-            parts = [column(name) for name in leaf]
-            odd = next((name for name, part in zip(leaf, parts, strict=True) if part.shape), None)
-            if odd is not None:
-                raise ArgumentError(f"column {odd!r} holds arrays and cannot be one of several that make up an array")
+            parts = [_scalar(name, column(name)) for name in leaf]
             try:
                 dtype = np.result_type(*[part.dtype for part in parts])
             except TypeError:
                 kinds = ", ".join(f"{name!r} ({part.dtype})" for name, part in zip(leaf, parts, strict=True))
                 raise ArgumentError(f"columns {kinds} have no dtype in common, so they make no array") from None
-            specs.append(TensorSpec((len(parts),), dtype))
-        return ElementSpec(self.structure, tuple(specs))
+            specs.append(ElementSpec(LONE, (TensorSpec((len(parts),), dtype),)))
+        return ElementSpec.nest(self.structure, specs)
 
-    def arrays(self, column: Callable[[str], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        """The leaves, shape ``(num_rows, ...)``, from the array of each column."""
-        return [
-            column(leaf) if isinstance(leaf, str) else _side_by_side(list(map(column, leaf))) for leaf in self.leaves
-        ]
+    def arrays(self, column: Callable[[str], Sequence[Any]]) -> list[Any]:
+        """The leaves, shape ``(num_rows, ...)``, from those of each column."""
+        made: list[Any] = []
+        for leaf in self.leaves:
+            if isinstance(leaf, str):
+                made.extend(column(leaf))
+            else:
+                made.append(_side_by_side([column(name)[0] for name in leaf]))
+        return made
+
+
+def _scalar(name: str, spec: ElementSpec) -> TensorSpec:
+    if spec.structure != LONE or spec.leaves[0].shape:
+        raise ArgumentError(f"column {name!r} holds arrays and cannot be one of several that make up an array")
+    return spec.leaves[0]
 
 
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

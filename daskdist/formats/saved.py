@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from daskdist.core.block import Block, Bundle
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import FileError
+from daskdist.formats import First, unlike
 from daskdist.formats.manifest import read_manifest
 from daskdist.formats.store import read_part
 
@@ -18,23 +19,31 @@ class Saved:
     """The reader; it has no options."""
 
     name = "saved"
+    suffixes: ClassVar[tuple[str, ...]] = ()
     is_splittable = True
+
+    def guess(self, path: str, head: bytes) -> bool:
+        # What `save` writes is a directory.
+        return False
 
     def spec(self, path: str) -> ElementSpec:
         return read_manifest(path).spec
 
-    def list_splits(self, path: str, file: int, like: str) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
         manifest = read_manifest(path)
-        expected = self.spec(like) if path != like else manifest.spec
-        if manifest.spec.most_general_common_spec(expected) is None:
-            raise FileError(f"{path}: its elements are {manifest.spec.packed}, those of {like} are {expected.packed}")
+        if manifest.spec.most_general_common_spec(first.spec) is None:
+            raise unlike(path, manifest.spec, first)
         return [
-            Split(f"{path} part {number}", (path, part, manifest.spec.structure), part.num_rows, part.num_bytes, file)
+            Split(
+                f"{path} part {number}",
+                (path, part, manifest.spec.structure),
+                part.num_rows,
+                part.num_bytes,
+                file,
+                path,
+            )
             for number, part in enumerate(manifest.parts)
         ]
-
-    def __dask_tokenize__(self) -> object:
-        return "Saved"
 
     def read(self, split: Split) -> Block | Bundle:
         path, part, structure = split.payload

@@ -77,7 +77,7 @@ class FromDask(Source):
     def spec(self) -> ElementSpec:
         if self.columns is not None:
             dtypes = self.collection.dtypes
-            return self.columns.spec(lambda name: TensorSpec((), _numpy_dtype(dtypes[name])))
+            return self.columns.spec(lambda name: ElementSpec(LONE, (TensorSpec((), _numpy_dtype(dtypes[name])),)))
         if self.kind != "array":
             raise SpecUnknown(f"what a {self.kind} holds is known only when it is computed")
         shape = [None if math.isnan(size) else size for size in self.collection.shape[1:]]
@@ -129,7 +129,7 @@ class MakeBlock:
 
     def __call__(self, split: Split, value: Any) -> Block | Bundle:
         if self.columns is not None:
-            arrays = self.columns.arrays(lambda name: _to_numpy(value[name]))
+            arrays = self.columns.arrays(lambda name: [_to_numpy(value[name])])
             return Block(self.columns.structure, arrays, split.label)
         if self.kind == "bag":
             return _of_items(list(value), split.label)

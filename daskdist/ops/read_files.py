@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from daskdist.config import num_threads
+from daskdist.core.block import Rows
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
-from daskdist.formats import Format
-from daskdist.formats.paths import is_remote
+from daskdist.errors import FileError
+from daskdist.formats import First, Format, Salvages
+from daskdist.formats.storage import is_remote
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,29 +60,44 @@ class ReadFiles(Source):
         return self._splits
 
     @cached_property
-    def _splits(self) -> tuple[Split, ...]:
+    def _splits(self) -> Sequence[Split]:
         if self.shard is None:
-            return self.known or self._list(range(len(self.paths)))
+            return self.known or FileSplits(self.list_file, range(len(self.paths)))
         index, num_shards = self.shard
         if self.by_split:
-            return (self.known or self._list(range(len(self.paths))))[index::num_shards]
+            return tuple(self.known or FileSplits(self.list_file, range(len(self.paths))))[index::num_shards]
         if self.known is not None:
             return tuple(split for split in self.known if (split.file or 0) % num_shards == index)
-        return self._list(range(index, len(self.paths), num_shards))
+        return FileSplits(self.list_file, range(index, len(self.paths), num_shards))
+
+    def list_file(self, file: int) -> Sequence[Split]:
+        """The splits of one file."""
+        return self.format.list_splits(self.paths[file], file, First(self.paths[0], self.spec))
+
+    def list_file_leniently(self, file: int) -> Sequence[Split]:
+        """The same; of a file that has none, because it is damaged say, one that cannot be read."""
+        try:
+            return self.list_file(file)
+        except FileError as error:
+            path = self.paths[file]
+            return [Split(path, Unlisted(str(error)), None, 0, file, path)]
+
+    def lenient_splits(self) -> Sequence[Split]:
+        """As `splits`, where files that cannot be listed have a split all the same."""
+        return self._lenient_splits
+
+    @cached_property
+    def _lenient_splits(self) -> Sequence[Split]:
+        if self.known is not None:
+            return self._splits
+        index, num_shards = (0, 1) if self.shard is None or self.by_split else self.shard
+        splits = FileSplits(self.list_file_leniently, range(index, len(self.paths), num_shards))
+        return splits if self.shard is None or not self.by_split else tuple(splits)[self.shard[0] :: self.shard[1]]
 
     def state(self) -> Any:
         # Of remote files it would take a question each.
         local = [path for path in self.paths if not is_remote(path)]
         return [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, local)]
-
-    def _list(self, files: range) -> tuple[Split, ...]:
-        def list_one(file: int) -> Sequence[Split]:
-            return self.format.list_splits(self.paths[file], file, self.paths[0])
-
-        if len(files) < 2:
-            return tuple(split for file in files for split in list_one(file))
-        with ThreadPoolExecutor(min(len(files), 4 * num_threads())) as pool:
-            return tuple(split for splits in pool.map(list_one, files) for split in splits)
 
     def sharded(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
         """One worker's share; files already listed are not listed again."""
@@ -96,4 +114,84 @@ class ReadFiles(Source):
         return f"{self.name}({first}{shard})"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, self.format.read, self.name)
+        lenient = Read(self.lenient_splits, Salvage(self.format), self.name)
+        return Read(self.splits, self.format.read, self.name, lenient=lenient)
+
+
+# Files that are listed at a time, where splits are looked at one after the other.
+_LISTED_AT_ONCE: Final = 64
+
+
+class FileSplits(Sequence[Split]):
+    """The splits of files, which are listed as far as splits are looked at.
+
+    Parameters
+    ----------
+    list_file
+        Gives the splits of a file by its number.
+    files
+        The numbers of the files, in order.
+    """
+
+    def __init__(self, list_file: Callable[[int], Sequence[Split]], files: range) -> None:
+        self._list_file = list_file
+        self._files = files
+        self._found: list[Split] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        self._list(None)
+        return len(self._found)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, int) or index < 0:
+            self._list(None)
+        while index >= len(self._found) if isinstance(index, int) else False:
+            if not self._files:
+                raise IndexError(index)
+            self._list(_LISTED_AT_ONCE)
+        return self._found[index]
+
+    def _list(self, number: int | None) -> None:
+        with self._lock:
+            files, rest = self._files[:number], self._files[len(self._files[:number]) :]
+            # Most of the time goes by waiting, for disks or what is farther away.
+            with ThreadPoolExecutor(max(1, min(len(files), 4 * num_threads()))) as pool:
+                for splits in pool.map(self._list_file, files) if len(files) > 1 else map(self._list_file, files):
+                    self._found.extend(splits)
+            self._files = rest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """What a split holds of a file that could not be listed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """The reading of what can be read of a split; what cannot is noted.
+
+    Parameters
+    ----------
+    format
+        How it is read.
+    """
+
+    format: Format
+
+    def __call__(self, split: Split) -> Rows:
+        if isinstance(split.payload, Unlisted):
+            raise FileError(split.payload.reason)
+        try:
+            return self.format.read(split)
+        except Exception:
+            if not isinstance(self.format, Salvages):
+                raise
+            rows = self.format.salvage(split)
+            rows.skipped = tuple(replace(note, file=note.file or split.path) for note in rows.skipped)
+            return rows

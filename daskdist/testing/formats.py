@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import dask
 from dask.base import tokenize
 
 from daskdist.core.primitive import Split
 from daskdist.errors import FileError
-from daskdist.formats import Format
+from daskdist.formats import First, Format, Salvages, Writes
 from daskdist.testing.equality import check, same_elements
 
 
@@ -49,12 +50,61 @@ class FormatLaws:
             given = [element for split in splits for element in form.read(split).elements()]
             same_elements(given, rows, f"{path}: its splits in order")
 
+    def test_splits_of_any_size_are_the_file_once(self, tmp_path: Path) -> None:
+        form, files = self.make_format(), self.write(tmp_path)
+        for split_bytes in (1, 7, 64, 1000):
+            with dask.config.set({"daskdist.split-bytes": split_bytes}):
+                listed = _splits(form, files)
+            for (path, rows), splits in zip(files.items(), listed, strict=True):
+                # Backwards, and so without what was learned of the splits before.
+                given = [list(form.read(split).elements()) for split in reversed(splits)]
+                elements = [element for part in reversed(given) for element in part]
+                same_elements(elements, rows, f"{path}: its splits of {split_bytes} bytes, read from the last on")
+
+    def test_guesses_its_own(self, tmp_path: Path) -> None:
+        form, files = self.make_format(), self.write(tmp_path)
+        for path in files:
+            if Path(path).is_file():
+                check(form.guess(path, Path(path).read_bytes()[:64]), f"{path} is not taken for a file of the format")
+        check(
+            not form.guess(str(tmp_path / "x.unheard-of"), b"\x01\x02\x03"), "any file is taken for one of the format"
+        )
+
+    def test_writes_what_it_reads(self, tmp_path: Path) -> None:
+        form, files = self.make_format(), self.write(tmp_path)
+        if not isinstance(form, Writes):
+            return
+        form.check(form.spec(next(iter(files))))
+        for number, (path, rows) in enumerate(files.items()):
+            blocks = [form.read(split) for split in form.list_splits(path, number, _first(form, path))]
+            blocks = [block for block in blocks if len(block)]
+            for place, block in enumerate(blocks):
+                written = tmp_path / f"written-{number}-{place}{form.suffixes[0]}"
+                with written.open("wb") as file:
+                    form.write(block, file)
+                splits = form.list_splits(str(written), 0, _first(form, str(written)))
+                again = [element for split in splits for element in form.read(split).elements()]
+                same_elements(again, list(block.elements()), f"{path}: written and read again")
+            check(sum(map(len, blocks)) == len(rows), f"{path}: not all of it was read")
+
+    def test_garbage_is_a_file_error(self, tmp_path: Path) -> None:
+        """A file that is cut short, has bits flipped or is overwritten in part: an error or elements, no more."""
+        form, files = self.make_format(), self.write(tmp_path)
+        sizes = {file: (file.stat().st_size, path) for path in files for file in _files_of(path)}
+        file = max(sizes, key=lambda file: sizes[file][0])
+        path, content = sizes[file][1], file.read_bytes()
+        first = _first(form, path)
+        for seed in range(200):
+            file.write_bytes(spoiled(content, random.Random(seed)))
+            _try_all_of(form, path, first, f"seed {seed}")
+
     def test_splits_say_what_they_are(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         listed = _splits(form, files)
         for number, (path, splits) in enumerate(zip(files, listed, strict=True)):
             for split in splits:
                 check(path in split.label, f"{split.label!r} does not name its file {path}")
+                check(split.path == path, f"{split.label}: says its path is {split.path!r}, not {path}")
                 check(split.file == number, f"{split.label}: says it is of file {split.file}, not {number}")
                 rows = len(form.read(split))
                 check(split.num_rows in (None, rows), f"{split.label}: says {split.num_rows} rows, has {rows}")
@@ -114,8 +164,63 @@ class FormatLaws:
         _refuses(lambda: form.read(split), path)
 
 
+def _files_of(path: str) -> list[Path]:
+    # Of a format whose files are directories, those in it.
+    return [Path(path)] if Path(path).is_file() else [each for each in Path(path).rglob("*") if each.is_file()]
+
+
+def _try_all_of(form: Format, path: str, first: First, what: str) -> None:
+    # Whatever a file is, each call gives what it should or a FileError that names it.
+    def named(error: FileError) -> None:
+        check(path in str(error), f"{what}: the error does not name the file: {error}")
+
+    try:
+        form.spec(path)
+    except FileError as error:
+        named(error)
+    try:
+        splits = form.list_splits(path, 0, first)
+    except FileError as error:
+        named(error)
+        return
+    for split in splits:
+        try:
+            rows = len(form.read(split))
+            check(split.num_rows in (None, rows), f"{what}: {split.label} says {split.num_rows} rows, has {rows}")
+        except FileError as error:
+            named(error)
+            if isinstance(form, Salvages):
+                try:
+                    kept = form.salvage(split)
+                    is_alike = kept.structure == first.spec.structure or not len(kept)
+                    check(is_alike, f"{what}: what is salvaged of {split.label} is of another structure")
+                except FileError as error:
+                    named(error)
+
+
+def spoiled(data: bytes, draws: random.Random) -> bytes:
+    """A file's content after something bad has happened to it."""
+    kind = draws.choice(["cut", "flip", "overwrite", "insert", "garbage"])
+    at = draws.randrange(len(data) + 1)
+    if kind == "cut":
+        return data[:at]
+    if kind == "flip":
+        made = bytearray(data)
+        for _ in range(draws.choice([1, 1, 3, 20])):
+            made[draws.randrange(len(made))] ^= 1 << draws.randrange(8)
+        return bytes(made)
+    noise = draws.randbytes(draws.choice([1, 4, 40]))
+    if kind == "insert":
+        return data[:at] + noise + data[at:]
+    return data[:at] + noise + data[at + len(noise) :] if kind == "overwrite" else draws.randbytes(len(data))
+
+
+def _first(form: Format, path: str) -> First:
+    return First(path, form.spec(path))
+
+
 def _splits(form: Format, files: Mapping[str, Any]) -> list[Sequence[Split]]:
-    first = next(iter(files))
+    first = _first(form, next(iter(files)))
     return [form.list_splits(path, number, first) for number, path in enumerate(files)]
 
 

@@ -1,0 +1,51 @@
+"""Columns that the names of directories make, as Hive lays out tables: ``day=2024-02-29/part-0.parquet``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+
+_PART: Final = re.compile(r"(?<=/)([^/=]+)=([^/]*)(?=/)")
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """Their names, and which of them are integers.
+
+    Parameters
+    ----------
+    names
+        As they come in paths.
+    integers
+        Those whose values are integers in all paths; the others are text.
+    """
+
+    names: tuple[str, ...] = ()
+    integers: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, paths: Sequence[str]) -> Partitions:
+        """Those that all of some paths have."""
+        values: dict[str, set[str]] = {}
+        for number, path in enumerate(paths):
+            found = dict(_PART.findall(path))
+            if number == 0:
+                values = {name: set() for name in found}
+            values = {name: known | {found[name]} for name, known in values.items() if name in found}
+        return cls(tuple(values), frozenset(name for name in values if all(map(_INTEGER.fullmatch, values[name]))))
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The dtype of a column."""
+        return np.dtype(np.int64) if name in self.integers else _TEXT
+
+    def value(self, name: str, path: str) -> Any:
+        """What a path says of a column."""
+        value = dict(_PART.findall(path))[name]
+        return int(value) if name in self.integers else unquote(value)

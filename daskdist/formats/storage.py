@@ -1,0 +1,238 @@
+"""Where files lie: what users write made a list of files, and a file opened, on any file system of fsspec."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from daskdist.errors import ArgumentError, DaskdistError, FileError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+# What libraries raise for a file that is garbage depends on where the garbage is.
+DAMAGE: Final = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    NotImplementedError,
+    RecursionError,
+    EOFError,
+    MemoryError,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Storage:
+    """File systems, with what is needed to get in.
+
+    Parameters
+    ----------
+    options
+        What fsspec's file system takes, by name: credentials, an endpoint, ``anon``. They are pickled with the
+        pipeline, and never shown.
+    """
+
+    options: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Storage(options for {', '.join(self.options)})" if self.options else "Storage()"
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.options or ())))
+
+    def expand(self, paths: Paths, suffixes: Sequence[str]) -> tuple[str, ...]:
+        """The files that paths, globs and directories name: those of one pattern sorted, patterns in given order.
+
+        Parameters
+        ----------
+        paths
+            Local paths or fsspec URLs, each a file, a glob or a directory.
+        suffixes
+            How the names of the files taken from a directory end: any of these.
+
+        Raises
+        ------
+        FileError
+            A path or pattern names no file.
+        """
+        if isinstance(paths, (str, os.PathLike)):
+            paths = [paths]
+        if not isinstance(paths, Sequence):
+            raise ArgumentError(f"expected a path, a glob, or a list of them, got {type(paths).__name__}")
+        if not paths:
+            raise FileError("the list of files is empty; give a path, a glob, or a list of them")
+        for path in paths:
+            if not isinstance(path, (str, os.PathLike)):
+                raise ArgumentError(f"the list of files has {path!r:.80}; give paths and globs")
+        return tuple(file for path in paths for file in self._expand_one(os.fspath(path), tuple(suffixes)))
+
+    def _expand_one(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
+        found = self._expand_remote(path, suffixes) if is_remote(path) else _expand_local(path, suffixes)
+        if found:
+            return found
+        if not is_remote(path) and os.path.isdir(local(path)):
+            ends = " or ".join(map(repr, suffixes))
+            raise FileError(f"no file matches: the directory {path!r} has none whose name ends in {ends}")
+        kind = "no file matches" if glob.has_magic(path) else "no such file:"
+        where = "" if is_remote(path) else f" (looked in {Path(local(path)).parent})"
+        raise FileError(f"{kind} {path!r}{where}")
+
+    def _expand_remote(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
+        fs, inner = self.located(path)
+        # What comes after it tells where the file system itself lies: zip://*.csv::archive.zip
+        _, chained, outer = path.partition("::")
+        try:
+            if glob.has_magic(inner):
+                names = [name for name in fs.glob(inner) if not fs.isdir(name)]
+            elif fs.isdir(inner):
+                names = [name for name in fs.find(inner) if name.endswith(suffixes)]
+            else:
+                names = [inner] if fs.exists(inner) else []
+        except (OSError, ValueError) as error:
+            raise FileError(f"{path!r} cannot be looked up: {error}") from error
+        return sorted(fs.unstrip_protocol(name) + chained + outer for name in names)
+
+    def located(self, path: str) -> tuple[Any, str]:
+        """The file system of a path, and the path there.
+
+        Raises
+        ------
+        FileError
+            There is no such file system, or its library is not installed.
+        """
+        import fsspec
+
+        try:
+            fs, inner = fsspec.core.url_to_fs(path, **(self.options or {}))
+        # TypeError: of options that the file system does not know.
+        except (ValueError, ImportError, TypeError, OSError) as error:
+            raise FileError(f"{path!r} cannot be opened: {error}") from None
+        return fs, inner
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[IO[bytes]]:
+        """A file to read.
+
+        Raises
+        ------
+        FileError
+            It is missing, or may not be read.
+        """
+        # What fails in the caller's hands is the caller's, but for the reading itself.
+        with failures(path, "cannot be read", (OSError,)):
+            if is_remote(path):
+                fs, inner = self.located(path)
+                with fs.open(inner, "rb") as file:
+                    yield file
+            else:
+                with open(path, "rb") as file:
+                    yield file
+
+    def version(self, path: str) -> Version:
+        """What is known of a file without reading it.
+
+        Raises
+        ------
+        FileError
+            It is missing, or may not be looked up.
+        """
+        with failures(path, "cannot be looked up"):
+            if not is_remote(path):
+                known = os.stat(path)
+                return Version(path, known.st_size, str(known.st_mtime_ns))
+            fs, inner = self.located(path)
+            info = fs.info(inner)
+            # Each file system has its own word for it; not all tell the size without reading the file.
+            tag = next(
+                (str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), ""
+            )
+            if info.get("size") is None:
+                with fs.open(inner, "rb") as file:
+                    return Version(path, file.seek(0, os.SEEK_END), tag)
+            return Version(path, int(info["size"]), tag)
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of a file from ``start`` to ``stop``, fewer where it ends before."""
+        with self.open(path) as file:
+            file.seek(start)
+            return file.read() if stop is None else file.read(max(0, stop - start))
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A file as it was when it was listed.
+
+    Parameters
+    ----------
+    path
+        Its path or URL.
+    num_bytes
+        Its size.
+    tag
+        What changes when its content does: a time, or what the file system has for it; empty where it has nothing.
+    """
+
+    path: str
+    num_bytes: int
+    tag: str
+
+
+@contextmanager
+def failures(
+    label: str, what: str = "damaged or cut short", kinds: tuple[type[Exception], ...] = DAMAGE
+) -> Iterator[None]:
+    """Make what goes wrong inside a `FileError` that names the file.
+
+    Parameters
+    ----------
+    label
+        The file, or the split of it.
+    what
+        What it means where a library cannot go on.
+    kinds
+        What libraries raise then.
+    """
+    try:
+        yield
+    except DaskdistError:
+        raise
+    except FileNotFoundError as error:
+        raise FileError(
+            f"{label}: not found: gone since it was listed, or on a disk that this machine does not see"
+        ) from error
+    except PermissionError as error:
+        raise FileError(f"{label}: may not be read: {error}") from error
+    except kinds as error:
+        raise FileError(f"{label}: {what}: {error or type(error).__name__}") from error
+
+
+def _expand_local(path: str, suffixes: tuple[str, ...]) -> list[str]:
+    path = local(path)
+    if os.path.isfile(path):
+        return [path]
+    if os.path.isdir(path):
+        return sorted(
+            os.path.join(folder, name)
+            for folder, _, names in os.walk(path)
+            for name in names
+            if name.endswith(suffixes) and not name.startswith(".")
+        )
+    return sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+
+
+def local(path: str) -> str:
+    """A path on this machine made absolute, because a worker's working directory is another."""
+    return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL of something other than the local file system."""
+    return "://" in path and not path.startswith("file://")

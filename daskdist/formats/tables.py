@@ -1,0 +1,329 @@
+"""Arrow tables as elements: what each type becomes, and what a null does.
+
+==============================  ===============================================================
+a column of                     is, in an element
+==============================  ===============================================================
+integers, floats, bools         the dtype of that name
+decimals                        float64, the nearest
+dates, timestamps               ``datetime64``: days, or the timestamp's own unit, UTC where it has a zone
+times of day, durations         ``timedelta64``: since midnight, in the type's own unit
+text                            NumPy's ``StringDType``
+bytes, of any or a fixed size   Python's ``bytes`` as an object
+dictionaries                    what they stand for
+fixed-size lists                an array with an axis more
+lists                           an array whose length differs; lists of such are `daskdist.Ragged`
+structs                         a dict by name
+nothing but nulls               float64, NaN
+==============================  ===============================================================
+
+A null is NaN in a float column and NaT in a time column. In any other it is an error that names the column, unless
+``missing`` says what stands for it there; NaN for a column of integers makes that float64. A null list with ``[]``
+for it is one without values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.structure import LONE, Structure
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.columns import Columns
+from daskdist.formats.partitions import Partitions
+
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+_BYTES: Final = np.dtype(object)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """How the rows of tables become elements.
+
+    Parameters
+    ----------
+    columns
+        Which columns, in what structure: see `Columns.of`.
+    missing
+        What stands for a null, by column.
+    partitions
+        The columns that the names of directories make.
+    """
+
+    columns: Any = None
+    missing: Mapping[str, Any] | None = None
+    partitions: Partitions = field(default_factory=Partitions)
+
+    def chosen(self, names: Sequence[str]) -> Columns:
+        """The columns of an element, of those of a file that has these.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such column.
+        """
+        for name in self.missing or ():
+            if name not in names:
+                raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, names))}")
+        return Columns.of(self.columns, [*names, *(name for name in self.partitions.names if name not in names)])
+
+    def read_from(self, names: Sequence[str]) -> list[str]:
+        """Which of the columns of a file are to be read, in the order of the file."""
+        chosen = {name for name in self.chosen(names).names if name not in self.partitions.names}
+        return [name for name in names if name in chosen]
+
+    def spec(self, schema: Any, path: str) -> ElementSpec:
+        """The spec of an element of a file.
+
+        Parameters
+        ----------
+        schema
+            Its Arrow schema.
+        path
+            Its path, for messages.
+        """
+        return self.chosen(schema.names).spec(lambda name: self._column_spec(schema, name, path))
+
+    def block(self, table: Any, label: str, path: str) -> Block:
+        """The rows of a table.
+
+        Parameters
+        ----------
+        table
+            An Arrow table or record batch with the columns to be read, and others.
+        label
+            Where they are from.
+        path
+            Of the file, for what its directories say.
+        """
+        columns = self.chosen(table.schema.names)
+        arrays = columns.arrays(lambda name: self._leaves(table, name, label, path))
+        return Block(self._structure(columns, table.schema, path), arrays, label)
+
+    def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
+        import pyarrow as pa
+
+        if not any(pa.types.is_struct(schema.field(name).type) for name in schema.names):
+            return columns.structure
+        return columns.spec(lambda name: self._column_spec(schema, name, path)).structure
+
+    def _column_spec(self, schema: Any, name: str, path: str) -> ElementSpec:
+        if name in self.partitions.names:
+            return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
+        return spec_of(schema.field(name).type, f"{path}: column {name!r}", (self.missing or {}).get(name))
+
+    def _leaves(self, table: Any, name: str, label: str, path: str) -> Sequence[Any]:
+        if name in self.partitions.names:
+            return [np.full(table.num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
+        column = table.column(name)
+        missing = (self.missing or {}).get(name)
+        return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
+
+
+def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
+    """The spec of a value of an Arrow type.
+
+    Parameters
+    ----------
+    kind
+        The type.
+    where
+        What a message calls the column.
+    missing
+        What stands for a null.
+
+    Raises
+    ------
+    FileError
+        The type has no place in an element.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(kind):
+        return spec_of(kind.value_type, where, missing)
+    if types.is_struct(kind):
+        fields = {kind.field(k).name: spec_of(kind.field(k).type, where) for k in range(kind.num_fields)}
+        if not fields:
+            raise FileError(f"{where} holds structs without fields; leave it out")
+        return ElementSpec.nest(Structure.of(dict.fromkeys(fields, 0))[1], [fields[name] for name in sorted(fields)])
+    if types.is_fixed_size_list(kind):
+        inner = _array_spec(kind, where)
+        return ElementSpec(LONE, (TensorSpec((kind.list_size, *inner.shape), inner.dtype),))
+    if _is_list(kind):
+        inner = _array_spec(kind, where)
+        if None in inner.shape:
+            return ElementSpec(LONE, (RaggedTensorSpec((None, *inner.shape), inner.dtype),))
+        return ElementSpec(LONE, (TensorSpec((None, *inner.shape), inner.dtype),))
+    return ElementSpec(LONE, (TensorSpec((), _dtype(kind, where, missing)),))
+
+
+def _array_spec(kind: Any, where: str) -> TensorSpec:
+    import pyarrow as pa
+
+    inner = spec_of(kind.value_type, where)
+    if inner.structure != LONE:
+        raise FileError(f"{where} holds lists of structs, which make no array; leave it out")
+    if None in inner.leaves[0].shape and pa.types.is_fixed_size_list(kind):
+        raise FileError(f"{where} holds fixed-size lists of lists that differ in length; leave it out")
+    leaf: TensorSpec = inner.leaves[0]
+    return leaf
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_integer(kind) and isinstance(missing, float):
+        return np.dtype(np.float64)
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return dtype
+    if types.is_decimal(kind) or types.is_null(kind):
+        return np.dtype(np.float64)
+    if _is_text(kind):
+        return _TEXT
+    if _is_bytes(kind):
+        return _BYTES
+    if types.is_date(kind):
+        return np.dtype("datetime64[D]")
+    if types.is_timestamp(kind):
+        return np.dtype(f"datetime64[{kind.unit}]")
+    if types.is_time(kind) or types.is_duration(kind):
+        return np.dtype(f"timedelta64[{kind.unit}]")
+    raise FileError(f"{where} is of type {kind}, which no array holds; leave it out")
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(is_binary or str(kind) == "binary_view")
+
+
+def _whole(column: Any) -> Any:
+    # One array, of a column of a table or of a record batch.
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    return array
+
+
+def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
+    """The values of an Arrow array, shape ``(num_rows, ...)``: an array or `Ragged`, or of structs one a leaf.
+
+    Parameters
+    ----------
+    array
+        The array.
+    where
+        What a message calls the column.
+    missing
+        What stands for a null.
+
+    Raises
+    ------
+    FileError
+        There is a null, and nothing that stands for it.
+    """
+    import pyarrow as pa
+
+    types, kind = pa.types, array.type
+    if types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    if types.is_struct(kind):
+        _refuse_nulls(array, where)
+        names = sorted(kind.field(k).name for k in range(kind.num_fields))
+        return [leaf for name in names for leaf in leaves_of(array.field(name), f"{where}, {name!r}")]
+    if types.is_fixed_size_list(kind):
+        _refuse_nulls(array, where)
+        inner = _lone(array.flatten(), where)
+        return [inner.reshape(len(array), kind.list_size, *inner.shape[1:])]
+    if _is_list(kind):
+        return [_ragged(array, where, missing)]
+    return [_flat(array, where, missing)]
+
+
+def _lone(array: Any, where: str) -> Any:
+    (leaf,) = leaves_of(array, where)
+    return leaf
+
+
+def _ragged(array: Any, where: str, missing: Any) -> Ragged:
+    if missing is not None and list(missing):
+        raise ArgumentError(f"missing: only [] can stand for a list that is missing, and for {where} it is {missing!r}")
+    if missing is None:
+        _refuse_nulls(array, where)
+        splits = array.offsets.to_numpy(zero_copy_only=False)
+        splits = splits - splits[0] if len(splits) and splits[0] else splits
+    else:
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        splits = np.concatenate([[0], np.cumsum(lengths)])
+    return Ragged(_lone(array.flatten(), where), splits if len(splits) else np.zeros(1, np.int64))
+
+
+def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
+    import pyarrow as pa
+
+    kind = array.type
+    dtype = _dtype(kind, where, missing)
+    if pa.types.is_decimal(kind):
+        # Not every width of them has a cast of its own.
+        array = array.cast(pa.float64())
+    if array.null_count and missing is not None:
+        array = _filled(array, where, missing, dtype)
+    elif dtype.kind not in "fmM":
+        _refuse_nulls(array, where)
+    if dtype in (_TEXT, _BYTES):
+        made = np.empty(len(array), dtype)
+        made[:] = array.to_pylist()
+        return made
+    if pa.types.is_null(kind):
+        return np.full(len(array), np.nan)
+    if pa.types.is_time(kind):
+        # As the integers they are, which may be missing too.
+        numbers = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+        array = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
+    found: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
+    return found if found.dtype == dtype else found.astype(dtype)
+
+
+def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
+    import pyarrow as pa
+
+    try:
+        kind = pa.float64() if dtype == np.float64 else array.type
+        return array.cast(kind).fill_null(pa.scalar(missing, kind))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
+        raise ArgumentError(f"missing: {missing!r} cannot stand for a null of {where}: {error}") from None
+
+
+def _refuse_nulls(array: Any, where: str) -> None:
+    if array.null_count:
+        number = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise FileError(
+            f"{where} of type {array.type} has {array.null_count} nulls, the first in row {number}, and only floats "
+            "have NaN and times NaT; say what stands for them with missing={column: value}, or leave it out"
+        )

@@ -1,0 +1,134 @@
+"""Lines of text; a byte range is a split.
+
+Lines end with ``\\n`` or ``\\r\\n``, which are no part of them; the last may do without. Blank lines are lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, AnyStr, Final
+
+import numpy as np
+
+from daskdist.core.block import Block
+from daskdist.core.origin import Skipped
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats import First
+from daskdist.formats.compression import without_suffix
+from daskdist.formats.ranges import Piece, Ranges
+from daskdist.formats.storage import Storage
+
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+_MARK: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Records that end with a newline, which is in no record but at its end."""
+
+    is_local = True
+
+    def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
+        found = data.find(b"\n", at_least - 1) if at_least else -1
+        if found >= 0 or not at_least:
+            return found + 1
+        return len(data) if is_end else None
+
+
+@dataclass(frozen=True)
+class Text:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    encoding
+        That of the text; None for lines that are bytes.
+    compression
+        How files are compressed: ``"infer"``, a name, or None.
+    storage
+        How files are opened.
+    """
+
+    encoding: str | None = "utf-8"
+    compression: str | None = "infer"
+    storage: Storage = field(default_factory=Storage)
+
+    name = "text"
+    suffixes = (".txt", ".text", ".log")
+    is_splittable = True
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None:
+            try:
+                is_plain = "\n".encode(self.encoding) == b"\n"
+            except LookupError:
+                raise ArgumentError(f"encoding is {self.encoding!r}, which Python does not know") from None
+            if not is_plain:
+                raise ArgumentError(f"encoding is {self.encoding!r}, whose newline is not one byte; rewrite the files")
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return without_suffix(path).endswith(self.suffixes)
+
+    def spec(self, path: str) -> ElementSpec:
+        self.storage.version(path)
+        return ElementSpec(LONE, (TensorSpec((), np.dtype(object) if self.encoding is None else _TEXT),))
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        return self._ranges.list(path, file)
+
+    def read(self, split: Split) -> Block:
+        piece = self._ranges.read(split)
+        data = self._unmarked(piece)
+        if self.encoding is None:
+            return self._block(split, lines_of(data))
+        try:
+            text = data.decode(self.encoding)
+        except UnicodeDecodeError as error:
+            number, line = data.count(b"\n", 0, error.start), data[data.rfind(b"\n", 0, error.start) + 1 :]
+            raise FileError(
+                f"{split.label}: line {number} of it, {line[:80]!r}, is not {self.encoding}: {error.reason}; "
+                "give the encoding it has, or encoding=None for bytes"
+            ) from None
+        return self._block(split, lines_of(text))
+
+    def salvage(self, split: Split) -> Block:
+        piece = self._ranges.read(split, is_lenient=True)
+        notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
+        kept: list[Any] = []
+        for line in lines_of(self._unmarked(piece)):
+            try:
+                kept.append(line if self.encoding is None else line.decode(self.encoding))
+            except UnicodeDecodeError as error:
+                notes.append(Skipped(f"the line {line!r:.80} of {split.label}", str(error)))
+        block = self._block(split, kept)
+        block.skipped = tuple(notes)
+        return block
+
+    @property
+    def _ranges(self) -> Ranges:
+        return Ranges(Lines(), self.storage, self.compression)
+
+    def _unmarked(self, piece: Piece) -> bytes:
+        is_marked = piece.offset == 0 and self.encoding is not None
+        return piece.data.removeprefix(_MARK) if is_marked else piece.data
+
+    def _block(self, split: Split, lines: Sequence[Any]) -> Block:
+        column: np.ndarray[Any, Any] = np.empty(len(lines), object if self.encoding is None else _TEXT)
+        column[:] = lines
+        return Block(LONE, [column], split.label)
+
+
+def lines_of(data: AnyStr) -> list[AnyStr]:
+    """The lines of some text or bytes, without their ends."""
+    carriage, newline = ("\r", "\n") if isinstance(data, str) else (b"\r", b"\n")
+    if carriage in data:
+        data = data.replace(carriage + newline, newline).removesuffix(carriage)
+    lines = data.split(newline)
+    # What ends with a newline ends with a line, not with an empty one after it.
+    if not lines[-1]:
+        lines.pop()
+    return lines

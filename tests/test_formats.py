@@ -1,0 +1,189 @@
+"""What holds of all formats: each is tested, is told by its files, and can be someone else's."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import errors, read_files, read_parquet, read_text
+from daskdist.formats import FORMATS, format_named
+from daskdist.formats.storage import Storage
+from daskdist.testing import FormatLaws
+
+
+def test_every_one_keeps_the_laws():
+    for path in Path(__file__).parent.glob("test_*.py"):
+        if "FormatLaws" in path.read_text():
+            importlib.import_module(path.stem)
+    tested = {suite().make_format().name for suite in FormatLaws.__subclasses__()}
+    assert set(FORMATS) - tested == set()
+
+
+def test_a_name_that_is_none_is_told_with_those_there_are():
+    with pytest.raises(
+        errors.ArgumentError, match=r"no format 'parket'; there are .*'parquet'.*did you mean 'parquet'"
+    ):
+        format_named("parket")
+
+
+def test_a_format_is_told_by_its_file(parquet_files, tmp_path):
+    (path,) = parquet_files(3)
+    assert [int(row["id"]) for row in read_files(path)] == [0, 1, 2]
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    assert list(read_files(tmp_path / "a.txt")) == ["one", "two"]
+    (tmp_path / "a.strange").write_bytes(b"\x00\x01")
+    with pytest.raises(errors.FileError, match=r"a\.strange: of no format that is known here; give format="):
+        read_files(tmp_path / "a.strange")
+
+
+def test_what_a_directory_holds_of_other_formats_is_left(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.csv").write_text("1,2\n")
+    (tmp_path / ".hidden.txt").write_text("no\n")
+    assert list(read_text(tmp_path)) == ["one"]
+
+
+def test_files_in_an_archive(tmp_path):
+    archive = tmp_path / "texts.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("b.txt", "three\n")
+        file.writestr("a.txt", "one\ntwo\n")
+    assert list(read_text(f"zip://*.txt::{archive}")) == ["one", "two", "three"]
+    assert list(read_text(f"zip://b.txt::{archive}")) == ["three"]
+
+
+def test_storage_options_are_used_and_not_shown(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    inside = tmp_path / "inside"
+    # A file system that takes an option: everything is below its root.
+    ds = read_text("dir://a.txt", storage_options={"path": str(tmp_path), "target_protocol": "file"})
+    assert list(ds) == ["one"]
+    assert str(tmp_path) not in repr(Storage({"path": str(tmp_path)}))
+    with pytest.raises(errors.FileError):
+        read_text("dir://a.txt", storage_options={"path": str(inside), "target_protocol": "file"})
+
+
+# --- what cannot be read is left out ---
+
+
+def test_files_that_cannot_be_listed_are_left_out_and_counted(parquet_files, caplog):
+    paths = parquet_files(2, files=4)
+    Path(paths[1]).write_bytes(b"no table at all")
+    ds = read_parquet(paths, "id").with_options(daskdist.Options(on_error="skip"))
+    Path(paths[2]).unlink()
+    iterator = iter(ds)
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        assert [int(x) for x in iterator] == [0, 1, 6, 7]
+    assert iterator.stats() == {
+        "num_elements": 4,
+        "num_skipped": 2,
+        "skipped_by_file": {paths[1]: 1, paths[2]: 1},
+    }
+    assert sum(paths[1] in message for message in caplog.messages) == 1
+    with pytest.raises(errors.FileError, match="part-1"):
+        list(read_parquet(paths[:2], "id"))
+
+
+def test_what_is_broken_is_logged_once_a_file(tmp_path, caplog):
+    (tmp_path / "a.txt").write_bytes(b"one\n\xff\ntwo\n\xfe\n")
+    (tmp_path / "b.txt").write_bytes(b"\xff\nthree")
+    ds = read_text(tmp_path).with_options(daskdist.Options(on_error="skip"))
+    iterator = iter(ds)
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        assert list(iterator) == ["one", "two", "three"]
+    assert iterator.stats()["skipped_by_file"] == {str(tmp_path / "a.txt"): 2, str(tmp_path / "b.txt"): 1}
+    assert len([message for message in caplog.messages if "a.txt" in message]) == 1
+    assert caplog.messages[-1] == "left out 3 elements in all"
+
+
+def test_what_is_broken_is_left_out_on_a_cluster_too(tmp_path, on_cluster):
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_bytes(b"1\n\xff\n2\n")
+    ds = read_text(tmp_path).map(int).with_options(daskdist.Options(on_error="skip")).batch(4)
+    steps = [on_cluster.local_results(batch) for batch in on_cluster.distribute_dataset(ds)]
+    assert sorted(int(x) for step in steps for part in step for x in np.asarray(part)) == [1] * 4 + [2] * 4
+
+
+# --- formats of others ---
+
+_THEIRS = """
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskdist import TensorSpec
+from daskdist.core.block import Block
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import LONE
+
+
+@dataclass(frozen=True)
+class Counts:
+    name = "counts"
+    suffixes = (".counts",)
+    is_splittable = False
+
+    def guess(self, path, head):
+        return head.startswith(b"counts")
+
+    def spec(self, path):
+        return ElementSpec(LONE, (TensorSpec((), "int64"),))
+
+    def list_splits(self, path, file, first):
+        return [Split(path, path, None, None, file, path)]
+
+    def read(self, split):
+        with open(split.payload) as file:
+            _, number = file.read().split()
+        return Block(LONE, [np.arange(int(number))], split.label)
+"""
+
+
+def test_a_format_of_others_is_installed_and_read(tmp_path):
+    wheel = tmp_path / "theirs-1.0-py3-none-any.whl"
+    info = "theirs-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("theirs.py", _THEIRS)
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/entry_points.txt", "[daskdist.formats]\ncounts = theirs:Counts\n")
+        file.writestr(f"{info}/RECORD", "")
+    site = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    subprocess.run(pip, check=True, timeout=100)
+    (tmp_path / "a.counts").write_text("counts 3")
+    program = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "import daskdist\n"
+        f"print([int(x) for x in daskdist.read_files({str(tmp_path / 'a.counts')!r})])\n"
+        f"print([int(x) for x in daskdist.read_files({str(tmp_path)!r}, 'counts').batch(2).unbatch()])\n"
+        "try:\n    daskdist.read_files('x', 'count')\n"
+        "except daskdist.errors.ArgumentError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=100)
+    first, second, third = done.stdout.splitlines()
+    assert first == second == "[0, 1, 2]"
+    assert "'counts'" in third
+    assert "did you mean 'counts'" in third
