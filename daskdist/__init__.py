@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from daskdist.core.spec import TensorSpec as TensorSpec
     from daskdist.dataset import Dataset as Dataset
     from daskdist.ops.with_options import Options as Options
-    from daskdist.readers import read_files as read_files
-    from daskdist.readers import read_parquet as read_parquet
-    from daskdist.readers import read_text as read_text
+    from daskdist.readers.files import read_files as read_files
+    from daskdist.readers.parquet import read_parquet as read_parquet
+    from daskdist.readers.text import read_text as read_text
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
     from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
     from daskdist.strategy.function import function as function
@@ -63,9 +63,9 @@ _NAMES: Final = {
     "distribute": "daskdist.distribute",
     "errors": "daskdist.errors",
     "function": "daskdist.strategy.function:function",
-    "read_files": "daskdist.readers:read_files",
-    "read_parquet": "daskdist.readers:read_parquet",
-    "read_text": "daskdist.readers:read_text",
+    "read_files": "daskdist.readers.files:read_files",
+    "read_parquet": "daskdist.readers.parquet:read_parquet",
+    "read_text": "daskdist.readers.text:read_text",
 }
 
 __all__ = [*_NAMES]

@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.dataset import Dataset
 from daskdist.ops.with_options import Options
-from daskdist.readers import read_parquet
+from daskdist.readers.parquet import read_parquet
 from daskdist.sharding import policy_of
 from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.strategy import Strategy

@@ -12,7 +12,7 @@ _NAMES: Final = {
     "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",
     "Iterator": "daskdist.execute.embedded:ElementIterator",
     "Options": "daskdist.ops.with_options:Options",
-    "TextLineDataset": "daskdist.readers:TextLineDataset",
+    "TextLineDataset": "daskdist.readers.text:TextLineDataset",
     "UNKNOWN_CARDINALITY": "daskdist.core.cardinality:UNKNOWN",
     "experimental": "daskdist.data.experimental",
 }

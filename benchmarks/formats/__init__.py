@@ -1,0 +1,54 @@
+"""A file a format: what its reader is held against, which is the bare loop of the library that decodes it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daskdist import Dataset
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of file.
+
+    Parameters
+    ----------
+    what
+        What is read.
+    write
+        ``write(path, num_rows)`` writes it.
+    ours
+        Gives the dataset of it.
+    bare
+        Reads it with the library alone, once, and gives the number of rows.
+    num_rows
+        The rows to write where benchmarks are of full size.
+    releases_gil
+        Whether the library lets other threads run, so that two threads are to be faster than its loop.
+    least
+        The least that reading by one thread is to be, of the bare loop; None where the bare loop does less than we do.
+    rows_per_s
+        The least rows a second, where a number is asked for.
+    """
+
+    what: str
+    write: Callable[[Path, int], None]
+    ours: Callable[[Path], Dataset]
+    bare: Callable[[Path], int]
+    num_rows: int
+    releases_gil: bool = False
+    least: float | None = 0.7
+    rows_per_s: float | None = None
+
+
+def cases() -> dict[str, list[Case]]:
+    """The cases of each format, by its name."""
+    found: dict[str, list[Any]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        found[module.name] = importlib.import_module(f"{__name__}.{module.name}").CASES
+    return found

@@ -1,0 +1,84 @@
+"""Datasets of files of any format, and what readers of all formats have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from daskdist.dataset import Dataset
+from daskdist.errors import FileError
+from daskdist.formats import Format, format_named, installed
+from daskdist.formats.compression import SUFFIXES
+from daskdist.formats.storage import Paths, Storage
+from daskdist.ops.read_files import ReadFiles
+
+StorageOptions = Mapping[str, Any] | None
+
+# The first bytes of a file that formats tell themselves by.
+_HEAD_BYTES: Final = 64
+
+
+def read_files(paths: Paths, format: str | Format | None = None, *, storage_options: StorageOptions = None) -> Dataset:
+    """The elements of files of any format, in the order of the files.
+
+    Parameters
+    ----------
+    paths
+        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+    format
+        A format with its options; the name of one, ours or registered under the entry-point group
+        ``daskdist.formats``, to have it without any; or None to tell it by the first file.
+    storage_options
+        What the file system takes: credentials, an endpoint.
+
+    Raises
+    ------
+    FileError
+        No file matches, or the first is not of the format, or of none that is known.
+    ArgumentError
+        There is no such format.
+    """
+    storage = Storage(storage_options)
+    if format is None:
+        path = storage.expand(paths, ("",))[0]
+        format = _guessed(path, storage.read(path, 0, _HEAD_BYTES))
+    if isinstance(format, str):
+        format = format_named(format)()
+    return of_files(format, storage.expand(paths, endings(format)))
+
+
+def _guessed(path: str, head: bytes) -> str:
+    for name in installed():
+        if format_named(name)().guess(path, head):
+            return name
+    raise FileError(f"{path}: of no format that is known here; give format=, one of {', '.join(sorted(installed()))}")
+
+
+def endings(form: Format) -> tuple[str, ...]:
+    """How the names of a format's files in a directory end, compressed or not."""
+    return tuple(end + more for end in form.suffixes for more in ("", *SUFFIXES)) or ("",)
+
+
+def of_files(form: Format, paths: tuple[str, ...], name: str | None = None) -> Dataset:
+    """The elements of files, in the order of the files.
+
+    Raises
+    ------
+    FileError
+        The first is not of the format.
+    """
+    return Dataset(read_node(form, paths, name))
+
+
+def read_node(form: Format, paths: tuple[str, ...], name: str | None = None) -> ReadFiles:
+    """The node of such a dataset, for datasets of a class of their own."""
+    node = ReadFiles(form, paths, label=name)
+    node.spec  # noqa: B018 - a file that is not of the format, or a column that is not there, shows now
+    return node
+
+
+def listed(filenames: Any, form: Format) -> tuple[str, ...]:
+    """The files that TensorFlow's datasets are given: a path, a list of them, or a dataset of paths."""
+    if isinstance(filenames, Dataset):
+        filenames = [str(each) for each in filenames]
+    return Storage().expand(filenames, endings(form))

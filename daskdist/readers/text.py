@@ -1,0 +1,77 @@
+"""Datasets of lines of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskdist.dataset import Dataset
+from daskdist.formats.compression import compression_of
+from daskdist.formats.storage import Paths, Storage
+from daskdist.formats.text import Text
+from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+
+
+def read_text(
+    paths: Paths,
+    encoding: str | None = "utf-8",
+    *,
+    compression: str | None = "infer",
+    storage_options: StorageOptions = None,
+) -> Dataset:
+    """The lines of text files, in the order of the files.
+
+    Parameters
+    ----------
+    paths
+        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+    encoding
+        That of the text, or None for lines that are bytes.
+    compression
+        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
+        ``"xz"``; or None.
+    storage_options
+        What the file system takes: credentials, an endpoint.
+
+    Returns
+    -------
+    Dataset
+        A line an element, without its end, ``\\n`` or ``\\r\\n``; blank ones too. A byte range is the unit of
+        reading, of a compressed file a part after the other.
+
+    Raises
+    ------
+    FileError
+        No file matches. While iterating: a file is damaged, or not of the encoding.
+
+    >>> from pathlib import Path
+    >>> next(iter(read_text(Path(__file__))))
+    '\"\"\"Datasets of lines of text.\"\"\"'
+    """
+    storage = Storage(storage_options)
+    form = Text(encoding, compression_of(compression), storage)
+    return of_files(form, storage.expand(paths, endings(form)))
+
+
+class TextLineDataset(Dataset):
+    """The lines of text files as bytes, as TensorFlow's has them.
+
+    Parameters
+    ----------
+    filenames
+        A path or a list of them, or a dataset of paths.
+    compression_type
+        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
+    buffer_size, num_parallel_reads
+        Taken for compatibility: reading ahead is bounded by the setting ``window-bytes``, and in order.
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        form = Text(None, compression_of(compression_type))
+        super().__init__(read_node(form, listed(filenames, form), name))
