@@ -187,3 +187,16 @@ def test_a_format_of_others_is_installed_and_read(tmp_path):
     assert first == second == "[0, 1, 2]"
     assert "'counts'" in third
     assert "did you mean 'counts'" in third
+
+
+@pytest.mark.parametrize("policy", ["FILE", "DATA", "OFF", "AUTO"])
+def test_a_broken_file_is_left_out_of_what_replicas_get(parquet_files, policy):
+    paths = parquet_files(4, files=4)
+    Path(paths[1]).write_bytes(b"no table at all")
+    options = daskdist.Options(on_error="skip", auto_shard_policy=policy.lower())
+    ds = read_parquet(paths, "id").batch(4).with_options(options)
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    distributed = strategy.distribute_dataset(ds)
+    assert distributed.cardinality() == daskdist.data.UNKNOWN_CARDINALITY
+    found = [int(x) for batch in distributed for part in strategy.local_results(batch) for x in part]
+    assert sorted(found) == [0, 1, 2, 3, *range(8, 16)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import tempfile
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from daskdist import Dataset, errors, read_parquet
+from daskdist import Dataset, errors, read_parquet, read_text
+from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.formats import First
@@ -331,6 +334,185 @@ def test_a_file_that_goes_away_is_named(parquet_files):
     ds = read_parquet(paths)
     Path(paths[1]).unlink()
     with pytest.raises(errors.FileError, match="part-1"):
+        list(ds)
+
+
+# --- filters ---
+
+
+@pytest.fixture
+def sorted_path(tmp_path):
+    """Rows 0 to 99 in groups of 10, with a word that repeats every 4 rows and a number that is missing in some."""
+    n = np.arange(100)
+    words = np.array(["a", "b", "c", "d"])[n % 4]
+    sparse = pa.array([None if k % 5 == 0 else k for k in range(100)], pa.float64())
+    pq.write_table(pa.table({"n": n, "word": words, "f": sparse}), tmp_path / "s.parquet", row_group_size=10)
+    return str(tmp_path / "s.parquet")
+
+
+@pytest.mark.parametrize(
+    ("filters", "keeps", "num_groups"),
+    [
+        ([("n", ">=", 95)], lambda n, word: n >= 95, 1),
+        ([("n", ">", 19), ("n", "<", 41)], lambda n, word: 19 < n < 41, 3),
+        ([("n", "==", 7)], lambda n, word: n == 7, 1),
+        ([("n", "in", {3, 55})], lambda n, word: n in (3, 55), 2),
+        ([("word", "==", "b"), ("n", "<=", 12)], lambda n, word: word == "b" and n <= 12, 2),
+        ([[("n", "<", 5)], [("n", ">", 97)]], lambda n, word: n < 5 or n > 97, 2),
+        ([("n", ">", 1000)], lambda n, word: False, 0),
+        ([("word", "not in", {"a", "b", "c"})], lambda n, word: word == "d", 10),
+        ([("f", ">", 90)], lambda n, word: n > 90 and n % 5 != 0, 1),
+    ],
+)
+def test_filters_keep_rows_and_leave_groups_unread(sorted_path, filters, keeps, num_groups):
+    words = "abcd"
+    expected = [k for k in range(100) if keeps(k, words[k % 4])]
+    ds = read_parquet(sorted_path, "n", filters)
+    assert [int(x) for x in ds] == expected
+    assert [int(x) for batch in ds.batch(7) for x in batch] == expected
+    assert len(ds.node.splits()) == num_groups
+    # What is filtered by does not have to be asked for, and can be.
+    assert [str(row["word"]) for row in read_parquet(sorted_path, ["n", "word"], filters)] == [
+        words[k % 4] for k in expected
+    ]
+    assert ds.cardinality() == (UNKNOWN_CARDINALITY if num_groups else 0)
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ([("nothing", ">", 1)], r"filters: no column 'nothing'; there are 'n', 'word', 'f'"),
+        ([("n", ">")], r"filters: \('n', '>'\) is no condition; give tuples \(column, operator, value\)"),
+        ([("n", "~", 1)], r'filters: .*"~" is not a valid operator'),
+        ("n > 3", r"filters: 'n' is no condition"),
+        ([("n", ">", "x")], r"filters"),
+    ],
+)
+def test_filters_that_make_no_sense(sorted_path, filters, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        read_parquet(sorted_path, "n", filters)
+
+
+# --- directories that say what is in them ---
+
+
+@pytest.fixture
+def hive(tmp_path):
+    """Rows by day and kind: three files below directories named so."""
+    for number, (day, kind) in enumerate([(1, "a b"), (2, "c"), (10, "c")]):
+        folder = tmp_path / "hive" / f"day={day}" / f"kind={kind.replace(' ', '%20')}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"n": [10 * number, 10 * number + 1]}), folder / "part.parquet")
+    return str(tmp_path / "hive")
+
+
+def test_directories_make_columns(hive):
+    ds = read_parquet(hive)
+    assert ds.element_spec == {
+        "n": TensorSpec((), "int64"),
+        "day": TensorSpec((), "int64"),
+        "kind": TensorSpec((), TEXT),
+    }
+    rows = [(int(row["n"]), int(row["day"]), str(row["kind"])) for row in ds]
+    # Paths are sorted as text.
+    assert rows == [(0, 1, "a b"), (1, 1, "a b"), (20, 10, "c"), (21, 10, "c"), (10, 2, "c"), (11, 2, "c")]
+    batch = next(iter(read_parquet(hive, {"x": ["n", "day"], "kind": "kind"}).batch(3)))
+    np.testing.assert_array_equal(batch["x"], [[0, 1], [1, 1], [20, 10]])
+    assert list(batch["kind"]) == ["a b", "a b", "c"]
+    assert list(next(iter(read_parquet(hive, partitioned=False)))) == ["n"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected", "num_splits"),
+    [
+        ([("day", ">=", 2)], [20, 21, 10, 11], 2),
+        ([("kind", "==", "a b")], [0, 1], 1),
+        ([("day", "==", 10), ("n", ">", 20)], [21], 1),
+        ([[("day", "==", 1)], [("n", "==", 11)]], [0, 1, 11], 2),
+        ([("day", "==", 3)], [], 0),
+    ],
+)
+def test_filters_by_directories_leave_files_unread(hive, filters, expected, num_splits):
+    ds = read_parquet(hive, "n", filters)
+    assert [int(x) for x in ds] == expected
+    assert len(ds.node.splits()) == num_splits
+
+
+def test_a_column_of_a_file_wins_over_its_directory(tmp_path):
+    (tmp_path / "n=5").mkdir()
+    pq.write_table(pa.table({"n": [1, 2]}), tmp_path / "n=5" / "a.parquet")
+    assert [int(row["n"]) for row in read_parquet(tmp_path)] == [1, 2]
+
+
+# --- what is missing ---
+
+
+def test_what_stands_for_a_null(tmp_path):
+    table = pa.table(
+        {"n": pa.array([1, None, 3]), "s": ["a", None, "c"], "l": [[1], None, [2, 3]], "f": [1.5, None, 2]}
+    )
+    path = str(tmp_path / "nulls.parquet")
+    pq.write_table(table, path)
+    with pytest.raises(errors.FileError, match=r"column 'n' of type int64 has 1 nulls, the first in row 1.*missing="):
+        list(read_parquet(path, "n"))
+    assert [int(x) for x in read_parquet(path, "n", missing={"n": -1})] == [1, -1, 3]
+    floats = read_parquet(path, "n", missing={"n": np.nan})
+    assert floats.element_spec == TensorSpec((), "float64")
+    np.testing.assert_array_equal(rows_of(floats), [1, np.nan, 3])
+    assert list(read_parquet(path, "s", missing={"s": "?"})) == ["a", "?", "c"]
+    assert [x.tolist() for x in read_parquet(path, "l", missing={"l": []})] == [[1], [], [2, 3]]
+    np.testing.assert_array_equal(rows_of(read_parquet(path, "f", missing={"f": -1.0})), [1.5, -1, 2])
+    with pytest.raises(errors.ArgumentError, match="missing: no column 'm'; there are 'n', 's', 'l', 'f'"):
+        read_parquet(path, missing={"m": 0})
+    with pytest.raises(errors.ArgumentError, match="missing: 'x' cannot stand for a null of"):
+        list(read_parquet(path, "n", missing={"n": "x"}))
+
+
+# --- files that are not as they should be ---
+
+
+@pytest.fixture
+def as_somebody():
+    """Runs a test as a user who may not read everything, where it is run as root."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    yield
+    if is_root:
+        os.seteuid(0)
+
+
+def test_a_file_that_may_not_be_read(as_somebody):
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/a.parquet"
+        pq.write_table(pa.table({"id": [1, 2]}), path)
+        ds = read_parquet(path)
+        Path(path).chmod(0)
+        with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
+            list(ds)
+        with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
+            read_parquet(path)
+        with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
+            list(read_text(path))
+
+
+def test_listing_goes_on_after_it_failed(parquet_files):
+    paths = parquet_files(2, files=3)
+    ds = read_parquet(paths, "id")
+    content = Path(paths[1]).read_bytes()
+    Path(paths[1]).write_bytes(b"")
+    with pytest.raises(errors.FileError, match="part-1"):
+        len(ds)
+    Path(paths[1]).write_bytes(content)
+    assert [int(x) for x in ds] == list(range(6))
+
+
+def test_files_are_listed_as_far_as_they_are_looked_at(parquet_files):
+    paths = parquet_files([1] * 100)
+    ds = read_parquet(paths, "id")
+    Path(paths[90]).write_bytes(b"")
+    assert [int(x) for x in ds.take(3)] == [0, 1, 2]
+    with pytest.raises(errors.FileError, match="part-90"):
         list(ds)
 
 

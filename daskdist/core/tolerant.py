@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.block import Batches, Bundle, Rows, merge
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Node
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream, gathered
 from daskdist.core.structure import LONE
+from daskdist.errors import FileError
 
 
 def tolerant(primitive: Primitive) -> Primitive:
@@ -39,6 +42,15 @@ def tolerant(primitive: Primitive) -> Primitive:
                 # Batches of batches are stacked level by level, so that one which does not stack fails by itself.
                 inputs = tuple(map(gathered, inputs))
             return replace(primitive, inputs=inputs, grouped=max(each.grouped for each in inputs) + levels)
+
+
+def tolerant_cardinality(node: Node) -> int:
+    """The number of elements of a node where some may be left out, or whole files, even such as cannot be listed."""
+    try:
+        number = node.cardinality
+    except FileError:
+        return UNKNOWN
+    return number if number <= 0 else UNKNOWN
 
 
 def stacked(rows: Rows) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -52,23 +52,22 @@ class Parquet:
         return head.startswith(b"PAR1")
 
     def spec(self, path: str) -> ElementSpec:
-        with self._opened(path) as file:
-            return self._spec(file.schema_arrow, path)
+        return self._spec(self._footer(path).schema, path)
 
     def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
-        with self._opened(path) as opened:
-            metadata = opened.metadata
+        footer = self._footer(path)
+        spec = first.spec
+        if not self._is_like(first, footer.schema):
             try:
-                spec = self._spec(opened.schema_arrow, path)
+                spec = self._spec(footer.schema, path)
             except ArgumentError as error:
                 raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
             if spec != first.spec:
                 raise unlike(path, spec, first)
-            groups = self._groups(path, opened)
         row_bytes = _row_bytes(spec)
         splits = []
-        for group in groups:
-            known = metadata.row_group(group)
+        for group in self._groups(path, footer):
+            known = footer.metadata.row_group(group)
             num_bytes = known.total_byte_size if row_bytes is None else known.num_rows * row_bytes
             num_rows = known.num_rows if self.filters is None else None
             splits.append(Split(f"{path} row group {group}", (path, group), num_rows, num_bytes, file, path))
@@ -90,20 +89,34 @@ class Parquet:
         return Tables(self.columns, self.missing, self.partitions)
 
     def _spec(self, schema: Any, path: str) -> ElementSpec:
-        self._filtered_by(schema.names)
+        import pyarrow as pa
+
+        if self._filtered_by(schema.names):
+            try:
+                self._filtered(schema.empty_table(), path)
+            except pa.ArrowException as error:
+                raise ArgumentError(f"filters: {self.filters!r}: {error}") from None
         return self._tables.spec(schema, path)
+
+    @property
+    def _clauses(self) -> list[list[Any]]:
+        # Conditions: of each list all are to hold, of the lists one.
+        if self.filters is None:
+            return []
+        is_nested = bool(self.filters) and all(isinstance(each, list) for each in self.filters)
+        clauses = [list(each) for each in self.filters] if is_nested else [list(self.filters)]
+        for condition in (each for clause in clauses for each in clause):
+            if not (isinstance(condition, tuple) and len(condition) == 3):
+                raise ArgumentError(f"filters: {condition!r} is no condition; give tuples (column, operator, value)")
+        return clauses
 
     def _filtered_by(self, names: Sequence[str]) -> list[str]:
         # The columns of a file that the filters look at.
-        if self.filters is None:
-            return []
-        clauses = [each for clause in self.filters for each in (clause if isinstance(clause, list) else [clause])]
-        for clause in clauses:
-            if not (isinstance(clause, tuple) and len(clause) == 3):
-                raise ArgumentError(f"filters: {clause!r} is no condition; give tuples (column, operator, value)")
-            if clause[0] not in names and clause[0] not in self.partitions.names:
-                raise ArgumentError(f"filters: no column {clause[0]!r}; there are {', '.join(map(repr, names))}")
-        return [name for name, _, _ in clauses if name not in self.partitions.names]
+        wanted = [name for clause in self._clauses for name, _, _ in clause]
+        for name in wanted:
+            if name not in names and name not in self.partitions.names:
+                raise ArgumentError(f"filters: no column {name!r}; there are {', '.join(map(repr, names))}")
+        return [name for name in wanted if name in names]
 
     def _expression(self) -> Any:
         import pyarrow as pa
@@ -114,58 +127,143 @@ class Parquet:
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise ArgumentError(f"filters: {self.filters!r}: {error}") from None
 
-    def _groups(self, path: str, file: Any) -> list[int]:
+    def _groups(self, path: str, footer: Footer) -> list[int]:
         # The row groups that may have rows which are wanted.
-        groups = list(range(file.metadata.num_row_groups))
-        if self.filters is None:
-            return groups
-        import pyarrow.dataset as ds
+        groups = range(footer.metadata.num_row_groups)
+        clauses = self._clauses
+        if not clauses:
+            return list(groups)
+        said = {name: self.partitions.value(name, path) for name in self.partitions.names}
+        fixed = {name: (value, value) for name, value in said.items() if name not in footer.schema.names}
+        kept = []
+        for group in groups:
+            bounds = {**footer.bounds(group), **fixed}
+            if any(all(may_hold(condition, bounds) for condition in clause) for clause in clauses):
+                kept.append(group)
+        return kept
 
-        here = ds.scalar(True)
-        for name in self.partitions.names:
-            here = here & (ds.field(name) == ds.scalar(self.partitions.value(name, path)))
-        with self.storage.open(path) as stream:
-            fragment = ds.ParquetFileFormat().make_fragment(stream, partition_expression=here)
-            schema = fragment.physical_schema
-            for name in self.partitions.names:
-                schema = schema.append(self._partition_field(name))
-            return [group.id for group in fragment.subset(filter=self._expression(), schema=schema).row_groups]
+    def _is_like(self, first: First, schema: Any) -> bool:
+        # Whether it goes without looking closer; the first file may be gone by now.
+        with suppress(FileError):
+            return bool(self._footer(first.path).schema.equals(schema))
+        return False
 
     def _filtered(self, table: Any, path: str) -> Any:
         import pyarrow as pa
 
-        for name in self.partitions.names:
-            made = self._partition_field(name)
-            value = pa.scalar(self.partitions.value(name, path), made.type)
+        added = self._partition_fields(table.schema.names)
+        for made in added:
+            value = pa.scalar(self.partitions.value(made.name, path), made.type)
             table = table.append_column(made, pa.repeat(value, table.num_rows))
-        return table.filter(self._expression()).drop_columns(list(self.partitions.names))
+        return table.filter(self._expression()).drop_columns([made.name for made in added])
 
-    def _partition_field(self, name: str) -> Any:
+    def _partition_fields(self, names: Sequence[str]) -> list[Any]:
+        # Of the columns that directories make, besides those of the file itself.
         import pyarrow as pa
 
-        return pa.field(name, pa.int64() if name in self.partitions.integers else pa.string())
+        made = [name for name in self.partitions.names if name not in names]
+        return [pa.field(name, pa.int64() if name in self.partitions.integers else pa.string()) for name in made]
+
+    def _footer(self, path: str) -> Footer:
+        version = self.storage.version(path)
+        with self._failures(version):
+            if not is_remote(path):
+                return _footer_of(version)
+            with self.storage.open(path) as stream:
+                return Footer.of(stream)
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
         version = self.storage.version(path)
-        with failures(path, f"not a Parquet file, or one cut short, of {version.num_bytes} bytes"):
+        with self._failures(version):
             # Checksums are compared where the file has them.
             if is_remote(path):
                 with self.storage.open(path) as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
                     yield file
             else:
-                with pq.ParquetFile(path, metadata=_metadata(version), page_checksum_verification=True) as file:
+                metadata = _footer_of(version).metadata
+                with pq.ParquetFile(path, metadata=metadata, page_checksum_verification=True) as file:
                     yield file
+
+    def _failures(self, version: Version) -> Any:
+        return failures(version.path, f"not a Parquet file, or one cut short, of {version.num_bytes} bytes")
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The index of a file.
+
+    Parameters
+    ----------
+    metadata
+        Its row groups, as pyarrow has them.
+    schema
+        Its Arrow schema.
+    """
+
+    metadata: Any
+    schema: Any
+
+    def bounds(self, group: int) -> dict[str, tuple[Any, Any]]:
+        """The least and the greatest value of columns of a row group, where its statistics tell."""
+        known = self.metadata.row_group(group)
+        found = {}
+        for number in range(known.num_columns):
+            column = known.column(number)
+            if column.is_stats_set and column.statistics.has_min_max:
+                found[column.path_in_schema] = column.statistics.min, column.statistics.max
+        return found
+
+    @classmethod
+    def of(cls, file: Any) -> Footer:
+        """That of an open file."""
+        import pyarrow.parquet as pq
+
+        metadata = pq.read_metadata(file)
+        return cls(metadata, metadata.schema.to_arrow_schema())
 
 
 @lru_cache(maxsize=64)
-def _metadata(version: Version) -> Any:
-    # A file's index takes as long to parse as a small row group takes to read, and a file has many of them.
-    import pyarrow.parquet as pq
+def _footer_of(version: Version) -> Footer:
+    # It takes as long to parse as a small row group takes to read, and a file has many of them.
+    import pyarrow as pa
 
-    return pq.read_metadata(version.path)
+    with pa.OSFile(version.path) as file:
+        return Footer.of(file)
+
+
+def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether a condition may hold of a row, by the least and greatest values of columns: no null is in question.
+
+    >>> bounds = {"n": (3, 8)}
+    >>> may_hold(("n", ">", 8), bounds), may_hold(("n", "in", {1, 5}), bounds), may_hold(("m", "==", 0), bounds)
+    (False, True, True)
+    """
+    name, operator, value = condition
+    if name not in bounds:
+        return True
+    least, greatest = bounds[name]
+    try:
+        match operator:
+            case "==" | "=":
+                return bool(least <= value <= greatest)
+            case "<":
+                return bool(least < value)
+            case "<=":
+                return bool(least <= value)
+            case ">":
+                return bool(greatest > value)
+            case ">=":
+                return bool(greatest >= value)
+            case "in":
+                return any(least <= each <= greatest for each in value)
+    # Values that Python does not compare, such as a time with a zone and one without.
+    except TypeError:
+        pass
+    # NaN, of which statistics say nothing, differs from any value.
+    return True
 
 
 def _row_bytes(spec: ElementSpec) -> int | None:

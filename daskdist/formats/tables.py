@@ -74,7 +74,7 @@ class Tables:
 
     def read_from(self, names: Sequence[str]) -> list[str]:
         """Which of the columns of a file are to be read, in the order of the file."""
-        chosen = {name for name in self.chosen(names).names if name not in self.partitions.names}
+        chosen = set(self.chosen(names).names)
         return [name for name in names if name in chosen]
 
     def spec(self, schema: Any, path: str) -> ElementSpec:
@@ -113,12 +113,12 @@ class Tables:
         return columns.spec(lambda name: self._column_spec(schema, name, path)).structure
 
     def _column_spec(self, schema: Any, name: str, path: str) -> ElementSpec:
-        if name in self.partitions.names:
+        if name not in schema.names:
             return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
         return spec_of(schema.field(name).type, f"{path}: column {name!r}", (self.missing or {}).get(name))
 
     def _leaves(self, table: Any, name: str, label: str, path: str) -> Sequence[Any]:
-        if name in self.partitions.names:
+        if name not in table.schema.names:
             return [np.full(table.num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
         column = table.column(name)
         missing = (self.missing or {}).get(name)

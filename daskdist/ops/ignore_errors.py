@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.tolerant import stacked, tolerant
+from daskdist.core.tolerant import stacked, tolerant, tolerant_cardinality
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +18,7 @@ class IgnoreErrors(Transformation):
 
     @property
     def cardinality(self) -> int:
-        number = self.source.cardinality
-        return number if number <= 0 else UNKNOWN
+        return tolerant_cardinality(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         (source,) = inputs

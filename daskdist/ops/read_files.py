@@ -61,14 +61,19 @@ class ReadFiles(Source):
 
     @cached_property
     def _splits(self) -> Sequence[Split]:
-        if self.shard is None:
-            return self.known or FileSplits(self.list_file, range(len(self.paths)))
-        index, num_shards = self.shard
+        return self._shared(self.list_file)
+
+    def _shared(self, list_file: Callable[[int], Sequence[Split]]) -> Sequence[Split]:
+        index, num_shards = self.shard or (0, 1)
+        if self.known is None:
+            by_file = (0, 1) if self.by_split else (index, num_shards)
+            far = 8 if is_remote(self.paths[0]) else 1
+            files = range(by_file[0], len(self.paths), by_file[1])
+            listed = FileSplits(list_file, files, far * num_threads())
+            return tuple(listed)[index::num_shards] if self.by_split else listed
         if self.by_split:
-            return tuple(self.known or FileSplits(self.list_file, range(len(self.paths))))[index::num_shards]
-        if self.known is not None:
-            return tuple(split for split in self.known if (split.file or 0) % num_shards == index)
-        return FileSplits(self.list_file, range(index, len(self.paths), num_shards))
+            return self.known[index::num_shards]
+        return tuple(split for split in self.known if (split.file or 0) % num_shards == index)
 
     def list_file(self, file: int) -> Sequence[Split]:
         """The splits of one file."""
@@ -88,11 +93,7 @@ class ReadFiles(Source):
 
     @cached_property
     def _lenient_splits(self) -> Sequence[Split]:
-        if self.known is not None:
-            return self._splits
-        index, num_shards = (0, 1) if self.shard is None or self.by_split else self.shard
-        splits = FileSplits(self.list_file_leniently, range(index, len(self.paths), num_shards))
-        return splits if self.shard is None or not self.by_split else tuple(splits)[self.shard[0] :: self.shard[1]]
+        return self._shared(self.list_file_leniently)
 
     def state(self) -> Any:
         # Of remote files it would take a question each.
@@ -102,6 +103,8 @@ class ReadFiles(Source):
     def sharded(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
         """One worker's share; files already listed are not listed again."""
         known = self.__dict__.get("_splits") if self.shard is None else None
+        if isinstance(known, FileSplits) and not known.is_complete:
+            known = None
         return replace(self, shard=(index, num_shards), by_split=by_split, known=known)
 
     def __str__(self) -> str:
@@ -131,13 +134,21 @@ class FileSplits(Sequence[Split]):
         Gives the splits of a file by its number.
     files
         The numbers of the files, in order.
+    num_threads
+        How many are listed at the same time.
     """
 
-    def __init__(self, list_file: Callable[[int], Sequence[Split]], files: range) -> None:
+    def __init__(self, list_file: Callable[[int], Sequence[Split]], files: range, num_threads: int) -> None:
         self._list_file = list_file
         self._files = files
+        self._num_threads = num_threads
         self._found: list[Split] = []
         self._lock = threading.Lock()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files are listed."""
+        return not self._files
 
     def __len__(self) -> int:
         self._list(None)
@@ -155,10 +166,10 @@ class FileSplits(Sequence[Split]):
     def _list(self, number: int | None) -> None:
         with self._lock:
             files, rest = self._files[:number], self._files[len(self._files[:number]) :]
-            # Most of the time goes by waiting, for disks or what is farther away.
-            with ThreadPoolExecutor(max(1, min(len(files), 4 * num_threads()))) as pool:
-                for splits in pool.map(self._list_file, files) if len(files) > 1 else map(self._list_file, files):
-                    self._found.extend(splits)
+            # Of what is far away most of the time goes by waiting.
+            with ThreadPoolExecutor(max(1, min(len(files), self._num_threads))) as pool:
+                found = list(pool.map(self._list_file, files) if len(files) > 1 else map(self._list_file, files))
+            self._found.extend(split for splits in found for split in splits)
             self._files = rest
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from dask.utils import parse_bytes
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
+from daskdist.core.tolerant import tolerant_cardinality
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, policy_of
 
@@ -120,6 +121,10 @@ class WithOptions(Transformation):
     def __post_init__(self) -> None:
         if not isinstance(self.options, Options):
             raise ArgumentError(f"with_options: expected Options, got {type(self.options).__name__}")
+
+    @property
+    def cardinality(self) -> int:
+        return tolerant_cardinality(self.source) if self.options.on_error == "skip" else self.source.cardinality
 
     def __str__(self) -> str:
         given = [f"{name}={getattr(value, 'name', value)}" for name, value in self.options.given()]

@@ -36,7 +36,7 @@ def outlook(node: Node, num_pipelines: int) -> Outlook:
 def _source(node: Node) -> FileSource:
     if not isinstance(node, ReadFiles):
         return FileSource(node.name, None, False, lambda: 0)
-    return FileSource(node.name, len(node.paths), node.format.is_splittable, lambda: len(node.splits()))
+    return FileSource(node.name, len(node.paths), node.format.is_splittable, lambda: len(node.lenient_splits()))
 
 
 def _shard(node: Node, index: int, num_shards: int, by_split: bool) -> Node:

@@ -61,4 +61,4 @@ def read_parquet(
     storage = Storage(storage_options)
     found = storage.expand(paths, Parquet.suffixes)
     partitions = Partitions.of(found) if partitioned else Partitions()
-    return of_files(Parquet(columns, filters, missing, partitions, storage), found)
+    return of_files(Parquet(columns, filters or None, missing, partitions, storage), found)

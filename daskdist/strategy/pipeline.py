@@ -55,8 +55,9 @@ def num_steps(pipelines: Sequence[Pipeline]) -> int:
 
     A step is one in which some piece has rows, so how many rows each batch has must be known.
     """
-    if any(pipeline.node.cardinality == INFINITE for pipeline in pipelines):
-        return INFINITE
+    cardinalities = [pipeline.node.cardinality for pipeline in pipelines]
+    if INFINITE in cardinalities or UNKNOWN in cardinalities:
+        return INFINITE if INFINITE in cardinalities else UNKNOWN
     steps: set[int] = set()
     for pipeline in pipelines:
         batch = upstream(pipeline.node.inputs[0])
