@@ -491,8 +491,6 @@ def test_a_file_that_may_not_be_read(as_somebody):
         with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
             list(ds)
         with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
-            read_parquet(path)
-        with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
             list(read_text(path))
 
 
