@@ -108,7 +108,9 @@ def test_what_is_broken_is_left_out_on_a_cluster_too(tmp_path, on_cluster):
     for number in range(4):
         (tmp_path / f"{number}.txt").write_bytes(b"1\n\xff\n2\n")
     ds = read_text(tmp_path).map(int).with_options(daskdist.Options(on_error="skip")).batch(4)
-    steps = [on_cluster.local_results(batch) for batch in on_cluster.distribute_dataset(ds)]
+    iterator = iter(on_cluster.distribute_dataset(ds))
+    steps = [on_cluster.local_results(batch) for batch in iterator]
+    assert iterator.stats()["skipped_by_file"] == {str(tmp_path / f"{number}.txt"): 1 for number in range(4)}
     assert sorted(int(x) for step in steps for part in step for x in np.asarray(part)) == [1] * 4 + [2] * 4
 
 
@@ -198,5 +200,8 @@ def test_a_broken_file_is_left_out_of_what_replicas_get(parquet_files, policy):
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     distributed = strategy.distribute_dataset(ds)
     assert distributed.cardinality() == daskdist.data.UNKNOWN_CARDINALITY
-    found = [int(x) for batch in distributed for part in strategy.local_results(batch) for x in part]
+    iterator = iter(distributed)
+    found = [int(x) for batch in iterator for part in strategy.local_results(batch) for x in part]
     assert sorted(found) == [0, 1, 2, 3, *range(8, 16)]
+    assert iterator.stats()["skipped_by_file"] == {paths[1]: 1}
+    assert iterator.stats()["num_elements"] > 0

@@ -13,7 +13,7 @@ from daskdist.core.primitive import Primitive
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Now
 from daskdist.execute.delivery import Delivery, Stretch
-from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.interpreter import Interpreter, stats_of
 from daskdist.execute.position import Recorder, Resumer
 
 logger: Final = logging.getLogger("daskdist")
@@ -104,12 +104,7 @@ class ElementIterator(Iterator[Any]):
             its computation failed; and ``skipped_by_file``, of it what is of files, by their paths: the
             smallest units that are broken, such as a record, or the rest of a file where there is no telling.
         """
-        interpreter = self._interpreter
-        return {
-            "num_elements": self._number,
-            "num_skipped": interpreter.num_skipped,
-            "skipped_by_file": dict(interpreter.skipped_of),
-        }
+        return stats_of([self._interpreter], self._number)
 
     def state_dict(self) -> dict[str, Any]:
         """The position: what `load_state_dict` takes to go on with exactly the elements that are still to come.

@@ -194,6 +194,18 @@ class Interpreter:
         return selection.without_unused()
 
 
+def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:
+    """What came of a pass so far, as iterators tell it: see `daskdist.execute.embedded.ElementIterator.stats`."""
+    by_file: Counter[str] = Counter()
+    for interpreter in interpreters:
+        by_file.update(interpreter.skipped_of)
+    return {
+        "num_elements": num_elements,
+        "num_skipped": sum(interpreter.num_skipped for interpreter in interpreters),
+        "skipped_by_file": dict(by_file),
+    }
+
+
 class Here:
     """What the cursors of one arrangement may ask; see `daskdist.core.primitive.Context`."""
 

@@ -11,7 +11,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError
 from daskdist.execute.callers import Caller
 from daskdist.execute.delivery import Delivery, Lane
-from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.interpreter import Interpreter, logger, stats_of
 from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.values import AsyncValue, PerReplica, PickFromRows, Remote
 
@@ -95,10 +95,13 @@ class DistributedIterator:
         self._structure = spec.structure
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._feeds = []
+        self._interpreters: list[Interpreter] = []
+        self._num_steps = 0
         self._num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         self._is_here = pipelines[0].consumers[0] is None
         for pipeline in pipelines:
             interpreter = Interpreter(caller, pipeline.readers, pipeline.budget_bytes)
+            self._interpreters.append(interpreter)
             # Pieces that a function's results were cut into: only they tell whether a step has rows.
             asks_lengths = sum(self._num_lanes) > 1 and not pipeline.primitive.grouped
             delivery = Delivery(
@@ -136,6 +139,8 @@ class DistributedIterator:
         try:
             return self._step()
         except OutOfRangeError:
+            if num_skipped := self.stats()["num_skipped"]:
+                logger.warning("left out %d elements in all", num_skipped)
             self.close()
             raise
         except Exception as error:
@@ -150,6 +155,17 @@ class DistributedIterator:
             return Optional(self.get_next(), self.element_spec, has_value=True)
         except OutOfRangeError:
             return Optional(None, self.element_spec)
+
+    def stats(self) -> dict[str, Any]:
+        """What came of the pass so far.
+
+        Returns
+        -------
+        dict
+            ``num_elements``, the steps handed out; ``num_skipped``, what was left out because it could not be read or
+            its computation failed; and ``skipped_by_file``, of it what is of files, by their paths.
+        """
+        return stats_of(self._interpreters, self._num_steps)
 
     def close(self) -> None:
         """Stop reading ahead and let go of what was read."""
@@ -168,6 +184,7 @@ class DistributedIterator:
             # A step is one if any replica has a row.
             if any(leaves is not None for leaves in values):
                 break
+        self._num_steps += 1
         rows = [self._empty if leaves is None else leaves for leaves in values]
         if len(rows) == 1:
             return self._structure.pack(rows[0])
