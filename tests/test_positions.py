@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pipelines import pipelines
 
 import daskdist
-from daskdist import Dataset, Ragged, TensorSpec, errors
+from daskdist import Dataset, Ragged, TensorSpec, errors, read_parquet, read_text
 from daskdist.execute.callers import Now, Threads, using
 from daskdist.testing import same_elements
 
@@ -115,6 +116,35 @@ def check_every_position(make, caller):
         again.load_state_dict(state)
         same_elements(list(again), whole[number:], f"gone on from {number}")
         same_elements(list(iterator), whole[number:], f"the iterator that was asked, from {number}")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Lines 0 to 19 as text, compressed, and with some that are broken; and as a table in row groups of 4."""
+    directory = tmp_path_factory.mktemp("files")
+    lines = [str(k).encode() for k in range(20)]
+    (directory / "plain.txt").write_bytes(b"\n".join(lines))
+    (directory / "compressed.txt.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+    (directory / "broken.txt").write_bytes(b"\n".join(b"\xff" if k % 4 == 0 else line for k, line in enumerate(lines)))
+    pq.write_table(pa.table({"n": np.arange(20)}), directory / "table.parquet", row_group_size=4)
+    return directory
+
+
+FILES = {
+    "text": lambda files: read_text(files / "plain.txt").shuffle(4, seed=1).batch(3),
+    "compressed text": lambda files: read_text(files / "compressed.txt.gz").shuffle(4, seed=1).batch(3),
+    "broken text": lambda files: read_text(files / "broken.txt").ignore_errors().shuffle(4, seed=1).batch(3),
+    "filtered": lambda files: read_parquet(files / "table.parquet", "n", [("n", ">", 6)]).shuffle(4, seed=1).batch(3),
+    "several": lambda files: read_text([files / "plain.txt", files / "compressed.txt.gz"]).batch(7),
+}
+
+
+@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("sizes", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("name", FILES)
+def test_of_files_from_every_position_the_rest(files, name, sizes, caller):
+    with dask.config.set(sizes):
+        check_every_position(lambda: FILES[name](files), caller)
 
 
 @pytest.mark.parametrize("caller", [Now, Threads])
