@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib
+import io
 import logging
+import re
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 
@@ -58,6 +63,51 @@ def test_files_in_an_archive(tmp_path):
         file.writestr("a.txt", "one\ntwo\n")
     assert list(read_text(f"zip://*.txt::{archive}")) == ["one", "two", "three"]
     assert list(read_text(f"zip://b.txt::{archive}")) == ["three"]
+
+
+@pytest.fixture
+def served(tmp_path):
+    """The URL of a server of the test's directory, which sends ranges of bytes where they are asked for."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(tmp_path))
+
+        def send_head(self):
+            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            path = Path(self.translate_path(self.path))
+            if found is None or not path.is_file():
+                return super().send_head()
+            content = path.read_bytes()
+            start, stop = int(found[1]), min(int(found[2] or len(content) - 1) + 1, len(content))
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+            self.send_header("Content-Length", str(stop - start))
+            self.end_headers()
+            return io.BytesIO(content[start:stop])
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that fsspec keeps
+def test_files_of_a_web_server(parquet_files, tmp_path, served):
+    parquet_files(5, files=2, row_group=2)
+    ids = [f"{served}/data/part-{number}.parquet" for number in range(2)]
+    assert sorted(int(x) for x in read_parquet(ids, "id")) == list(range(10))
+    (tmp_path / "a.txt").write_text("\n".join(map(str, range(1000))))
+    with dask.config.set({"daskdist.split-bytes": 500}):
+        assert list(read_text(f"{served}/a.txt")) == list(map(str, range(1000)))
+    with pytest.raises(errors.FileError, match=r"none\.txt"):
+        read_text(f"{served}/none.txt")
 
 
 def test_storage_options_are_used_and_not_shown(tmp_path):
