@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,21 @@ import daskdist
 
 StartCluster = Callable[[int, int], Client]
 ParquetFiles = Callable[..., list[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # With `pytest -n`, one process has all the clusters.
+    for item in items:
+        if item.get_closest_marker("cluster") or "start_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _calm_clusters() -> Iterator[None]:
+    """Clusters started here do not watch themselves while they have nothing to do, which takes a third of a core."""
+    calm = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500 ms"}
+    with dask.config.set(calm):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import socket
 import subprocess
@@ -505,19 +506,21 @@ def test_nobody_listens_is_an_error_within_ten_seconds():
     assert isinstance(caught.value, ConnectionError)
 
 
-def connect_apart(address: str, within_s: float) -> str:
+def connect_apart(address: str, within_s: float, **env: str) -> str:
     """What a process that connects says as it ends; by itself, lest a hang spread, the way out included."""
     program = f"import daskdist; daskdist.MultiWorkerMirroredStrategy({address!r})"
     command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", program]
-    return subprocess.run(command, timeout=within_s, capture_output=True, text=True, check=False).stderr
+    env = {**os.environ, **env}
+    return subprocess.run(command, timeout=within_s, capture_output=True, text=True, check=False, env=env).stderr
 
 
 @pytest.mark.cluster
 def test_someone_else_listens():
-    # Accepts and says nothing, as a server of another protocol may.
+    # Accepts and says nothing, as a server of another protocol may. How long is waited if nothing is set has its test.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        assert re.search(f"ClusterError: .*{re.escape(address)}", connect_apart(address, 14))
+        said = connect_apart(address, 9, DASK_DASKDIST__TIMEOUTS__CONNECT="3")
+        assert re.search(f"ClusterError: .*{re.escape(address)}.* within 3 s", said)
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1", "gopher://127.0.0.1:1"])

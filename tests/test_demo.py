@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import resource
 import subprocess
 import sys
 import time
@@ -67,11 +68,19 @@ def check_picture(path: Path) -> None:
     assert len(content) > 20_000
 
 
+def busy_s() -> float:
+    """What the processors took for processes that were started here and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.cluster
 def test_as_a_newcomer_runs_it(tmp_path, env):
-    start_s = time.perf_counter()
+    start_s, start_busy_s = time.perf_counter(), busy_s()
     done = subprocess.run(COMMAND, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100)
-    assert time.perf_counter() - start_s < 60
+    # Within a minute. With other tests beside it, what the processors took for it tells the same.
+    assert busy_s() - start_busy_s < 40
+    assert "PYTEST_XDIST_WORKER" in os.environ or time.perf_counter() - start_s < 60
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if FONT_CACHE not in line] == []
     screen = done.stdout
@@ -197,14 +206,14 @@ def test_nobody_at_the_address(tmp_path, env):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=env,
+        env={**env, "DASK_DASKDIST__TIMEOUTS__CONNECT": "3"},
         timeout=60,
     )
-    # Ten seconds for the scheduler to answer, the rest for Python on a busy machine.
-    assert time.perf_counter() - start_s < 20
+    # Three seconds for the scheduler to answer, the rest for Python on a busy machine.
+    assert time.perf_counter() - start_s < 15
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("Error: no Dask scheduler answers at 'tcp://127.0.0.1:1'")
+    assert done.stderr.startswith("Error: no Dask scheduler answers at 'tcp://127.0.0.1:1' within 3 s")
     assert list((tmp_path / "scratch").iterdir()) == []
 
 

@@ -154,6 +154,7 @@ def test_what_is_broken_is_logged_once_a_file(tmp_path, caplog):
     assert caplog.messages[-1] == "left out 3 elements in all"
 
 
+@pytest.mark.cluster
 def test_what_is_broken_is_left_out_on_a_cluster_too(tmp_path, on_cluster):
     for number in range(4):
         (tmp_path / f"{number}.txt").write_bytes(b"1\n\xff\n2\n")

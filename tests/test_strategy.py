@@ -409,13 +409,14 @@ def test_input_signature(strategy):
 # --- what is left behind ---
 
 
-def num_tasks(client) -> int:
-    return client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+def tasks_of(client) -> set[str]:
+    return client.run_on_scheduler(lambda dask_scheduler: set(map(str, dask_scheduler.tasks)))
 
 
-def settled(client, expected: int, within_s: float = 10) -> int:
+def left_behind(client, before: set[str], within_s: float = 4) -> set[str]:
+    """The tasks that there were not before, once they are gone or the time is up."""
     deadline = time.monotonic() + within_s
-    while (found := num_tasks(client)) > expected and time.monotonic() < deadline:
+    while (found := tasks_of(client) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
 
@@ -440,21 +441,21 @@ def step(strategy, batch):
 @pytest.mark.parametrize("use", [look, step])
 @pytest.mark.parametrize("policy", ["data", "file"])
 def test_a_loop_left_half_way_leaves_nothing_on_the_cluster(on_cluster, client, parquet_files, num_steps, use, policy):
-    before = settled(client, 0, within_s=2)
+    before = tasks_of(client)
     ds = read_parquet(parquet_files(30, files=4, row_group=5), "id").shuffle(20).batch(6)
     ds = ds.with_options(daskdist.Options(auto_shard_policy=policy))
     part_of_a_loop(on_cluster, ds, num_steps, use)
-    assert settled(client, before, within_s=4) <= before
+    assert left_behind(client, before) == set()
 
 
 @pytest.mark.cluster
 def test_an_error_leaves_nothing_on_the_cluster(client, parquet_files):
-    before = settled(client, 0, within_s=2)
+    before = tasks_of(client)
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         ds = read_parquet(parquet_files(30, row_group=5), "id").map(lambda x: x + 1 // int(x != 17)).batch(6)
         with pytest.raises(daskdist.errors.UserFunctionError):
             part_of_a_loop(strategy, ds, 1000, look)
-    assert settled(client, before, within_s=4) <= before
+    assert left_behind(client, before) == set()
 
 
 def test_a_loop_left_half_way_leaves_no_threads(parquet_files):
