@@ -29,10 +29,25 @@ if TYPE_CHECKING:
     from daskdist.core.spec import RaggedTensorSpec as RaggedTensorSpec
     from daskdist.core.spec import TensorSpec as TensorSpec
     from daskdist.dataset import Dataset as Dataset
+    from daskdist.formats.example import FixedLenFeature as FixedLenFeature
+    from daskdist.formats.example import FixedLenSequenceFeature as FixedLenSequenceFeature
+    from daskdist.formats.example import VarLenFeature as VarLenFeature
     from daskdist.ops.with_options import Options as Options
+    from daskdist.readers.arrow import read_arrow as read_arrow
+    from daskdist.readers.csv import read_csv as read_csv
     from daskdist.readers.files import read_files as read_files
+    from daskdist.readers.fixed_length import read_fixed_length as read_fixed_length
+    from daskdist.readers.hdf5 import read_hdf5 as read_hdf5
+    from daskdist.readers.images import class_names_of as class_names_of
+    from daskdist.readers.images import read_images as read_images
+    from daskdist.readers.json import read_json as read_json
+    from daskdist.readers.npy import read_npy as read_npy
     from daskdist.readers.parquet import read_parquet as read_parquet
+    from daskdist.readers.sql import read_sql as read_sql
     from daskdist.readers.text import read_text as read_text
+    from daskdist.readers.tfrecord import read_tfrecord as read_tfrecord
+    from daskdist.readers.webdataset import read_webdataset as read_webdataset
+    from daskdist.readers.zarr import read_zarr as read_zarr
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
     from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
     from daskdist.strategy.function import function as function
@@ -50,6 +65,8 @@ _NAMES: Final = {
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
+    "FixedLenFeature": "daskdist.formats.example:FixedLenFeature",
+    "FixedLenSequenceFeature": "daskdist.formats.example:FixedLenSequenceFeature",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "Options": "daskdist.ops.with_options:Options",
@@ -59,13 +76,26 @@ _NAMES: Final = {
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
+    "VarLenFeature": "daskdist.formats.example:VarLenFeature",
+    "class_names_of": "daskdist.readers.images:class_names_of",
     "data": "daskdist.data",
     "distribute": "daskdist.distribute",
     "errors": "daskdist.errors",
     "function": "daskdist.strategy.function:function",
+    "read_arrow": "daskdist.readers.arrow:read_arrow",
+    "read_csv": "daskdist.readers.csv:read_csv",
     "read_files": "daskdist.readers.files:read_files",
+    "read_fixed_length": "daskdist.readers.fixed_length:read_fixed_length",
+    "read_hdf5": "daskdist.readers.hdf5:read_hdf5",
+    "read_images": "daskdist.readers.images:read_images",
+    "read_json": "daskdist.readers.json:read_json",
+    "read_npy": "daskdist.readers.npy:read_npy",
     "read_parquet": "daskdist.readers.parquet:read_parquet",
+    "read_sql": "daskdist.readers.sql:read_sql",
     "read_text": "daskdist.readers.text:read_text",
+    "read_tfrecord": "daskdist.readers.tfrecord:read_tfrecord",
+    "read_webdataset": "daskdist.readers.webdataset:read_webdataset",
+    "read_zarr": "daskdist.readers.zarr:read_zarr",
 }
 
 __all__ = [*_NAMES]

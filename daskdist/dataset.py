@@ -13,13 +13,14 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from dask.base import DaskMethodsMixin, tokenize
 
+from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, from_items
@@ -34,10 +35,16 @@ from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array
 from daskdist.execute.callers import Caller, embedded
 from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
+from daskdist.execute.facts import Portions, facts_of, pass_over
 from daskdist.execute.graph import FromGraph, Recorded, record
+from daskdist.formats import Writes
 from daskdist.formats.manifest import codec
+from daskdist.formats.parquet import Parquet
 from daskdist.formats.saved import Saved
 from daskdist.formats.storage import Paths, Storage, is_remote, local
+from daskdist.formats.tfrecord import TFRecord
+from daskdist.formats.webdataset import WebDataset
+from daskdist.formats.writing import Files, Store, compression_to_write, npy_to_write, rows_of_chunk
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch import Batch
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
@@ -83,6 +90,9 @@ from daskdist.ops.zip import Zip
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
 from daskdist.passes.simplify import simplify
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Strategy
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -260,24 +270,41 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return Dataset(FromGenerator(generator, tuple(args), ElementSpec(structure, leaves), label=name))
 
     @staticmethod
-    def from_dask(collection: Any, columns: Any = None, name: str | None = None) -> Dataset:
+    def from_dask(
+        collection: Any,
+        columns: Any = None,
+        name: str | None = None,
+        *,
+        missing: Mapping[str, Any] | None = None,
+        dim: str | None = None,
+    ) -> Dataset:
         """One element for each row or item of a Dask collection, whose graph becomes part of this one's.
 
         Parameters
         ----------
         collection
-            A Dask array, shape ``(num_rows, ...)``; a dataframe; a bag, whose items are elements; or a list of
-            delayed values, each a nest of arrays of which each row is an element.
+            A Dask array, shape ``(num_rows, ...)``; a dataframe, or a series, whose values are elements; a bag,
+            whose items are elements; a list of delayed values, each a nest of arrays of which each row is an
+            element; or a ``DataArray`` or ``Dataset`` of xarray whose arrays are Dask's.
         columns
-            For a dataframe, as in `read_parquet`; all columns, as a dict by name, if None.
+            For a dataframe, as in `read_parquet`; all columns, as a dict by name, if None. For an xarray
+            ``Dataset`` so of its variables and coordinates; all variables if None.
+        missing
+            For a dataframe, what stands for a null, by column. Without, nulls are NaN in floats, NaT in times and
+            an error in other columns. Where it is given, NaN is a null too.
+        dim
+            For xarray, the dimension along which elements are; the first of the first variable if None.
 
         Raises
         ------
         ArgumentError
-            It is none of those.
+            It is none of those; or a variable does not have the dimension.
 
         Notes
         -----
+        Columns of dataframes are what such columns of Arrow tables are in `read_parquet`. What those of objects
+        hold is known only when they are computed. Partitions that were persisted are used where they are.
+
         Without a cluster each partition is computed when it is wanted, by itself: what several partitions
         have in common is computed for each.
 
@@ -285,7 +312,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> next(iter(Dataset.from_dask(da.ones((6, 2), chunks=(3, 2))).batch(4))).shape
         (4, 2)
         """
-        return Dataset(FromDask.of(collection, columns, name))
+        return Dataset(FromDask.of(collection, columns, name, missing, dim))
 
     @staticmethod
     def list_files(
@@ -1113,7 +1140,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         return self._snapshot(path, compression, "snapshot", name)
 
-    def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
+    def save(
+        self, path: str | os.PathLike[str], compression: str | None = None, *, strategy: Strategy | None = None
+    ) -> None:
         """Write the elements to a directory, from which `load` reads them.
 
         Parameters
@@ -1122,6 +1151,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             A directory or fsspec URL. A dataset that was saved there is replaced once this one is whole.
         compression
             None, ``"lz4"`` or ``"zstd"``; without, elements are used where they lie on disk.
+        strategy
+            Whose workers write; threads of this process if None.
 
         Raises
         ------
@@ -1133,6 +1164,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Notes
         -----
         The directory holds Arrow files and a manifest, which is written last: without it there is nothing to load.
+        Where workers write, it is to be one that all of them and this process share.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1140,19 +1172,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         ...     list(Dataset.load(directory))
         [array([0, 1]), array([2, 3]), array([4])]
         """
-        if self.cardinality() == cardinality.INFINITE:
-            raise UnknownLengthError("save: the dataset is endless; use take(n) first")
-        directory = _absolute(path)
-        node = Snapshot(
-            self._node,
-            directory,
-            self._fingerprint,
-            self._spec,
-            _codec(compression),
-            is_reused=False,
-        )
-        for _ in rows_of(plan(node), self._caller()):
-            pass
+        spec = self._spec_to_write("save", strategy)
+        node = Snapshot(self._node, _absolute(path), self._fingerprint, spec, _codec(compression), is_reused=False)
+        pass_over(plan(node), *self._writers(strategy))
 
     @staticmethod
     def load(path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
@@ -1182,6 +1204,272 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                     f"load: element_spec is {element_spec}, and what was saved is {loaded.element_spec}"
                 )
         return loaded
+
+    # --- elements written ---
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rows_per_file: int | None = None,
+        compression: str | None = "snappy",
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strategy: Strategy | None = None,
+    ) -> list[str]:
+        """Write the elements to Parquet files, a row each.
+
+        Parameters
+        ----------
+        path
+            A directory or fsspec URL, for files ``part-00000.parquet``, ... in the order of the elements.
+        rows_per_file
+            Elements of each file but the last. If None, a file has what one call takes: about as much as the setting
+            ``daskdist.bundle-bytes`` says, in memory.
+        compression
+            None, ``"snappy"``, ``"zstd"``, ``"lz4"``, ``"gzip"`` or ``"brotli"``.
+        overwrite
+            Whether Parquet files that are there already are removed, once the new ones are whole.
+        storage_options
+            What the file system takes: credentials, an endpoint.
+        strategy
+            Whose workers write, such as a `MultiWorkerMirroredStrategy`; threads of this process if None.
+
+        Returns
+        -------
+        list of str
+            The paths of the files, in order. Without elements it is one, which has the columns.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        ArgumentError
+            Elements have a leaf that makes no column, or there are Parquet files in the directory already.
+        FileError
+            They cannot be written.
+
+        Notes
+        -----
+        A dict has a column for each name and a tuple one for each place, ``"0"``, ``"1"``, ...; within another they are
+        structs. A lone leaf is a column ``"value"``. `daskdist.read_parquet` gives dicts, or what its ``columns``
+        says: ``"value"`` for the leaf, ``("0", "1")`` for the tuple. Arrays of one shape are fixed-size lists, those
+        whose length differs lists; times in seconds come back in milliseconds, as Parquet knows no others. A batch is
+        one element: write before you batch.
+
+        No file has its name before all are whole: until then they are in a hidden directory inside, which a process
+        that is killed leaves behind and the next time removes. Where workers write, the directory is to be one that
+        all of them and this process share.
+
+        >>> import tempfile, daskdist
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     paths = Dataset.range(5).map(lambda x: {"x": x, "y": x * 0.5}).to_parquet(directory, rows_per_file=3)
+        ...     print([os.path.basename(path) for path in paths])
+        ...     list(daskdist.read_parquet(directory, columns="y"))[-1]
+        ['part-00000.parquet', 'part-00001.parquet']
+        np.float64(2.0)
+        """
+        spec = self._spec_to_write("to_parquet", strategy)
+        form = Parquet(compression=compression, element_spec=spec)
+        return self._written("to_parquet", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
+
+    def to_tfrecord(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rows_per_file: int | None = None,
+        compression: str | None = None,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strategy: Strategy | None = None,
+    ) -> list[str]:
+        """Write the elements to TFRecord files, a record each.
+
+        Parameters
+        ----------
+        path
+            A directory or fsspec URL, for files ``part-00000.tfrecord``, ... in the order of the elements.
+        rows_per_file, overwrite, storage_options, strategy
+            As in `to_parquet`.
+        compression
+            None, ``"gzip"`` or ``"zlib"``, which TensorFlow reads, or ``"bz2"``, ``"xz"`` or ``"zstd"``. Names tell.
+
+        Returns
+        -------
+        list of str
+            The paths of the files, in order; one without records where there are no elements.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        ArgumentError
+            Elements are neither bytes nor dicts of arrays by name, or there are TFRecord files already.
+        FileError
+            They cannot be written.
+
+        Notes
+        -----
+        Bytes are the record itself; a dict is a ``tf.train.Example``, with floats as float32, whole numbers as int64,
+        text as UTF-8 and arrays flat. What is said of names and of workers in `to_parquet` holds here.
+
+        >>> import tempfile, daskdist
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     _ = Dataset.from_list([b"one", b"two"]).to_tfrecord(directory)
+        ...     list(daskdist.read_tfrecord(directory))
+        [b'one', b'two']
+        """
+        spec = self._spec_to_write("to_tfrecord", strategy)
+        form = TFRecord(compression=compression_to_write("to_tfrecord", compression))
+        return self._written("to_tfrecord", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
+
+    def to_npy(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rows_per_file: int | None = None,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strategy: Strategy | None = None,
+    ) -> list[str]:
+        """Write the elements to NumPy files: ``.npy`` where they are lone arrays, ``.npz`` where dicts of such.
+
+        Parameters
+        ----------
+        path
+            A directory or fsspec URL, for files ``part-00000.npy``, ... in the order of the elements.
+        rows_per_file, overwrite, storage_options, strategy
+            As in `to_parquet`.
+
+        Returns
+        -------
+        list of str
+            The paths of the files, in order; one of arrays without rows where there are no elements.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        ArgumentError
+            Elements are no arrays of one shape, or there are NumPy files already.
+        FileError
+            They cannot be written.
+
+        Notes
+        -----
+        What is said of names and of workers in `to_parquet` holds here.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     [np.load(path) for path in Dataset.range(5).to_npy(directory, rows_per_file=3)]
+        [array([0, 1, 2]), array([3, 4])]
+        """
+        spec = self._spec_to_write("to_npy", strategy)
+        form = npy_to_write("to_npy", spec)
+        return self._written("to_npy", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
+
+    def to_zarr(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        chunk_rows: int | None = None,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strategy: Strategy | None = None,
+    ) -> list[str]:
+        """Write the elements to a Zarr store of format v3: an array where they are lone, a group where dicts of such.
+
+        Parameters
+        ----------
+        path
+            Of the store: a local path or fsspec URL, such as ``"data.zarr"``.
+        chunk_rows
+            The elements of a chunk. If None, as many as are of about the size that the setting
+            ``daskdist.bundle-bytes`` says.
+        overwrite
+            Whether a store that is there already is removed, once the new one is whole.
+        storage_options, strategy
+            As in `to_parquet`.
+
+        Returns
+        -------
+        list of str
+            The path of the store.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        ArgumentError
+            Elements are no arrays of one shape, or there is something of that name already.
+        FileError
+            It cannot be written.
+
+        Notes
+        -----
+        Until it is whole the store is hidden beside its place. What is said of workers in `to_parquet` holds here.
+
+        >>> import tempfile, daskdist
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     paths = Dataset.range(5).to_zarr(f"{directory}/numbers.zarr", chunk_rows=2)
+        ...     [int(x) for x in daskdist.read_zarr(paths)]
+        [0, 1, 2, 3, 4]
+        """
+        spec = self._spec_to_write("to_zarr", strategy)
+        if chunk_rows is None:
+            chunk_rows = rows_of_chunk(spec, self.cardinality())
+        chunk_rows = whole_number("to_zarr", "chunk_rows", chunk_rows, at_least=1)
+        yes_or_no("to_zarr", "overwrite", overwrite)
+        store = Store("to_zarr", _absolute(path), chunk_rows, Storage(storage_options), overwrite)
+        return self._by_calls(store, spec, chunk_rows, strategy)
+
+    def to_webdataset(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rows_per_file: int | None = None,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        strategy: Strategy | None = None,
+    ) -> list[str]:
+        """Write the elements, dicts by the ends of names, to tar archives as WebDataset has them, a sample each.
+
+        Parameters
+        ----------
+        path
+            A directory or fsspec URL, for files ``part-00000.tar``, ... in the order of the elements.
+        rows_per_file, overwrite, storage_options, strategy
+            As in `to_parquet`.
+
+        Returns
+        -------
+        list of str
+            The paths of the files, in order; one without samples where there are no elements.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        ArgumentError
+            An element is no dict, a field is not what its name says, or there are archives already.
+        FileError
+            They cannot be written.
+
+        Notes
+        -----
+        ``"__key__"`` is the name of a sample, which is made up where there is none; of the others the end tells what
+        they are: ``"png"`` an image, ``"cls"`` a number, ``"txt"`` text, ``"npy"`` an array, ``"json"`` anything. What
+        is said of names and of workers in `to_parquet` holds here.
+
+        >>> import tempfile, daskdist
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     _ = Dataset.range(3).map(lambda x: {"cls": x}).to_webdataset(directory)
+        ...     [int(x) for x in daskdist.read_webdataset(directory, columns="cls")]
+        [0, 1, 2]
+        """
+        spec = self._spec_to_write("to_webdataset", strategy)
+        form = WebDataset()
+        return self._written("to_webdataset", form, spec, path, rows_per_file, overwrite, storage_options, strategy)
 
     # --- functions of datasets ---
 
@@ -1457,6 +1745,45 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     def _caller(self) -> Caller:
         return embedded(self._node, self.options().num_threads)
+
+    def _written(
+        self,
+        operation: str,
+        form: Writes,
+        spec: ElementSpec,
+        path: str | os.PathLike[str],
+        num_rows: int | None,
+        overwrite: bool,
+        storage_options: Mapping[str, Any] | None,
+        strategy: Strategy | None,
+    ) -> list[str]:
+        yes_or_no(operation, "overwrite", overwrite)
+        if num_rows is not None:
+            whole_number(operation, "rows_per_file", num_rows, at_least=1)
+        files = Files(operation, form, _absolute(path), Storage(storage_options), overwrite)
+        return self._by_calls(files, spec, num_rows, strategy)
+
+    def _by_calls(
+        self, target: Files | Store, spec: ElementSpec, num_rows: int | None, strategy: Strategy | None
+    ) -> list[str]:
+        portions = Portions(in_bytes("bundle-bytes"), num_rows)
+        return target.write(
+            spec,
+            lambda write: facts_of(self.primitive, write, portions, *self._writers(strategy), name=target.operation),
+        )
+
+    def _writers(self, strategy: Strategy | None) -> tuple[Caller, tuple[str | None, ...], int | None]:
+        # Who makes the calls, where, and the bytes that may be outstanding on each.
+        options = self.options()
+        if strategy is not None:
+            return strategy.reader(self), strategy.workers, options.memory_budget_bytes
+        # In threads also where reading alone would not gain from them.
+        return embedded(self._node, options.num_threads or num_threads()), (None,), options.memory_budget_bytes
+
+    def _spec_to_write(self, operation: str, strategy: Strategy | None) -> ElementSpec:
+        if self.cardinality() == cardinality.INFINITE:
+            raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
+        return self._spec if strategy is None else self.spec_by(lambda: strategy.reader(self))
 
     def _known_spec(self) -> ElementSpec | SpecUnknown:
         try:

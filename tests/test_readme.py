@@ -19,10 +19,12 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[ 1.  -2.   0.5  3. ]" in shown
     assert "[[110, 111, 116], [116, 111, 0], [98, 101, 0]]" in shown
     assert "# vectorised: multiply, add" in shown
+    assert "part-00002.parquet" in shown
+    assert "{'x': array([[500. , 250. ]," in shown
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
 def test_the_two_commands_set_themselves_up() -> None:

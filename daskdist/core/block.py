@@ -192,13 +192,21 @@ class Batches:
         rows = self.rows
         if start == stop and len(rows):
             leaves = without_rows(rows.item(0))
-        elif isinstance(rows, Bundle) or any(isinstance(leaf, Ragged) for leaf in rows.leaves):
+        elif isinstance(rows, Bundle):
             leaves = stack(self.structure, [rows.item(row) for row in range(start, stop)], self.label)
         else:
-            leaves = tuple([leaf[start:stop] for leaf in rows.leaves])
+            leaves = self._cut(rows, start, stop)
         if self.inners is not None:
             leaves = nested(leaves, self.inners[index])
         return leaves
+
+    def _cut(self, rows: Block, start: int, stop: int) -> Leaves:
+        cuts = [leaf[start:stop] for leaf in rows.leaves]
+        try:
+            return tuple([cut.dense() if isinstance(cut, Ragged) else cut for cut in cuts])
+        except StackError:
+            # Row by row, which tells what they are where they do not stack.
+            return stack(self.structure, [rows.item(row) for row in range(start, stop)], self.label)
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """The chunks from ``start`` to ``stop``, in order."""

@@ -10,16 +10,25 @@ A function that stands for a transformation gives what ``apply`` takes:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from daskdist.core.cardinality import AUTOTUNE as AUTOTUNE
 from daskdist.core.cardinality import INFINITE as INFINITE_CARDINALITY
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
+from daskdist.core.names import lazily
 from daskdist.dataset import Dataset
+from daskdist.errors import ArgumentError
+from daskdist.formats.sql import Sql, nothing_of
+from daskdist.formats.sql_login import path_of
+from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options as Options
 from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
+
+if TYPE_CHECKING:
+    from daskdist.readers.csv import CsvDataset as CsvDataset
+    from daskdist.readers.csv import make_csv_dataset as make_csv_dataset
 
 __all__ = [
     "AUTOTUNE",
@@ -27,8 +36,10 @@ __all__ = [
     "UNKNOWN_CARDINALITY",
     "AutoShardPolicy",
     "Counter",
+    "CsvDataset",
     "Options",
     "RandomDataset",
+    "SqlDataset",
     "assert_cardinality",
     "bucket_by_sequence_length",
     "cardinality",
@@ -41,6 +52,7 @@ __all__ = [
     "group_by_window",
     "ignore_errors",
     "load",
+    "make_csv_dataset",
     "map_and_batch",
     "parallel_interleave",
     "rejection_resample",
@@ -56,6 +68,13 @@ __all__ = [
 
 Transformation = Callable[[Dataset], Dataset]
 
+_READERS: Final = {
+    "CsvDataset": "daskdist.readers.csv:CsvDataset",
+    "make_csv_dataset": "daskdist.readers.csv:make_csv_dataset",
+}
+
+__getattr__ = lazily(__name__, _READERS)
+
 
 # --- datasets ---
 
@@ -68,6 +87,27 @@ def Counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:  #
 def RandomDataset(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:  # noqa: N802
     """`Dataset.random`."""
     return Dataset.random(seed, rerandomize_each_iteration)
+
+
+def SqlDataset(  # noqa: N802
+    driver_name: str, data_source_name: str, query: str, output_types: Sequence[Any]
+) -> Dataset:
+    """The rows of a query of a SQLite file as tuples, in the query's order; `daskdist.read_sql` has more.
+
+    Types are NumPy's, ``bytes`` and ``str``. A null is 0, False or empty. A value that its type cannot hold is an
+    error, where TensorFlow's is another value.
+    """
+    if driver_name != "sqlite":
+        raise ArgumentError(f"SqlDataset: driver_name is {driver_name!r}; give 'sqlite', or use daskdist.read_sql")
+    path, login = path_of(data_source_name)
+    names = Sql(query, login=login).names(path)
+    if not isinstance(output_types, Sequence) or isinstance(output_types, str) or len(output_types) != len(names):
+        given = len(output_types) if isinstance(output_types, (list, tuple)) else repr(output_types)
+        raise ArgumentError(f"SqlDataset: the query has {len(names)} columns, and output_types has {given}")
+    dtypes = dict(zip(names, output_types, strict=True))
+    missing = {name: nothing_of(dtype) for name, dtype in dtypes.items()}
+    form = Sql(query, columns=tuple(names), missing=missing, dtypes=dtypes, login=login)
+    return Dataset(ReadFiles(form, (path,)))
 
 
 def choose_from_datasets(

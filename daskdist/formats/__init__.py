@@ -39,9 +39,19 @@ class Known:
 
 
 FORMATS: Final = {
+    "arrow": Known("daskdist.formats.arrow:Arrow"),
+    "csv": Known("daskdist.formats.csv:Csv"),
+    "hdf5": Known("daskdist.formats.hdf5:Hdf5", extra="hdf5"),
+    "images": Known("daskdist.formats.images:Images", extra="images"),
+    "json": Known("daskdist.formats.json:Json"),
+    "npy": Known("daskdist.formats.npy:Npy"),
     "parquet": Known("daskdist.formats.parquet:Parquet"),
     "saved": Known("daskdist.formats.saved:Saved"),
+    "sql": Known("daskdist.formats.sql:Sql", extra="sql"),
     "text": Known("daskdist.formats.text:Text"),
+    "tfrecord": Known("daskdist.formats.tfrecord:TFRecord", extra="tfrecord"),
+    "webdataset": Known("daskdist.formats.webdataset:WebDataset", extra="images"),
+    "zarr": Known("daskdist.formats.zarr:Zarr", extra="zarr"),
 }
 
 
@@ -122,6 +132,14 @@ class Salvages(Protocol):
             Nothing of it can be read.
         """
         ...
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A format of files so small that several of them are read together."""
+
+    # At most so many splits, of neighbouring files.
+    num_joined: int
 
 
 @runtime_checkable

@@ -30,7 +30,7 @@ class Columns:
     leaves: tuple[str | tuple[str, ...], ...]
 
     @classmethod
-    def of(cls, columns: Any, available: Sequence[str]) -> Columns:
+    def of(cls, columns: Any, available: Sequence[str], kind: str = "column") -> Columns:
         """From what users write.
 
         Parameters
@@ -40,6 +40,8 @@ class Columns:
             a list stands for one array of all its columns.
         available
             The names there are.
+        kind
+            What messages call one.
 
         Raises
         ------
@@ -54,13 +56,13 @@ class Columns:
         found, treespec = optree.tree_flatten(columns, is_leaf=lambda node: isinstance(node, list), none_is_leaf=True)
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
         if not leaves or () in leaves:
-            raise ArgumentError(f"columns: an array of no columns; there are {', '.join(map(repr, available))}")
+            raise ArgumentError(f"{kind}s: an array of no {kind}s; there are {', '.join(map(repr, available))}")
         made = cls(Structure(treespec), leaves)
         for name in made.names:
             if not isinstance(name, str):
-                raise ArgumentError(f"columns: {name!r} is not a name; give names, or a structure of them")
+                raise ArgumentError(f"{kind}s: {name!r} is not a name; give names, or a structure of them")
             if name not in available:
-                raise ArgumentError(f"no column {name!r}; there are {', '.join(map(repr, available))}")
+                raise ArgumentError(f"no {kind} {name!r}; there are {', '.join(map(repr, available))}")
         return made
 
     @property

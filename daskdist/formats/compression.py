@@ -88,6 +88,27 @@ def decompressed(file: Any, compression: str | None) -> IO[bytes]:
     return pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)  # type: ignore[no-any-return]
 
 
+def suffix_of(compression: str) -> str:
+    """How names of files end that are compressed in some way; the usual one."""
+    return _ENDS[compression][0]
+
+
+def compressed(data: bytes, compression: str | None) -> bytes:
+    """Some bytes as a file of them is compressed."""
+    if compression is None:
+        return data
+    if compression == "zstd":
+        import pyarrow as pa
+
+        return pa.Codec("zstd").compress(data, asbytes=True)  # type: ignore[no-any-return]
+    if compression == "gzip":
+        # Without the time, so that what is written twice is the same twice.
+        return gzip.compress(data, mtime=0)
+    if compression == "zlib":
+        return zlib.compress(data)
+    return bz2.compress(data) if compression == "bz2" else lzma.compress(data)
+
+
 class _Zlib(io.RawIOBase):
     def __init__(self, file: Any) -> None:
         self._file = file

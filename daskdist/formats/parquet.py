@@ -7,21 +7,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import IO, Any, Final
 
-from daskdist.core.block import Block
+from daskdist.config import in_bytes
+from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats import First, unlike
+from daskdist.formats.columns_of import check_columns, table_of
 from daskdist.formats.partitions import Partitions
 from daskdist.formats.storage import Storage, Version, failures, is_remote
 from daskdist.formats.tables import Tables
 
+# How files that are written can be compressed.
+CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
+
 
 @dataclass(frozen=True)
 class Parquet:
-    """The reader, with its options.
+    """The reader, with its options, and the writer.
 
     Parameters
     ----------
@@ -36,6 +41,10 @@ class Parquet:
         The columns that the names of directories make.
     storage
         How files are opened.
+    compression
+        Of files that are written: one of `CODECS`.
+    element_spec
+        The spec of elements that are written, so that all files have one schema; that of the rows if None.
     """
 
     columns: Any = None
@@ -43,6 +52,8 @@ class Parquet:
     missing: Mapping[str, Any] | None = None
     partitions: Partitions = field(default_factory=Partitions)
     storage: Storage = field(default_factory=Storage)
+    compression: str | None = "snappy"
+    element_spec: ElementSpec | None = None
 
     name = "parquet"
     suffixes = (".parquet", ".parq", ".pq")
@@ -83,6 +94,26 @@ class Parquet:
             if self.filters is not None:
                 table = self._filtered(table, path)
             return self._tables.block(table, split.label, path)
+
+    def check(self, spec: ElementSpec) -> None:
+        if self.compression not in CODECS:
+            raise ArgumentError(f"compression is {self.compression!r}; give one of {', '.join(map(repr, CODECS))}")
+        check_columns(spec)
+
+    def write(self, rows: Rows, file: IO[bytes]) -> None:
+        import pyarrow.parquet as pq
+
+        table = table_of(rows, self.element_spec)
+        num_groups = max(1, round(table.nbytes / in_bytes("split-bytes")))
+        pq.write_table(
+            table,
+            file,
+            row_group_size=max(1, -(-table.num_rows // num_groups)),
+            compression=self.compression or "none",
+            # Fractions seldom come twice: to look for those that do takes longer than all else.
+            use_dictionary=[path for each in table.schema for path in _other_than_floats(each.name, each.type)],
+            write_page_checksum=True,
+        )
 
     @property
     def _tables(self) -> Tables:
@@ -264,6 +295,20 @@ def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, An
         pass
     # NaN, of which statistics say nothing, differs from any value.
     return True
+
+
+def _other_than_floats(path: str, kind: Any) -> Iterator[str]:
+    # How Parquet calls the columns that a column of Arrow's comes to, without those of floats.
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(kind):
+        for each in kind:
+            yield from _other_than_floats(f"{path}.{each.name}", each.type)
+    elif types.is_fixed_size_list(kind) or types.is_large_list(kind):
+        yield from _other_than_floats(f"{path}.list.element", kind.value_type)
+    elif not types.is_floating(kind):
+        yield path
 
 
 def _row_bytes(spec: ElementSpec) -> int | None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from daskdist.config import in_bytes, num_threads
 from daskdist.core.primitive import Split
@@ -54,8 +54,10 @@ class Broken(Exception):  # noqa: N818 - a signal between a framing and who read
 class Framing(Protocol):
     """How records follow one another. Implementations are frozen dataclasses."""
 
-    # Whether a record's beginning is found from anywhere; else only from that of one before it.
-    is_local: bool
+    @property
+    def is_local(self) -> bool:
+        """Whether a record's beginning is found from anywhere; else only from that of one before it."""
+        ...
 
     def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
         """The first place from ``at_least`` on where a record begins; None where it is beyond the data.
@@ -68,6 +70,32 @@ class Framing(Protocol):
             From 0 up to their number; from 1 where they begin anywhere.
         is_end
             Whether the file ends with them: their end is a beginning then.
+
+        Raises
+        ------
+        Broken
+            There is none, for what is before it is broken.
+        """
+        ...
+
+
+@runtime_checkable
+class Hops(Protocol):
+    """A framing of records that say how long they are: those before a range are passed over without being read."""
+
+    def hop(self, read: Callable[[int, int], bytes], at: int, at_least: int, num_bytes: int) -> int:
+        """The first place from ``at_least`` on where a record begins, from one at ``at`` on, or the end of the file.
+
+        Parameters
+        ----------
+        read
+            Gives the bytes of the file from one place to another.
+        at
+            Where a record begins.
+        at_least
+            From there up to the end of the file.
+        num_bytes
+            The size of the file.
 
         Raises
         ------
@@ -151,8 +179,17 @@ class Ranges:
     storage: Storage = field(default_factory=Storage)
     compression: str | None = "infer"
 
-    def list(self, path: str, file: int) -> list[Split]:
+    def list(self, path: str, file: int, growth: int = 1) -> list[Split]:
         """The splits of a file.
+
+        Parameters
+        ----------
+        path
+            Its path.
+        file
+            Its number.
+        growth
+            About how many times as much its records become when they are decoded.
 
         Raises
         ------
@@ -160,7 +197,9 @@ class Ranges:
             It is missing, or not compressed as its name says.
         """
         version, compression = self.storage.version(path), self.compression_of(path)
-        size = max(in_bytes("split-bytes") // (_RATIO if compression else 1), 1)
+        # What grows much when it is decoded was compressed already.
+        ratio = max(_RATIO if compression else 1, growth)
+        size = max(in_bytes("split-bytes") // ratio, 1)
         kind = "compressed bytes" if compression else "bytes"
         starts = range(0, version.num_bytes, size)
         return [
@@ -168,7 +207,7 @@ class Ranges:
                 f"{path} {kind} {start} to {min(start + size, version.num_bytes)}",
                 Range(version, compression, index, start, min(start + size, version.num_bytes)),
                 None,
-                min(size, version.num_bytes - start) * (_RATIO if compression else 1),
+                min(size, version.num_bytes - start) * ratio,
                 file,
                 path,
             )
@@ -219,11 +258,32 @@ class Ranges:
             return self._between(part, max(part.start - 1, 0))
         begins, size = _begins((part.version, self.framing, part.size)), part.size
         with begins.lock:
-            for index in range(max(index for index in begins.offsets if index <= part.index), part.index):
+            # They are found one after the other.
+            nearest = min(part.index, len(begins.offsets) - 1)
+            if nearest < part.index and isinstance(self.framing, Hops):
+                self._hopped(part, nearest, begins, self.framing)
+                nearest = part.index
+            for index in range(nearest, part.index):
                 self._noted(Range(part.version, None, index, index * size, (index + 1) * size), begins)
                 if begins.broken is not None:
                     break
             return self._noted(part, begins)
+
+    def _hopped(self, part: Range, nearest: int, begins: _Begins, framing: Hops) -> None:
+        # Where the ranges up to a part begin, from the nearest of which that is known.
+        with self.storage.open(part.version.path) as file:
+
+            def read(start: int, stop: int) -> bytes:
+                file.seek(start)
+                return file.read(stop - start)
+
+            for index in range(nearest, part.index):
+                at, stop = begins.offsets[index], (index + 1) * part.size
+                try:
+                    begins.offsets[index + 1] = framing.hop(read, at, max(at, stop), part.version.num_bytes)
+                except Broken as error:
+                    begins.broken = f"at byte {error.offset}: {error.reason}"
+                    return
 
     def _noted(self, part: Range, begins: _Begins) -> Piece:
         # The records of a range, and where those of the next begin, for whoever reads that.
@@ -328,9 +388,13 @@ class _Stream:
                 length += self._more(parts)
             data = b"".join(parts)
             end = framing.boundary(data, len(data), is_end=self.is_end)
+            wanted = _CHUNK
             while end is None:
-                parts = [data]
-                self._more(parts)
+                # Twice as much each time: to look at all of a long record after each chunk would take for ever.
+                parts, more = [data], 0
+                while more < wanted and not self.is_end:
+                    more += self._more(parts)
+                wanted *= 2
                 data = b"".join(parts)
                 end = framing.boundary(data, length, is_end=self.is_end)
         except Broken as error:
@@ -346,7 +410,8 @@ class _Stream:
         return piece
 
     def _more(self, parts: list[bytes]) -> int:
-        chunk: bytes = self.stream.read(_CHUNK)
+        # No more than comes at once: what comes before the place where it is damaged is not lost with that.
+        chunk: bytes = getattr(self.stream, "read1", self.stream.read)(_CHUNK)
         self.is_end = not chunk
         parts.append(chunk)
         return len(chunk)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import lzma
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ DAMAGE: Final = (
     RecursionError,
     EOFError,
     MemoryError,
+    zlib.error,
+    lzma.LZMAError,
 )
 
 

@@ -24,11 +24,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.block import Batches, Block, Bundle, Rows
+from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.formats.columns_of import columns_of
 from daskdist.formats.manifest import (
     KEY,
     Part,
@@ -139,7 +140,7 @@ def _record_batch(rows: Rows) -> Any:
     import pyarrow as pa
 
     paths = rows.structure.paths
-    columns = [_checked(column, path) for column, path in zip(_columns(rows), paths, strict=True)]
+    columns = [_checked(column, path) for column, path in zip(columns_of(rows), paths, strict=True)]
     layouts, arrays = [], []
     for column, path in zip(columns, paths, strict=True):
         try:
@@ -158,25 +159,6 @@ def _record_batch(rows: Rows) -> Any:
 def _with_metadata(schema: Any, **content: Any) -> Any:
     known = json.loads(schema.metadata[KEY]) if schema.metadata else {}
     return schema.with_metadata({KEY: json.dumps(known | content)})
-
-
-def _columns(rows: Rows) -> list[Any]:
-    # Of each leaf an array or `Ragged`, or the list of its values.
-    if isinstance(rows, Block):
-        return list(rows.leaves)
-    if isinstance(rows, Batches) and rows.inners is None and isinstance(rows.rows, Block):
-        leaves = rows.rows.leaves
-        if not any(isinstance(leaf, Ragged) for leaf in leaves):
-            return [_cuts(leaf, np.asarray(rows.bounds, np.int64)) for leaf in leaves]
-    items = [rows.item(index) for index in range(len(rows))]
-    return [[item[leaf] for item in items] for leaf in range(rows.structure.num_leaves)]
-
-
-def _cuts(rows: Any, bounds: Any) -> Any:
-    # Batches as rows of one array: a view.
-    chunks = Ragged(rows[bounds[0] : bounds[-1]], bounds - bounds[0])
-    lengths = chunks.row_lengths
-    return chunks.dense() if (lengths == lengths[:1]).all() else chunks
 
 
 def _gives_rows(column: Any) -> bool:

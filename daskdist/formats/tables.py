@@ -9,16 +9,17 @@ dates, timestamps               ``datetime64``: days, or the timestamp's own uni
 times of day, durations         ``timedelta64``: since midnight, in the type's own unit
 text                            NumPy's ``StringDType``
 bytes, of any or a fixed size   Python's ``bytes`` as an object
-dictionaries                    what they stand for
+dictionaries, run ends          what they stand for
+types of extensions             what they are stored as
 fixed-size lists                an array with an axis more
-lists                           an array whose length differs; lists of such are `daskdist.Ragged`
+lists, list views               an array whose length differs; lists of such are `daskdist.Ragged`
 structs                         a dict by name
 nothing but nulls               float64, NaN
 ==============================  ===============================================================
 
 A null is NaN in a float column and NaT in a time column. In any other it is an error that names the column, unless
 ``missing`` says what stands for it there; NaN for a column of integers makes that float64. A null list with ``[]``
-for it is one without values.
+for it is one without values. Of a null struct all fields are null, and what stands for them is a dict by field.
 """
 
 from __future__ import annotations
@@ -67,9 +68,6 @@ class Tables:
         ArgumentError
             There is no such column.
         """
-        for name in self.missing or ():
-            if name not in names:
-                raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, names))}")
         return Columns.of(self.columns, [*names, *(name for name in self.partitions.names if name not in names)])
 
     def read_from(self, names: Sequence[str]) -> list[str]:
@@ -86,7 +84,17 @@ class Tables:
             Its Arrow schema.
         path
             Its path, for messages.
+
+        Raises
+        ------
+        FileError
+            A column is of a type that no array holds.
+        ArgumentError
+            There is no such column, or what stands for a null does not.
         """
+        for name in self.missing or ():
+            if name not in schema.names:
+                raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, schema.names))}")
         return self.chosen(schema.names).spec(lambda name: self._column_spec(schema, name, path))
 
     def block(self, table: Any, label: str, path: str) -> Block:
@@ -106,15 +114,16 @@ class Tables:
         return Block(self._structure(columns, table.schema, path), arrays, label)
 
     def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
-        import pyarrow as pa
-
-        if not any(pa.types.is_struct(schema.field(name).type) for name in schema.names):
+        if not any(map(_is_struct, schema.types)):
             return columns.structure
         return columns.spec(lambda name: self._column_spec(schema, name, path)).structure
 
     def _column_spec(self, schema: Any, name: str, path: str) -> ElementSpec:
-        if name not in schema.names:
+        places = schema.get_all_field_indices(name)
+        if not places:
             return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
+        if len(places) > 1:
+            raise FileError(f"{path}: two columns are called {name!r}; leave them out, or name them apart")
         return spec_of(schema.field(name).type, f"{path}: column {name!r}", (self.missing or {}).get(name))
 
     def _leaves(self, table: Any, name: str, label: str, path: str) -> Sequence[Any]:
@@ -145,12 +154,16 @@ def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
     import pyarrow as pa
 
     types = pa.types
-    if types.is_dictionary(kind):
-        return spec_of(kind.value_type, where, missing)
+    if (stored := _stored_as(kind)) is not None:
+        return spec_of(stored, where, missing)
     if types.is_struct(kind):
-        fields = {kind.field(k).name: spec_of(kind.field(k).type, where) for k in range(kind.num_fields)}
-        if not fields:
-            raise FileError(f"{where} holds structs without fields; leave it out")
+        fields = {
+            kind.field(k).name: spec_of(kind.field(k).type, where, _of_field(missing, kind, k, where))
+            for k in range(kind.num_fields)
+        }
+        if len(fields) < max(kind.num_fields, 1):
+            what = "two fields of one name" if fields else "no fields"
+            raise FileError(f"{where} holds structs of {what}; leave it out")
         return ElementSpec.nest(Structure.of(dict.fromkeys(fields, 0))[1], [fields[name] for name in sorted(fields)])
     if types.is_fixed_size_list(kind):
         inner = _array_spec(kind, where)
@@ -178,7 +191,42 @@ def _array_spec(kind: Any, where: str) -> TensorSpec:
 def _is_list(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_view(kind))
+
+
+def _is_struct(kind: Any) -> bool:
+    import pyarrow as pa
+
+    while (stored := _stored_as(kind)) is not None:
+        kind = stored
+    return bool(pa.types.is_struct(kind))
+
+
+def _is_view(kind: Any) -> bool:
+    # Of lists; by name, for Arrow has had them only for a while.
+    return str(kind).startswith(("list_view<", "large_list_view<"))
+
+
+def _stored_as(kind: Any) -> Any:
+    # The type of the values of what is only another way to write them down; None where it is none.
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else None
+
+
+def _of_field(missing: Any, kind: Any, number: int, where: str) -> Any:
+    # What stands for a null of a field of structs.
+    if missing is None:
+        return None
+    names = [kind.field(k).name for k in range(kind.num_fields)]
+    if not isinstance(missing, Mapping) or not set(missing) <= set(names):
+        raise ArgumentError(
+            f"missing: for {where}, which holds structs, give a dict by field, of {', '.join(map(repr, names))}, "
+            f"not {missing!r:.80}"
+        )
+    return missing.get(names[number])
 
 
 def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
@@ -250,13 +298,27 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     import pyarrow as pa
 
     types, kind = pa.types, array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return leaves_of(array.storage, where, missing)
+    if types.is_run_end_encoded(kind):
+        import pyarrow.compute as pc
+
+        return leaves_of(pc.run_end_decode(array), where, missing)
     if types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
+        # Fewer texts to be made where few of them stand for many.
+        has_nulls = array.null_count or array.dictionary.null_count
+        if _is_text(kind.value_type) and not has_nulls and len(array.dictionary) < len(array):
+            return [texts_of(array.dictionary).take(array.indices.to_numpy())]
+        return leaves_of(array.dictionary_decode(), where, missing)
     if types.is_struct(kind):
-        _refuse_nulls(array, where)
-        names = sorted(kind.field(k).name for k in range(kind.num_fields))
-        return [leaf for name in names for leaf in leaves_of(array.field(name), f"{where}, {name!r}")]
+        # With the nulls of the structs themselves.
+        parts = array.flatten()
+        order = sorted(range(kind.num_fields), key=lambda k: kind.field(k).name)
+        return [
+            leaf
+            for k in order
+            for leaf in leaves_of(parts[k], f"{where}, {kind.field(k).name!r}", _of_field(missing, kind, k, where))
+        ]
     if types.is_fixed_size_list(kind):
         _refuse_nulls(array, where)
         inner = _lone(array.flatten(), where)
@@ -276,6 +338,7 @@ def _ragged(array: Any, where: str, missing: Any) -> Ragged:
         raise ArgumentError(f"missing: only [] can stand for a list that is missing, and for {where} it is {missing!r}")
     if missing is None:
         _refuse_nulls(array, where)
+    if missing is None and not _is_view(array.type):
         splits = array.offsets.to_numpy(zero_copy_only=False)
         splits = splits - splits[0] if len(splits) and splits[0] else splits
     else:
@@ -296,7 +359,9 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
         array = _filled(array, where, missing, dtype)
     elif dtype.kind not in "fmM":
         _refuse_nulls(array, where)
-    if dtype in (_TEXT, _BYTES):
+    if dtype == _TEXT:
+        return texts_of(array)
+    if dtype == _BYTES:
         made = np.empty(len(array), dtype)
         made[:] = array.to_pylist()
         return made
@@ -310,11 +375,56 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
     return found if found.dtype == dtype else found.astype(dtype)
 
 
+# Texts that are made at a time, and the longest that are cheaper made of bytes than of Python's own.
+_NUM_TEXTS: Final = 4096
+_SHORT_BYTES: Final = 64
+
+
+def texts_of(array: Any) -> np.ndarray[Any, Any]:
+    """The texts of an Arrow array without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
+    import pyarrow as pa
+
+    made = np.empty(len(array), _TEXT)
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        array = array.cast(pa.large_string())
+    for start in range(0, len(array), _NUM_TEXTS):
+        part = array.slice(start, _NUM_TEXTS)
+        short = _of_short(part)
+        made[start : start + len(part)] = part.to_pylist() if short is None else short
+    return made
+
+
+def _of_short(array: Any) -> Any:
+    # Texts as NumPy's bytes of one length, which it makes into texts much faster than Python's; None where that
+    # would be a waste, or would lose what they end with.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    _, offsets, data = array.buffers()
+    if data is None or not data.size:
+        return None
+    width = np.int32 if pa.types.is_string(array.type) else np.int64
+    bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
+    lengths = np.diff(bounds)
+    longest = int(lengths.max())
+    content = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+    if not longest or not content.all():
+        return None
+    if longest * len(array) == len(content):
+        return content.view(f"S{longest}")
+    if longest > _SHORT_BYTES:
+        return None
+    padded = pc.ascii_rpad(array, longest, "\0")
+    return np.frombuffer(padded.buffers()[2], f"S{longest}", len(array))
+
+
 def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
     import pyarrow as pa
 
     try:
-        kind = pa.float64() if dtype == np.float64 else array.type
+        kind = pa.float64() if dtype == np.float64 else pa.large_string() if dtype == _TEXT else array.type
+        if str(kind) == "binary_view":
+            kind = pa.large_binary()
         return array.cast(kind).fill_null(pa.scalar(missing, kind))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
         raise ArgumentError(f"missing: {missing!r} cannot stand for a null of {where}: {error}") from None

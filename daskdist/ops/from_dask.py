@@ -1,19 +1,20 @@
 """``from_dask``: the partitions of a Dask collection, computed as they are wanted.
 
-The collection's own graph is part of the pipeline: nothing of it runs before the elements are read.
+The collection's own graph is part of the pipeline: nothing of it runs before the elements are read. Objects of
+xarray are known by what they offer, and are their Dask arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from dask.base import is_dask_collection
-from dask.utils import is_arraylike, is_dataframe_like
+from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.node import Facts, Source
@@ -22,6 +23,7 @@ from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError
 from daskdist.formats.columns import Columns
+from daskdist.formats.frames import Frames
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,16 +33,20 @@ class FromDask(Source):
     Parameters
     ----------
     collection
-        The collection; an array in chunks along axis 0 only; delayed values as a tuple.
+        The collection; an array in chunks along axis 0 only; delayed values as a tuple; of variables an array whose
+        chunks are tuples of theirs.
     kind
-        ``"array"``, ``"frame"``, ``"bag"`` or ``"delayed"``.
-    columns
-        How a dataframe's columns make up an element.
+        ``"array"``, ``"frame"``, ``"bag"``, ``"delayed"`` or ``"variables"``.
+    frames
+        How a dataframe's rows become elements.
+    variables
+        How variables make up an element, and the spec of each.
     """
 
     collection: Any = field(repr=False)
     kind: str
-    columns: Columns | None = None
+    frames: Frames | None = field(default=None, repr=False)
+    variables: Variables | None = field(default=None, repr=False)
 
     name = "from_dask"
     facts = Facts()
@@ -48,17 +54,35 @@ class FromDask(Source):
     is_light = False
 
     @classmethod
-    def of(cls, collection: Any, columns: Any = None, label: str | None = None) -> FromDask:
-        """From a Dask array, dataframe or bag, or a list of delayed values; ``columns`` as in ``read_parquet``."""
+    def of(
+        cls,
+        collection: Any,
+        columns: Any = None,
+        label: str | None = None,
+        missing: Mapping[str, Any] | None = None,
+        dim: str | None = None,
+    ) -> FromDask:
+        """From a Dask array, dataframe, series or bag, a list of delayed values, or an object of xarray."""
+        if _is_xarray(collection):
+            if missing is not None:
+                raise ArgumentError("from_dask: missing= is for dataframes; use fillna() of xarray")
+            return cls._of_xarray(collection, columns, label, dim)
         parts = collection if isinstance(collection, (list, tuple)) else [collection]
         if not parts or not all(map(is_dask_collection, parts)):
             given = "an empty list" if not parts else " and ".join(sorted({type(part).__name__ for part in parts}))
             raise ArgumentError(f"from_dask: {given} is no Dask collection, nor a list of delayed values")
+        if dim is not None:
+            raise ArgumentError("from_dask: dim= is for xarray; of other collections it is axis 0")
+        if is_series_like(collection) and columns is None:
+            # A dataframe of one column, whose values are the elements.
+            columns = _SERIES if collection.name is None else str(collection.name)
+            collection = collection.to_frame(name=columns)
         if is_dataframe_like(collection):
-            names = [str(name) for name in collection.columns]
-            return cls(collection, "frame", Columns.of(columns, names), label=label)
+            return cls(collection, "frame", Frames.of(collection, columns, missing), label=label)
         if columns is not None:
             raise ArgumentError("from_dask: columns= is for dataframes; this has none")
+        if missing is not None:
+            raise ArgumentError("from_dask: missing= is for dataframes; this has no columns")
         if isinstance(collection, (list, tuple)) or _is_delayed(collection):
             if not all(map(_is_delayed, parts)):
                 raise ArgumentError("from_dask: a list is to be of delayed values; give one array, dataframe or bag")
@@ -71,17 +95,41 @@ class FromDask(Source):
             )
         if collection.ndim == 0:
             raise ArgumentError("from_dask: the array has no axis 0 to take elements from")
-        return cls(collection.rechunk(dict.fromkeys(range(1, collection.ndim), -1)), "array", label=label)
+        return cls(_rows_whole(collection), "array", label=label)
+
+    @classmethod
+    def _of_xarray(cls, given: Any, columns: Any, label: str | None, dim: str | None) -> FromDask:
+        what = type(given).__name__
+        if what in ("DataArray", "Dataset") and not is_dask_collection(given):
+            raise ArgumentError(
+                f"from_dask: the {what} has no Dask array; cut it into chunks first: .chunk({{dim: n}})"
+            )
+        if what == "DataArray":
+            if columns is not None:
+                raise ArgumentError("from_dask: columns= is for dataframes and xarray's Datasets; this has none")
+            return cls(_along(given.variable, dim, f"the array {given.name!r}"), "array", label=label)
+        if what != "Dataset":
+            raise ArgumentError(f"from_dask: of xarray it takes DataArrays and Datasets, not {what}")
+        available = [str(name) for name in (*given.data_vars, *given.coords)]
+        chosen = [str(name) for name in given.data_vars] if columns is None else columns
+        made = Columns.of(chosen, available)
+        found = {name: given[name].variable for name in made.names}
+        if dim is None:
+            dim = next((each.dims[0] for each in found.values() if each.dims), None)
+        arrays = {name: _along(each, dim, f"the variable {name!r}") for name, each in found.items()}
+        specs = {name: ElementSpec(LONE, (_row_spec(array),)) for name, array in arrays.items()}
+        variables = Variables(made, made.spec(specs.__getitem__))
+        return cls(_side_by_side(list(arrays.values())), "variables", variables=variables, label=label)
 
     @cached_property
     def spec(self) -> ElementSpec:
-        if self.columns is not None:
-            dtypes = self.collection.dtypes
-            return self.columns.spec(lambda name: ElementSpec(LONE, (TensorSpec((), _numpy_dtype(dtypes[name])),)))
+        if self.frames is not None:
+            return self.frames.spec(self.collection._meta)
+        if self.variables is not None:
+            return self.variables.spec
         if self.kind != "array":
             raise SpecUnknown(f"what a {self.kind} holds is known only when it is computed")
-        shape = [None if math.isnan(size) else size for size in self.collection.shape[1:]]
-        return ElementSpec(LONE, (TensorSpec(tuple(shape), self.collection.dtype),))
+        return ElementSpec(LONE, (_row_spec(self.collection),))
 
     def splits(self) -> Sequence[Split]:
         return self._splits
@@ -91,7 +139,7 @@ class FromDask(Source):
         if self.kind == "delayed":
             keys = [part.key for part in self.collection]
             counts: list[Any] = [None] * len(keys)
-        elif self.kind != "array":
+        elif self.kind not in ("array", "variables"):
             keys = self._lowered.__dask_keys__()
             counts = [None] * len(keys)
         else:
@@ -113,11 +161,31 @@ class FromDask(Source):
 
     @cached_property
     def _graph(self) -> dict[Any, Any]:
-        parts = self.collection if self.kind == "delayed" else [self._lowered]
-        return {key: task for part in parts for key, task in dict(part.__dask_graph__()).items()}
+        if self.kind != "delayed":
+            return dict(self._lowered.__dask_graph__())
+        from dask.highlevelgraph import HighLevelGraph
+
+        # Values that were made together have one graph, which is written out once.
+        return dict(HighLevelGraph.merge(*[part.__dask_graph__() for part in self.collection]))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, MakeBlock(self.kind, self.columns), "from_dask", graph=self.graph)
+        return Read(self.splits, MakeBlock(self.kind, self.frames, self.variables), "from_dask", graph=self.graph)
+
+
+@dataclass(frozen=True)
+class Variables:
+    """What elements of several arrays are made of.
+
+    Parameters
+    ----------
+    columns
+        Which arrays make up which leaf.
+    spec
+        The spec of an element.
+    """
+
+    columns: Columns
+    spec: ElementSpec
 
 
 @dataclass(frozen=True)
@@ -125,21 +193,37 @@ class MakeBlock:
     """A partition's value as a block."""
 
     kind: str
-    columns: Columns | None
+    frames: Frames | None = None
+    variables: Variables | None = None
 
     def __call__(self, split: Split, value: Any) -> Block | Bundle:
-        if self.columns is not None:
-            arrays = self.columns.arrays(lambda name: [_to_numpy(value[name])])
-            return Block(self.columns.structure, arrays, split.label)
+        if self.frames is not None:
+            return self.frames.block(value, split.label)
         if self.kind == "bag":
-            return _of_items(list(value), split.label)
+            return _of_items(_items_of(value, split.label), split.label)
+        if self.variables is not None:
+            columns = self.variables.columns
+            parts = dict(zip(columns.names, value, strict=True))
+            _check_lengths(list(parts.values()), split.label)
+            return Block(columns.structure, columns.arrays(lambda name: [np.asarray(parts[name])]), split.label)
         leaves, structure = Structure.flatten(value) if self.kind == "delayed" else ([np.asarray(value)], LONE)
-        lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
-        if len(lengths) > 1 or None in lengths:
-            raise ArgumentError(
-                f"from_dask: {split.label} is a nest of arrays of {lengths} rows; they need as many rows each"
-            )
+        _check_lengths(leaves, split.label)
         return Block(structure, leaves, split.label)
+
+
+def _check_lengths(leaves: Sequence[Any], label: str) -> None:
+    lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
+    if len(lengths) > 1 or None in lengths:
+        raise ArgumentError(f"from_dask: {label} is a nest of arrays of {lengths} rows; they need as many rows each")
+
+
+def _items_of(value: Any, label: str) -> list[Any]:
+    try:
+        return list(value)
+    except TypeError:
+        raise ArgumentError(
+            f"from_dask: {label} is {type(value).__name__}, which has no items; give a collection of several elements"
+        ) from None
 
 
 def _of_items(items: list[Any], label: str) -> Block | Bundle:
@@ -166,15 +250,49 @@ def _first(keys: Any) -> Any:
     return keys
 
 
-def _to_numpy(column: Any) -> np.ndarray[Any, Any]:
-    return column.to_numpy(dtype=_numpy_dtype(column.dtype))  # type: ignore[no-any-return]
+# What the one column is called that a series without a name is.
+_SERIES = "values"
 
 
-def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    if isinstance(dtype, np.dtype):
-        return dtype
-    if dtype.name.startswith(("str", "large_str")):
-        return np.dtypes.StringDType()
-    if hasattr(dtype, "categories"):
-        return _numpy_dtype(dtype.categories.dtype)
-    return np.dtype(getattr(dtype, "numpy_dtype", object))
+def _row_spec(array: Any) -> TensorSpec:
+    shape = [None if math.isnan(size) else size for size in array.shape[1:]]
+    return TensorSpec(tuple(shape), array.dtype)
+
+
+def _rows_whole(array: Any) -> Any:
+    return array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
+
+
+def _is_xarray(given: Any) -> bool:
+    return type(given).__module__.partition(".")[0] == "xarray" and hasattr(given, "dims")
+
+
+def _along(variable: Any, dim: str | None, what: str) -> Any:
+    # A variable of xarray as a Dask array whose axis 0 is the dimension.
+    dims = tuple(variable.dims)
+    if not dims:
+        raise ArgumentError(f"from_dask: {what} has no dimension to take elements from; leave it out, or expand_dims()")
+    dim = dims[0] if dim is None else dim
+    if dim not in dims:
+        raise ArgumentError(
+            f"from_dask: {what} has no dimension {dim!r}, only {', '.join(map(repr, dims))}; leave it out, name "
+            f"another with dim=, or give it that one by expand_dims({{{dim!r}: n}})"
+        )
+    import dask.array as da
+
+    # As xarray has it where nothing was chunked: the values are in memory, or in a file that is read now.
+    data = variable.data if is_dask_collection(variable.data) else da.from_array(variable.values)
+    return _rows_whole(da.moveaxis(data, dims.index(dim), 0))
+
+
+def _side_by_side(arrays: Sequence[Any]) -> Any:
+    # One array whose chunks are tuples of a chunk of each; chunks along axis 0 are made those of all.
+    import dask.array as da
+
+    places = iter(range(1, sum(array.ndim for array in arrays) + 1))
+    pairs = [each for array in arrays for each in (array, (0, *[next(places) for _ in range(array.ndim - 1)]))]
+    return da.blockwise(_together, (0,), *pairs, dtype=object, concatenate=True, meta=np.empty(0, object))
+
+
+def _together(*chunks: Any) -> tuple[Any, ...]:
+    return chunks

@@ -15,8 +15,10 @@ from daskdist.core.block import Rows
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
+from daskdist.core.tolerant import TolerantRead
 from daskdist.errors import FileError
-from daskdist.formats import First, Format, Salvages
+from daskdist.formats import First, Format, Joins, Salvages
+from daskdist.formats.joined import Joined, ReadJoined
 from daskdist.formats.storage import is_remote
 
 
@@ -117,7 +119,13 @@ class ReadFiles(Source):
         return f"{self.name}({first}{shard})"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        lenient = Read(self.lenient_splits, Salvage(self.format), self.name)
+        salvage = Salvage(self.format)
+        if isinstance(self.format, Joins):
+            most = self.format.num_joined
+            # Of what is read together, a file that cannot be is left out by itself.
+            lenient = Read(Joined(self.lenient_splits, most), ReadJoined(TolerantRead(salvage)), self.name)
+            return Read(Joined(self.splits, most), ReadJoined(self.format.read), self.name, lenient=lenient)
+        lenient = Read(self.lenient_splits, salvage, self.name)
         return Read(self.splits, self.format.read, self.name, lenient=lenient)
 
 

@@ -31,7 +31,9 @@ def same_element(a: Any, b: Any) -> bool:
 def same_elements(given: Sequence[Any], expected: Sequence[Any], what: str = "elements") -> None:
     """Check that two lists hold the same elements in the same order."""
     for place, (a, b) in enumerate(zip(given, expected, strict=False)):
-        check(same_element(a, b), f"{what}: element {place} is {a!r} and should be {b!r}")
+        # A message only where it is wanted: arrays take long to write out.
+        if not same_element(a, b):
+            check(False, f"{what}: element {place} is {a!r} and should be {b!r}")
     check(len(given) == len(expected), f"{what}: there are {len(given)}, and should be {len(expected)}")
 
 

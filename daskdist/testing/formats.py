@@ -13,6 +13,7 @@ from typing import Any
 import dask
 from dask.base import tokenize
 
+from daskdist.core.block import Bundle
 from daskdist.core.primitive import Split
 from daskdist.errors import FileError
 from daskdist.formats import First, Format, Salvages, Writes
@@ -36,6 +37,10 @@ class FormatLaws:
             one has several splits.
         """
         raise NotImplementedError
+
+    def make_reader_of_written(self) -> Format:
+        """The format that reads what this one writes: another where options name what is in the files above only."""
+        return self.make_format()
 
     def test_files_try_what_they_should(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
@@ -74,17 +79,22 @@ class FormatLaws:
         form, files = self.make_format(), self.write(tmp_path)
         if not isinstance(form, Writes):
             return
+        reader = self.make_reader_of_written()
         form.check(form.spec(next(iter(files))))
         for number, (path, rows) in enumerate(files.items()):
             blocks = [form.read(split) for split in form.list_splits(path, number, _first(form, path))]
             blocks = [block for block in blocks if len(block)]
             for place, block in enumerate(blocks):
-                written = tmp_path / f"written-{number}-{place}{form.suffixes[0]}"
-                with written.open("wb") as file:
-                    form.write(block, file)
-                splits = form.list_splits(str(written), 0, _first(form, str(written)))
-                again = [element for split in splits for element in form.read(split).elements()]
-                same_elements(again, list(block.elements()), f"{path}: written and read again")
+                # A writer takes rows that are columns, and such as are a list of elements.
+                listed = Bundle(block.structure, [block.item(index) for index in range(len(block))], block.label)
+                for given in (block, listed):
+                    written = tmp_path / f"written-{number}-{place}-{type(given).__name__}{form.suffixes[0]}"
+                    with written.open("wb") as file:
+                        form.write(given, file)
+                        check(not file.closed, f"{path}: the file that was written to is closed")
+                    splits = reader.list_splits(str(written), 0, _first(reader, str(written)))
+                    again = [element for split in splits for element in reader.read(split).elements()]
+                    same_elements(again, list(block.elements()), f"{path}: written and read again")
             check(sum(map(len, blocks)) == len(rows), f"{path}: not all of it was read")
 
     def test_garbage_is_a_file_error(self, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""The checksums of TFRecord files: CRC-32C, rotated and moved so that checksums of checksums are no weaker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.errors import ArgumentError
+
+Array = np.ndarray[Any, Any]
+
+_DELTA: Final = np.uint32(0xA282EAD8)
+# Castagnoli's polynomial, its bits in reverse.
+_POLYNOMIAL: Final = 0x82F63B78
+_LENGTH_BYTES: Final = 8
+
+
+def library() -> Callable[[bytes], int]:
+    """What gives the CRC-32C of some bytes.
+
+    Raises
+    ------
+    ArgumentError
+        It is not installed.
+    """
+    try:
+        import google_crc32c
+    except ImportError:
+        raise ArgumentError(
+            "TFRecord files have checksums, and google-crc32c, which computes them, is not installed: "
+            "pip install 'daskdist[tfrecord]', or give check_crc=False to read them unchecked"
+        ) from None
+    function: Callable[[bytes], int] = google_crc32c.value
+    return function
+
+
+def of_records(records: Array) -> Array:
+    """The checksums of records, an array of bytes objects."""
+    return _masked(np.fromiter(map(library(), records.tolist()), np.uint32, len(records)))
+
+
+def of_lengths(lengths: Array) -> Array:
+    """The checksums of lengths, as the eight bytes they have in a file."""
+    tables, found = _tables()
+    lengths = lengths.astype(np.uint64, copy=False)
+    crcs: Array = np.full(len(lengths), found, np.uint32)
+    for place, table in enumerate(tables):
+        if place and not (lengths >> np.uint64(8 * place)).any():
+            break
+        crcs ^= table[((lengths >> np.uint64(8 * place)) & np.uint64(255)).astype(np.intp)]
+    return _masked(crcs)
+
+
+def _masked(crcs: Array) -> Array:
+    rotated: Array = (crcs >> np.uint32(15)) | (crcs << np.uint32(17))
+    return rotated + _DELTA
+
+
+@cache
+def _tables() -> tuple[list[Array], int]:
+    # A checksum is linear: that of eight zeros, and what each byte by its place changes of it.
+    step = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        step = np.where(step & 1, (step >> 1) ^ np.uint32(_POLYNOMIAL), step >> 1).astype(np.uint32)
+    tables = [step]
+    for _ in range(_LENGTH_BYTES - 1):
+        last = tables[0]
+        tables.insert(0, step[last & 255] ^ (last >> 8))
+    crc = np.uint32(0xFFFFFFFF)
+    for _ in range(_LENGTH_BYTES):
+        crc = step[crc & 255] ^ (crc >> 8)
+    return tables, int(crc ^ np.uint32(0xFFFFFFFF))

@@ -1,0 +1,231 @@
+"""Records of one length, between a header and a footer that are skipped; so many of them are a split.
+
+Where a file is compressed, splits are parts of it, and one with a header or a footer is one split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Block
+from daskdist.core.origin import Skipped
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats import First
+from daskdist.formats.byte_rows import objects_at
+from daskdist.formats.compression import decompressed, without_suffix
+from daskdist.formats.ranges import Broken, Range, Ranges
+from daskdist.formats.storage import Storage, Version, failures
+
+_BYTES: Final = np.dtype(object)
+# Kinds of numbers any bytes can be.
+_NUMBERS: Final = "iufcmM"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What of a file a split is.
+
+    Parameters
+    ----------
+    version
+        The file, as it was listed.
+    start, stop
+        The numbers of the record it begins with, and of the one after it.
+    compression
+        How the file is compressed, where it is one split; its records are not counted then.
+    """
+
+    version: Version
+    start: int
+    stop: int
+    compression: str | None = None
+
+
+@dataclass(frozen=True)
+class Evenly:
+    """Records of one length.
+
+    Parameters
+    ----------
+    record_bytes
+        That length.
+    """
+
+    record_bytes: int
+
+    is_local = False
+
+    def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
+        end = -(-at_least // self.record_bytes) * self.record_bytes
+        if end <= len(data):
+            return end
+        if not is_end:
+            return None
+        rest = len(data) % self.record_bytes
+        raise Broken(len(data) - rest, f"{rest} bytes at its end, where a record has {self.record_bytes}")
+
+
+@dataclass(frozen=True)
+class FixedLength:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    record_bytes
+        The length of a record.
+    dtype
+        What a record is: None for bytes; a dtype of that many bytes, structured for a dict of its fields; or one
+        that goes into it, for an array of such.
+    header_bytes, footer_bytes
+        What there is before the first record and after the last.
+    compression
+        How files are compressed: ``"infer"``, a name, or None.
+    storage
+        How files are opened.
+    """
+
+    record_bytes: int
+    dtype: Any = None
+    header_bytes: int = 0
+    footer_bytes: int = 0
+    compression: str | None = "infer"
+    storage: Storage = field(default_factory=Storage)
+
+    name = "fixed_length"
+    suffixes = (".bin", ".dat", ".raw")
+    is_splittable = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("record_bytes", 1), ("header_bytes", 0), ("footer_bytes", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise ArgumentError(f"{name} is {value!r}; give a whole number of bytes, {least} or more")
+            object.__setattr__(self, name, int(value))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", _dtype_of(self.dtype, self.record_bytes))
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return without_suffix(path).endswith(self.suffixes)
+
+    def spec(self, path: str) -> ElementSpec:
+        self.storage.version(path)
+        leaves, structure = self._columns(b"")
+        return ElementSpec(structure, tuple(TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in leaves))
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        version, compression = self.storage.version(path), self._ranges.compression_of(path)
+        around = self.header_bytes + self.footer_bytes
+        if compression is not None and not around:
+            return self._ranges.list(path, file)
+        if compression is not None:
+            whole = Rows(version, 0, 0, compression)
+            return [Split(f"{path} decompressed", whole, None, version.num_bytes, file, path)]
+        body = version.num_bytes - around
+        self._check(body, path)
+        step = max(in_bytes("split-bytes") // self.record_bytes, 1)
+        number = body // self.record_bytes
+        return [
+            Split(
+                f"{path} records {start} to {min(start + step, number)}",
+                Rows(version, start, min(start + step, number)),
+                min(step, number - start),
+                min(step, number - start) * self.record_bytes,
+                file,
+                path,
+            )
+            for start in range(0, number, step)
+        ]
+
+    def read(self, split: Split) -> Block:
+        if isinstance(split.payload, Range):
+            return self._block(split, self._ranges.read(split).data)
+        return self._block(split, self._body(split))
+
+    def salvage(self, split: Split) -> Block:
+        if not isinstance(split.payload, Range):
+            return self.read(split)
+        piece = self._ranges.read(split, is_lenient=True)
+        block = self._block(split, piece.data)
+        if piece.broken is not None and not piece.is_after:
+            block.skipped = (Skipped(split.label, piece.broken),)
+        return block
+
+    @property
+    def _ranges(self) -> Ranges:
+        return Ranges(Evenly(self.record_bytes), self.storage, self.compression)
+
+    def _body(self, split: Split) -> bytes:
+        rows: Rows = split.payload
+        path, size = rows.version.path, self.record_bytes
+        if self.storage.version(path) != rows.version:
+            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+        if rows.compression is None:
+            start, stop = self.header_bytes + rows.start * size, self.header_bytes + rows.stop * size
+            data = self.storage.read(path, start, stop)
+            if len(data) != stop - start:
+                raise FileError(f"{split.label}: {len(data)} bytes, where {stop - start} are expected: cut short")
+            return data
+        with self.storage.open(path) as file, failures(split.label):
+            try:
+                data = decompressed(file, rows.compression).read()
+            # What the libraries raise for a file that is damaged; zlib.error and LZMAError are of no kind.
+            except Exception as error:
+                raise FileError(f"{split.label}: damaged or cut short: {error or type(error).__name__}") from error
+        self._check(len(data) - self.header_bytes - self.footer_bytes, split.label)
+        return data[self.header_bytes : len(data) - self.footer_bytes]
+
+    def _check(self, body: int, where: str) -> None:
+        if body >= 0 and body % self.record_bytes == 0:
+            return
+        around = f"without its header of {self.header_bytes} and its footer of {self.footer_bytes} bytes it has {body}"
+        raise FileError(
+            f"{where}: {around}, which is no whole number of records of {self.record_bytes} bytes; "
+            "it is cut short, or record_bytes, header_bytes or footer_bytes is another"
+        )
+
+    def _columns(self, data: bytes) -> tuple[list[Any], Structure]:
+        number = len(data) // self.record_bytes
+        if self.dtype is None:
+            starts = np.arange(number) * self.record_bytes
+            columns: Any = objects_at(data, starts, np.full(number, self.record_bytes))
+        elif self.dtype.names is not None:
+            records = np.frombuffer(data, self.dtype)
+            columns = {name: _native(records[name]) for name in self.dtype.names}
+        else:
+            columns = _native(np.frombuffer(data, self.dtype))
+        leaves, structure = Structure.of(columns)
+        return list(leaves), structure
+
+    def _block(self, split: Split, data: bytes) -> Block:
+        leaves, structure = self._columns(data)
+        return Block(structure, leaves, split.label)
+
+
+def _dtype_of(given: Any, record_bytes: int) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(given)
+    except TypeError as error:
+        raise ArgumentError(f"dtype is {given!r}, which NumPy does not know: {error}") from None
+    fields = [dtype] if dtype.names is None else [dtype.fields[name][0] for name in dtype.names]
+    for each in fields:
+        if each.base.kind not in _NUMBERS:
+            raise ArgumentError(
+                f"dtype is {given!r}: not every {each.base} is any bytes; give numbers, or None for bytes"
+            )
+    size = dtype.itemsize
+    if size != record_bytes and (dtype.names is not None or not size or record_bytes % size):
+        raise ArgumentError(f"dtype is {given!r}, of {size} bytes: a record has {record_bytes}")
+    return dtype if size == record_bytes else np.dtype((dtype, (record_bytes // size,)))
+
+
+def _native(column: Any) -> Any:
+    # Bytes in this machine's order: a copy where they are in the other.
+    return column.astype(column.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,285 @@
+"""HDF5 files, read by h5py; splits end where chunks do.
+
+The library reads for one thread at a time, whatever the number of threads that ask it to. It trusts files more than
+is good: what it would follow out of the file, or allocate by numbers in it that cannot be, is refused here before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block
+from daskdist.core.primitive import Split
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE
+from daskdist.errors import FileError
+from daskdist.formats import First
+from daskdist.formats.arrays import Arrays, Stored, by_chunks, check_alike, check_rows, chosen, native, rows_label
+from daskdist.formats.storage import Storage, Version, failures, is_remote, local
+
+_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+_BYTES: Final = np.dtype(object)
+# How deep groups are searched for arrays; a damaged file may have one in itself.
+_MOST_LEVELS: Final = 32
+# A value of variable length in a chunk: how much there is of it, and where in the file.
+_REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a file a split is.
+
+    Parameters
+    ----------
+    version
+        The file, as it was listed.
+    start, stop
+        Its rows.
+    arrays
+        The arrays as elements.
+    """
+
+    version: Version
+    start: int
+    stop: int
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class Hdf5:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    arrays
+        Which arrays of a file, by their paths in it, in what structure: see `Columns.of`.
+    storage
+        How files are opened.
+    """
+
+    arrays: Any = None
+    storage: Storage = field(default_factory=Storage)
+
+    name = "hdf5"
+    suffixes = (".h5", ".hdf5", ".hdf")
+    is_splittable = True
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return head.startswith(_MAGIC)
+
+    def spec(self, path: str) -> ElementSpec:
+        return self._found(path, None)[1].spec
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        version, arrays = self._found(path, first)
+        check_alike(arrays, path, first)
+        return [
+            Split(
+                rows_label(path, start, stop),
+                Part(version, start, stop, arrays),
+                stop - start,
+                (stop - start) * arrays.row_bytes,
+                file,
+                path,
+            )
+            for start, stop in arrays.cuts(path)
+        ]
+
+    def read(self, split: Split) -> Block:
+        return self._rows(split.payload, split.label)
+
+    def salvage(self, split: Split) -> Block:
+        part: Part = split.payload
+        path = part.version.path
+
+        def read(start: int, stop: int) -> Block:
+            return self._rows(replace(part, start=start, stop=stop), rows_label(path, start, stop))
+
+        return part.arrays.salvage(part.start, part.stop, split.label, path, read)
+
+    def _rows(self, part: Part, label: str) -> Block:
+        if self.storage.version(part.version.path) != part.version:
+            raise FileError(f"{label}: the file was changed since it was listed; make the dataset anew")
+        with self._opened(part.version.path) as file, failures(label, kinds=(Exception,)):
+
+            def raw(start: int, stop: int) -> bytes:
+                return self.storage.read(part.version.path, start, stop)
+
+            def rows(stored: Stored) -> Any:
+                dataset, key = file[stored.name], (part.version, stored.name)
+
+                mapped = None if is_remote(part.version.path) else _mapped(dataset, file, part.version)
+                if mapped is not None:
+                    return mapped[part.start : part.stop]
+
+                def fetch(start: int, stop: int) -> Any:
+                    return _values(dataset, start, stop, part.version.num_bytes, raw)
+
+                return by_chunks(stored, part.start, part.stop, key, fetch)
+
+            return part.arrays.block(rows, label)
+
+    def _found(self, path: str, first: First | None) -> tuple[Version, Arrays]:
+        version = self.storage.version(path)
+        with self._opened(path) as file, failures(path, "damaged or cut short", (Exception,)):
+            names = _names(file, "", _MOST_LEVELS)
+            asked = self.arrays
+            if asked is None:
+                asked = [name for name in names if "/" not in name]
+                if names and not asked:
+                    raise FileError(
+                        f"{path}: its arrays are all in groups; name some: {', '.join(map(repr, names[:20]))}"
+                    )
+            columns = chosen(asked if names else None, names, path, first)
+            return version, Arrays.of(columns, lambda name: _stored(file[name], name, path, version.num_bytes), path)
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[Any]:
+        h5py = _library()
+        version = self.storage.version(path)
+        with failures(path, f"not an HDF5 file, or a damaged one, of {version.num_bytes} bytes", (Exception,)):
+            if is_remote(path):
+                with self.storage.open(path) as stream, h5py.File(stream, "r") as file:
+                    yield file
+            else:
+                # Not locked: nothing is written, and not all file systems can.
+                with h5py.File(path, "r", locking=False) as file:
+                    yield file
+
+
+def _names(group: Any, prefix: str, num_levels: int) -> list[str]:
+    # The arrays of a group and those below it, by path. Links that lead elsewhere are not followed.
+    h5py = _library()
+    found: list[str] = []
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            continue
+        kind = group.get(name, getclass=True)
+        if kind is h5py.Dataset:
+            found.append(prefix + name)
+        elif kind is h5py.Group and num_levels:
+            found.extend(_names(group[name], f"{prefix}{name}/", num_levels - 1))
+    return found
+
+
+def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> Stored:
+    h5py = _library()
+    if dataset.shape is None:
+        raise FileError(f"{path}: array {name!r} has no shape, and so no rows")
+    if dataset.external or dataset.is_virtual:
+        raise FileError(f"{path}: the values of array {name!r} are in other files, which are not followed; read those")
+    shape, where = dataset.shape, f"{path}: array {name!r}"
+    check_rows(name, shape, path)
+    chunk_rows = dataset.chunks[0] if dataset.chunks else 1
+    text = h5py.check_string_dtype(dataset.dtype)
+    base = None if text else h5py.check_vlen_dtype(dataset.dtype)
+    if text is not None and text.length is None:
+        row = TensorSpec(shape[1:], _TEXT if text.encoding == "utf-8" else _BYTES)
+        return Stored(name, shape[0], ElementSpec(LONE, (row,)), prod(shape[1:]) * row.dtype.itemsize, chunk_rows)
+    if base is not None:
+        # Of another byte order, the library gives the bytes as they are for numbers of this one.
+        if len(shape) > 1 or base.kind not in "biufc" or not base.isnative:
+            raise FileError(f"{where} holds lists of {base} in {len(shape)} axes, which are not read; leave it out")
+        row = TensorSpec((None,), native(base))
+        return Stored(name, shape[0], ElementSpec(LONE, (row,)), 2 * _REFERENCE.itemsize, chunk_rows)
+    taken = dataset.id.get_storage_size()
+    if dataset.chunks is None and taken and (taken < dataset.nbytes or taken > num_bytes):
+        raise FileError(f"{where} of shape {shape} takes {dataset.nbytes} bytes, and has {taken} of {num_bytes}")
+    return Stored.of(name, shape, dataset.dtype, path, chunk_rows)
+
+
+def _mapped(dataset: Any, file: Any, version: Version) -> Any:
+    # What lies in the file in one piece as it is in memory is not read, but mapped; None where it does not.
+    offset = dataset.id.get_offset() if dataset.chunks is None else None
+    if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
+        return None
+    is_plain = dataset.id.get_type().equal(_library().h5t.py_create(dataset.dtype))
+    if not is_plain or offset + dataset.nbytes > version.num_bytes:
+        return None
+    found = np.asarray(np.memmap(local(version.path), dataset.dtype, "r", offset, dataset.shape))
+    return found if found.flags.aligned else None
+
+
+def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[[int, int], bytes]) -> Any:
+    h5py = _library()
+    text = h5py.check_string_dtype(dataset.dtype)
+    base = None if text else h5py.check_vlen_dtype(dataset.dtype)
+    _check_chunks(dataset, start, stop)
+    if base is None and (text is None or text.length is not None):
+        return dataset[start:stop]
+    _check_lengths(dataset, start, stop, num_bytes // (1 if base is None else max(base.itemsize, 1)), read)
+    found = dataset[start:stop]
+    if base is not None:
+        return Ragged.of([np.asarray(each, base) for each in found])
+    if text.encoding != "utf-8":
+        return found
+    try:
+        return np.array([each.decode() for each in found.ravel()], _TEXT).reshape(found.shape)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"array {dataset.name!r} has text that is no UTF-8: {error}") from None
+
+
+def _check_chunks(dataset: Any, start: int, stop: int) -> None:
+    # The library reads a chunk of the size that its index says into room for one of the size that it has to be.
+    kind = dataset.id.get_type()
+    value_bytes = _REFERENCE.itemsize if dataset.dtype == object else kind.get_size()
+    for place in _unfiltered_chunks(dataset, start, stop):
+        expected, found = prod(dataset.chunks) * value_bytes, _chunk_size(dataset, place)
+        if found not in (None, expected):
+            raise ValueError(f"a chunk of array {dataset.name!r} says it has {found} bytes, and has to have {expected}")
+
+
+def _unfiltered_chunks(dataset: Any, start: int, stop: int) -> Iterator[tuple[int, ...]]:
+    if dataset.chunks is None or dataset.id.get_create_plist().get_nfilters():
+        return
+    axes = [range(0, length, chunk) for length, chunk in zip(dataset.shape, dataset.chunks, strict=True)]
+    axes[0] = range(start - start % dataset.chunks[0], stop, dataset.chunks[0])
+    yield from product(*axes)
+
+
+def _chunk_size(dataset: Any, place: tuple[int, ...]) -> int | None:
+    # None where it was never written.
+    info = dataset.id.get_chunk_info_by_coord(place)
+    return None if info.byte_offset is None else int(info.size)
+
+
+def _check_lengths(dataset: Any, start: int, stop: int, most: int, read: Callable[[int, int], bytes]) -> None:
+    # The library allocates what a value says its length is before it looks for it in the file: a flipped bit is
+    # worth gigabytes.
+    for data in _references(dataset, start, stop, read):
+        lengths = np.frombuffer(data, _REFERENCE, len(data) // _REFERENCE.itemsize)["length"]
+        if lengths.max(initial=0) > most:
+            raise ValueError(
+                f"a value of array {dataset.name!r} says its length is {lengths.max()}, more than the file has"
+            )
+
+
+def _references(dataset: Any, start: int, stop: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+    # Chunks that are compressed, which few versions of the library allow for these, notice most damage themselves.
+    row = prod(dataset.shape[1:]) * _REFERENCE.itemsize
+    if dataset.chunks is None:
+        # None where it is not in the file yet, or in the index.
+        offset = dataset.id.get_offset()
+        if offset is not None:
+            yield read(offset + start * row, offset + stop * row)
+        return
+    for place in _unfiltered_chunks(dataset, start, stop):
+        if _chunk_size(dataset, place) is not None:
+            yield dataset.id.read_direct_chunk(place)[1]
+
+
+def _library() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("HDF5 files are read by h5py; pip install 'daskdist[hdf5]'") from error
+    return h5py

@@ -1,0 +1,130 @@
+"""Images, each a file of its own, decoded by Pillow; a file is a split, and neighbouring ones are read together.
+
+The class of an image is the folder directly below the root that it lies in, however deep. Orientations that cameras
+note beside an image are not applied, as they are not in Keras and torchvision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from daskdist.core.block import Block
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE, Structure
+from daskdist.errors import FileError
+from daskdist.formats import First
+from daskdist.formats.decoding import IMAGES, ImageOptions
+from daskdist.formats.storage import Storage, is_remote, local
+
+_MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+_PAIR: Final = Structure.of((0, 0))[1]
+# About how many times as much an image is in memory.
+_GROWTH: Final = 8
+
+
+@dataclass(frozen=True)
+class Images:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    resize
+        The height and width of all images; None to leave each its own.
+    mode
+        ``"RGB"``, ``"L"`` or ``"RGBA"``; None to leave each image the channels it has.
+    root
+        The directory whose folders are classes.
+    class_names
+        The names of these folders: the class of an image is the place of its folder here. None for elements that
+        are images alone.
+    storage
+        How files are opened.
+    """
+
+    resize: tuple[int, int] | None = None
+    mode: str | None = "RGB"
+    root: str = ""
+    class_names: tuple[str, ...] | None = None
+    storage: Storage = field(default_factory=Storage)
+
+    name = "images"
+    suffixes = tuple(f".{end}" for end in IMAGES)
+    is_splittable = False
+    # So many files are a unit of reading, if they are not too large together.
+    num_joined = 64
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resize", self._options.resize)
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return head.startswith(_MAGIC) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+    def spec(self, path: str) -> ElementSpec:
+        self.storage.version(path)
+        image = self._options.spec
+        if self.class_names is None:
+            return ElementSpec(LONE, (image,))
+        return ElementSpec(_PAIR, (image, TensorSpec((), np.dtype(np.int64))))
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        shape = self._options.spec.shape
+        if None in shape:
+            num_bytes = self.storage.version(path).num_bytes * _GROWTH
+        else:
+            # No file is looked at for what is known of all.
+            num_bytes = prod(size or 0 for size in shape)
+        return [Split(path, path, 1, num_bytes, file, path)]
+
+    def read(self, split: Split) -> Block:
+        path: str = split.payload
+        data = self.storage.read(path)
+        try:
+            image = self._options.decode(data)
+        # What Pillow raises for what is damaged is of no kind.
+        except Exception as error:
+            raise FileError(
+                f"{path}: no image that Pillow can decode, of {len(data)} bytes: {type(error).__name__}: {error}"
+            ) from error
+        if self.class_names is None:
+            return Block(LONE, [image[None]], split.label)
+        return Block(_PAIR, [image[None], np.array([self._label(path)])], split.label)
+
+    def _label(self, path: str) -> int:
+        folder, names = class_of(path, self.root), self.class_names or ()
+        if folder not in names:
+            raise FileError(f"{path}: lies in no folder of a class; there are {', '.join(map(repr, names))}")
+        return names.index(folder)
+
+    @property
+    def _options(self) -> ImageOptions:
+        return ImageOptions(self.mode, self.resize)
+
+
+def root_of(path: str, storage: Storage) -> str:
+    """A directory as the paths of files in it begin."""
+    if not is_remote(path):
+        return local(path)
+    fs, inner = storage.located(path)
+    return str(fs.unstrip_protocol(inner)).partition("::")[0].rstrip("/")
+
+
+def class_of(path: str, root: str) -> str | None:
+    """The folder directly below a root that a file lies in; None where it lies in none.
+
+    >>> class_of("/data/cats/old/1.png", "/data"), class_of("/data/1.png", "/data"), class_of("/other/1.png", "/data")
+    ('cats', None, None)
+    """
+    inside = within(path, root)
+    return inside[0] if inside is not None and len(inside) > 1 else None
+
+
+def within(path: str, root: str) -> list[str] | None:
+    """The folders and the name by which a file is reached from a root; None where it is not below it."""
+    path, root = path.partition("::")[0].replace("\\", "/"), root.replace("\\", "/").rstrip("/") + "/"
+    return path[len(root) :].split("/") if path.startswith(root) else None

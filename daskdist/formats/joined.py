@@ -1,0 +1,125 @@
+"""Splits of small files read several at a time, so that a call is worth its while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Block, Rows, merge
+from daskdist.core.origin import Chosen, Skipped
+from daskdist.core.primitive import Split
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What gives joined splits.
+
+    Parameters
+    ----------
+    splits
+        Gives those that are joined.
+    most
+        The most of them in one.
+    """
+
+    splits: Callable[[], Sequence[Split]]
+    most: int
+
+    def __call__(self) -> Sequence[Split]:
+        return self._joined
+
+    @cached_property
+    def _joined(self) -> JoinedSplits:
+        return JoinedSplits(self.splits(), self.most)
+
+
+class JoinedSplits(Sequence[Split]):
+    """Neighbouring splits as one, whose payload is a tuple of them; they are looked at as far as these are.
+
+    Parameters
+    ----------
+    splits
+        What is joined.
+    most
+        The most of them in one. They are fewer where they are larger than the setting ``split-bytes`` together.
+    """
+
+    def __init__(self, splits: Sequence[Split], most: int) -> None:
+        self._splits = splits
+        self._most = most
+        self._most_bytes = in_bytes("split-bytes")
+        self._found: list[Split] = []
+        self._place = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        self._find(None)
+        return len(self._found)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._find(index + 1 if isinstance(index, int) and index >= 0 else None)
+        return self._found[index]
+
+    def _find(self, number: int | None) -> None:
+        with self._lock:
+            while number is None or len(self._found) < number:
+                parts: list[Split] = []
+                num_bytes = 0
+                while len(parts) < self._most:
+                    try:
+                        split = self._splits[self._place]
+                    except IndexError:
+                        break
+                    num_bytes += split.num_bytes or 0
+                    if parts and num_bytes > self._most_bytes:
+                        break
+                    parts.append(split)
+                    self._place += 1
+                if not parts:
+                    return
+                self._found.append(_joined(parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+
+def _joined(parts: list[Split]) -> Split:
+    first, rows, sizes = parts[0], [part.num_rows for part in parts], [part.num_bytes for part in parts]
+    return Split(
+        f"{first.label} to {parts[-1].label}" if len(parts) > 1 else first.label,
+        tuple(parts),
+        None if None in rows else sum(num_rows or 0 for num_rows in rows),
+        None if None in sizes else sum(num_bytes or 0 for num_bytes in sizes),
+        first.file,
+        first.path,
+    )
+
+
+@dataclass(frozen=True)
+class ReadJoined:
+    """The reading of joined splits, one after the other.
+
+    Parameters
+    ----------
+    function
+        Reads one of those they are joined of.
+    """
+
+    function: Callable[[Split], Rows]
+
+    def __call__(self, split: Split) -> Rows:
+        parts = [self.function(part) for part in split.payload]
+        rows = merge(parts, parts[0])
+        rows.label = split.label
+        blocks = [part for part in parts if len(part)]
+        if isinstance(rows, Block) and all(isinstance(part, Block) for part in blocks):
+            which = [number for number, part in enumerate(blocks) for _ in range(len(part))]
+            places = [place for part in blocks for place in range(len(part))]
+            rows.origin = Chosen([part.origin for part in blocks], places, which)  # type: ignore[union-attr]
+        notes: tuple[Skipped, ...] = tuple(note for part in parts for note in part.skipped)
+        rows.skipped = notes
+        return rows

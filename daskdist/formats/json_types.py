@@ -1,0 +1,319 @@
+"""What values of JSON are in Arrow's types: told by a sample, by users, and by a value that is of another.
+
+Text is text, whatever it looks like: what is a time is so by ``dtypes`` only. Whole numbers are int64, or uint64 where
+they need it, and float64 where others are not whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.errors import ArgumentError, FileError
+
+# Deeper than anything that becomes arrays, and not deep enough for a stack to end.
+_DEEPEST: Final = 32
+# Of a field of a schema: why it cannot be read.
+_PROBLEM: Final = b"daskdist.problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the values of a field are.
+
+    Parameters
+    ----------
+    name
+        ``"null"``, ``"bool"``, ``"whole"`` (0 up to what int64 holds), ``"int64"``, ``"uint64"``, ``"float64"``,
+        ``"text"``, ``"list"``, ``"struct"``, or ``"problem"``: values that have no type in common.
+    inner
+        Of a list what its values are.
+    fields
+        Of a struct what its fields are.
+    reason
+        Of a problem what it is.
+    """
+
+    name: str
+    inner: Kind | None = None
+    fields: tuple[tuple[str, Kind], ...] = ()
+    reason: str = ""
+
+
+_NULL: Final = Kind("null")
+_NUMBERS: Final = ("whole", "int64", "uint64", "float64")
+_WORDS: Final = {"bool": "true or false", "text": "text", "list": "a list", "struct": "an object"} | dict.fromkeys(
+    _NUMBERS, "a number"
+)
+
+
+def kind_of(value: Any, depth: int = 0) -> Kind:
+    """What a value is."""
+    if value is None:
+        return _NULL
+    if isinstance(value, bool):
+        return Kind("bool")
+    if isinstance(value, int):
+        if value >= 2**64 or value < -(2**63):
+            return Kind("problem", reason=f"is {value}, which no whole number of 64 bits is")
+        return Kind("int64" if value < 0 else "whole" if value < 2**63 else "uint64")
+    if isinstance(value, float):
+        return Kind("float64")
+    if isinstance(value, str):
+        return Kind("text")
+    if depth == _DEEPEST:
+        return Kind("problem", reason=f"is nested more than {_DEEPEST} deep")
+    if isinstance(value, list):
+        inner = _NULL
+        for each in value:
+            inner = common(inner, kind_of(each, depth + 1))
+        return Kind("list", inner)
+    return Kind("struct", fields=tuple((name, kind_of(each, depth + 1)) for name, each in value.items()))
+
+
+def common(a: Kind, b: Kind) -> Kind:
+    """What values of two kinds are together."""
+    if a == b or b is _NULL or a.name == "problem":
+        return a
+    if a is _NULL or b.name == "problem":
+        return b
+    if a.name in _NUMBERS and b.name in _NUMBERS:
+        names = {a.name, b.name}
+        if "float64" in names:
+            return Kind("float64")
+        if names == {"int64", "uint64"}:
+            return Kind("problem", reason="is negative in some records, and too large for int64 in others")
+        return Kind("uint64" if "uint64" in names else "int64")
+    if a.inner is not None and b.inner is not None:
+        return Kind("list", common(a.inner, b.inner))
+    if a.name == b.name == "struct":
+        fields = dict(a.fields)
+        for name, kind in b.fields:
+            fields[name] = common(fields.get(name, _NULL), kind)
+        return Kind("struct", fields=tuple(fields.items()))
+    return Kind("problem", reason=f"is {_WORDS[a.name]} in some records, and {_WORDS[b.name]} in others")
+
+
+def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:
+    """The Arrow schema of objects, as some of them and the user tell.
+
+    Parameters
+    ----------
+    whole
+        What some of them are together.
+    dtypes
+        What the user says of fields.
+    """
+    import pyarrow as pa
+
+    fields = {}
+    for name, kind in whole.fields:
+        problem = _problem_of(kind)
+        if problem is None:
+            fields[name] = pa.field(name, _arrow_of(kind))
+        else:
+            fields[name] = pa.field(name, pa.null(), metadata={_PROBLEM: problem.encode("utf-8", "replace")})
+    for name, wanted in (dtypes or {}).items():
+        known = fields[name].type if name in fields and not fields[name].metadata else pa.null()
+        fields[name] = pa.field(name, _wanted(wanted, known, f"dtypes: {name!r}"))
+    return pa.schema(list(fields.values()))
+
+
+def refuse_problem(field: Any, path: str) -> None:
+    """Say why a field of a schema cannot be read, where it cannot.
+
+    Raises
+    ------
+    FileError
+        It cannot.
+    """
+    reason = (field.metadata or {}).get(_PROBLEM)
+    if reason is not None:
+        raise FileError(
+            f"{path}: the field {field.name!r} {reason.decode()}; give it a type by dtypes={{{field.name!r}: ...}} "
+            "where one holds all of it, or name those that are wanted by columns=[...]"
+        )
+
+
+def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
+    """See whether all types that a user gives can be made of JSON.
+
+    Raises
+    ------
+    ArgumentError
+        One cannot.
+    """
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    if dtypes is None:
+        return
+    if not isinstance(dtypes, Mapping):
+        raise ArgumentError(f"dtypes is {dtypes!r:.80}; give a dict by field: {{'size': 'float64'}}")
+    for name, wanted in dtypes.items():
+        if not isinstance(name, str):
+            raise ArgumentError(f"dtypes: {name!r} is not the name of a field")
+        kind = _wanted(wanted, pa.null(), f"dtypes: {name!r}")
+        options = pj.ParseOptions(explicit_schema=pa.schema([pa.field(name, kind)]))
+        try:
+            pj.read_json(pa.BufferReader(b"{}\n"), pj.ReadOptions(use_threads=False), options)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ArgumentError(f"dtypes: {name!r} is {wanted!r}: {error}") from None
+
+
+def misfit(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | None:
+    """What is wrong with a value where an Arrow type is expected, and what to do; None where nothing is found."""
+    import pyarrow as pa
+
+    types = pa.types
+    if value is None:
+        return None
+    if types.is_struct(kind) and isinstance(value, dict):
+        known = {kind.field(k).name: kind.field(k).type for k in range(kind.num_fields)}
+        for name, each in value.items():
+            if name not in known:
+                return _unexpected((*path, name), each)
+            if (found := misfit(each, known[name], (*path, name))) is not None:
+                return found
+        return None
+    if types.is_list(kind) and isinstance(value, list):
+        inner = (misfit(each, kind.value_type, (*path, 0)) for each in value)
+        return next((each for each in inner if each is not None), None)
+    given = kind_of(value)
+    if _fits(value, given, kind):
+        return None
+    where = f"{_called(path)} is {value!r:.60}, where {kind} is expected"
+    both = common(_kind_of_arrow(kind), given)
+    if _problem_of(both) is not None:
+        return f"{where}; leave it out with columns=[...], or mend it"
+    return f"{where}; write dtypes={_spelled(path, both)}"
+
+
+def _fits(value: Any, given: Kind, kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_integer(kind):
+        if not isinstance(value, int) or isinstance(value, bool):
+            return False
+        bits = int(kind.bit_width)
+        least, most = (0, 1 << bits) if types.is_unsigned_integer(kind) else (-(1 << bits - 1), 1 << bits - 1)
+        return least <= value < most
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return given.name in (*_NUMBERS, "problem") and isinstance(value, (int, float))
+    if types.is_boolean(kind):
+        return isinstance(value, bool)
+    if types.is_null(kind) or types.is_struct(kind) or types.is_list(kind):
+        return False
+    # What is to be a time, say, only the decoder can tell.
+    return isinstance(value, str) or not bool(types.is_string(kind) or types.is_binary(kind))
+
+
+def _unexpected(path: tuple[str | int, ...], value: Any) -> str:
+    kind = kind_of(value)
+    leave = "name the columns that are wanted by columns=[...]"
+    if _problem_of(kind) is not None or kind is _NULL:
+        return f"{_called(path)} is in none of the records that were looked at first; {leave}"
+    return (
+        f"{_called(path)} is in none of the records that were looked at first; write dtypes={_spelled(path, kind)} "
+        f"to have it, which other records lack, or {leave}"
+    )
+
+
+def _called(path: tuple[str | int, ...]) -> str:
+    name = ".".join("[]" if isinstance(each, int) else each for each in path)
+    return f"the field {name!r}" if path else "the record"
+
+
+def _spelled(path: tuple[str | int, ...], kind: Kind) -> str:
+    # What a user writes in dtypes.
+    made = _dtype_of(kind)
+    for each in reversed(path):
+        made = f"[{made}]" if isinstance(each, int) else f"{{{each!r}: {made}}}"
+    return made
+
+
+def _dtype_of(kind: Kind) -> str:
+    if kind.inner is not None:
+        return f"[{_dtype_of(kind.inner)}]"
+    if kind.name == "struct":
+        return "{" + ", ".join(f"{name!r}: {_dtype_of(each)}" for name, each in kind.fields) + "}"
+    return {"text": "'str'", "whole": "'int64'", "null": "'float64'"}.get(kind.name, repr(kind.name))
+
+
+def _problem_of(kind: Kind) -> str | None:
+    if kind.inner is not None:
+        return _problem_of(kind.inner)
+    if kind.name == "problem":
+        return kind.reason
+    return next((found for _, each in kind.fields if (found := _problem_of(each)) is not None), None)
+
+
+def _arrow_of(kind: Kind) -> Any:
+    import pyarrow as pa
+
+    if kind.inner is not None:
+        return pa.list_(_arrow_of(kind.inner))
+    if kind.name == "struct":
+        return pa.struct([pa.field(name, _arrow_of(each)) for name, each in kind.fields])
+    plain = {"null": pa.null(), "bool": pa.bool_(), "uint64": pa.uint64(), "float64": pa.float64(), "text": pa.string()}
+    return plain.get(kind.name, pa.int64())
+
+
+def _kind_of_arrow(kind: Any) -> Kind:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_list(kind):
+        return Kind("list", _kind_of_arrow(kind.value_type))
+    if types.is_struct(kind):
+        return Kind("struct")
+    if types.is_null(kind):
+        return _NULL
+    if types.is_boolean(kind):
+        return Kind("bool")
+    if types.is_integer(kind):
+        return Kind("uint64" if str(kind) == "uint64" else "whole")
+    return Kind("float64" if types.is_floating(kind) or types.is_decimal(kind) else "text")
+
+
+def _wanted(wanted: Any, known: Any, where: str) -> Any:
+    # The Arrow type of what a user writes; of fields that go unmentioned, the one they have.
+    import pyarrow as pa
+
+    if isinstance(wanted, pa.DataType):
+        return wanted
+    if isinstance(wanted, Mapping):
+        fields = (
+            {known.field(k).name: known.field(k) for k in range(known.num_fields)} if pa.types.is_struct(known) else {}
+        )
+        for name, each in wanted.items():
+            before = fields[name].type if name in fields else pa.null()
+            fields[name] = pa.field(name, _wanted(each, before, f"{where}, {name!r}"))
+        return pa.struct(list(fields.values()))
+    if isinstance(wanted, list):
+        if len(wanted) != 1:
+            raise ArgumentError(f"{where} is {wanted!r:.80}; for a list give [dtype], the dtype of its values")
+        return pa.list_(_wanted(wanted[0], known.value_type if pa.types.is_list(known) else pa.null(), where))
+    try:
+        dtype = np.dtype(wanted)
+    except TypeError:
+        raise ArgumentError(
+            f"{where} is {wanted!r:.80}; give a dtype, such as 'float32' or 'datetime64[s]', an Arrow type, "
+            "[dtype] for lists, or a dict by field for objects"
+        ) from None
+    if dtype.kind in "TU":
+        return pa.string()
+    if dtype.kind in "SO":
+        return pa.binary()
+    if dtype.kind == "M" and np.datetime_data(dtype) in [(unit, 1) for unit in ("s", "ms", "us", "ns")]:
+        return pa.timestamp(np.datetime_data(dtype)[0])
+    if dtype.kind in "biu" or dtype in (np.float32, np.float64):
+        return pa.from_numpy_dtype(dtype)
+    raise ArgumentError(
+        f"{where} is {wanted!r:.80}, which no JSON becomes; there are bool, integers, float32, float64, str, bytes, "
+        "and datetime64 of s, ms, us or ns"
+    )

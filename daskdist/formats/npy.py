@@ -1,0 +1,307 @@
+"""NumPy's own files: ``.npy``, one array, and ``.npz``, arrays by name; a range of rows is a split.
+
+What lies in a local file as it is in memory is mapped: a block is a view of the file, and only what is looked at is
+read. Python objects are never unpickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import IO, Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block, Rows
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import LONE
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats import First, Writes
+from daskdist.formats.arrays import (
+    LONE_NAME,
+    Arrays,
+    Stored,
+    array_names,
+    check_alike,
+    check_rows,
+    check_writable,
+    chosen,
+    columns_of,
+    rows_label,
+)
+from daskdist.formats.storage import Storage, Version, failures, is_remote, local
+
+_MAGIC: Final = b"\x93NUMPY"
+_ZIP: Final = b"PK"
+_ADVICE: Final = "make it numbers or text of a fixed size ('U20') with map(...), or use to_parquet or save"
+# Of a member of an archive: what is before its name, and where in that the lengths of what is before its data are.
+_LOCAL_HEADER: Final = struct.Struct("<26xHH")
+# As NumPy has it for the other versions.
+_MOST_HEADER_BYTES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An array in a file.
+
+    Parameters
+    ----------
+    name
+        Its name; empty in a ``.npy`` file.
+    dtype, shape
+        Those of the array.
+    is_fortran
+        Whether its first axis is the one that varies fastest.
+    offset
+        Where in the file its values begin; None where they are compressed.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_fortran: bool
+    offset: int | None
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its values."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_by_column(self) -> bool:
+        """Whether its rows lie between one another."""
+        return self.is_fortran and len(self.shape) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a file a split is.
+
+    Parameters
+    ----------
+    version
+        The file, as it was listed.
+    start, stop
+        Its rows.
+    arrays
+        The arrays as elements.
+    members
+        Where they are, in the same order.
+    """
+
+    version: Version
+    start: int
+    stop: int
+    arrays: Arrays
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Npy:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    columns
+        Which arrays of an archive, in what structure: see `Columns.of`.
+    storage
+        How files are opened.
+    """
+
+    columns: Any = None
+    storage: Storage = field(default_factory=Storage)
+
+    name = "npy"
+    suffixes = (".npy", ".npz")
+    is_splittable = True
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return head.startswith(_MAGIC) or (head.startswith(_ZIP) and path.endswith(".npz"))
+
+    def spec(self, path: str) -> ElementSpec:
+        return self._found(path, None)[1].spec
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        version, arrays, members = self._found(path, first)
+        check_alike(arrays, path, first)
+        # What has to be decoded, or fetched from between other rows, from its beginning on is so once.
+        is_whole = any(each.offset is None or (each.is_by_column and is_remote(path)) for each in members)
+        cuts = [(0, arrays.num_rows)] if is_whole and arrays.num_rows else arrays.cuts(path)
+        return [
+            Split(
+                rows_label(path, start, stop),
+                Part(version, start, stop, arrays, members),
+                stop - start,
+                (stop - start) * arrays.row_bytes,
+                file,
+                path,
+            )
+            for start, stop in cuts
+        ]
+
+    def read(self, split: Split) -> Block:
+        part: Part = split.payload
+        # What is cut short after it was mapped kills the process that looks at it: see that it is as it was.
+        if self.storage.version(part.version.path) != part.version:
+            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+        members = {each.name: each for each in part.members}
+        with failures(split.label, kinds=(Exception,)):
+            return part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)
+
+    def check(self, spec: ElementSpec) -> None:
+        if check_writable(spec, ".npy", "biufcmMSU", _ADVICE) != [LONE_NAME]:
+            raise ArgumentError(f".npy takes a lone array, and elements are {spec.structure}; write .npz")
+
+    def write(self, rows: Rows, file: IO[bytes]) -> None:
+        (leaf,) = columns_of(rows)
+        np.lib.format.write_array(file, leaf, allow_pickle=False)
+
+    def _found(self, path: str, first: First | None) -> tuple[Version, Arrays, tuple[Member, ...]]:
+        version = self.storage.version(path)
+        with self.storage.open(path) as file, failures(path, "damaged or cut short", (Exception,)):
+            head = file.read(len(_MAGIC))
+            file.seek(0)
+            if head == _MAGIC:
+                found = {LONE_NAME: _member(LONE_NAME, file, path, version.num_bytes)}
+                columns = chosen(self.columns, [LONE_NAME], path, first, "column")
+                arrays = Arrays.of(columns, lambda name: _stored(found[name], path), path)
+            elif head.startswith(_ZIP):
+                with zipfile.ZipFile(file) as archive:
+                    infos = {each.filename[: -len(".npy")]: each for each in archive.infolist() if _is_array(each)}
+                    columns = chosen(self.columns, list(infos), path, first, "column")
+                    found = {name: _archived(archive, infos[name], file, path) for name in columns.names}
+                    arrays = Arrays.of(columns, lambda name: _stored(found[name], path), path)
+            else:
+                raise FileError(
+                    f"{path}: not a NumPy file: it begins with {head!r}, and .npy files begin with {_MAGIC!r}, .npz "
+                    f"files with {_ZIP!r}"
+                )
+        return version, arrays, tuple(found[each.name] for each in arrays.stored)
+
+    def _rows(self, part: Part, member: Member) -> Any:
+        shape = (part.stop - part.start, *member.shape[1:])
+        if not member.num_bytes:
+            return np.empty(shape, member.dtype)
+        if member.offset is None:
+            return self._decoded(part.version.path, member)
+        if is_remote(part.version.path):
+            return self._fetched(part, member, shape)
+        path, row_bytes = local(part.version.path), member.num_bytes // member.shape[0]
+        if member.is_by_column:
+            whole = np.memmap(path, member.dtype, "r", member.offset, member.shape, order="F")
+            mapped = np.asarray(whole)[part.start : part.stop]
+        else:
+            mapped = np.asarray(np.memmap(path, member.dtype, "r", member.offset + part.start * row_bytes, shape))
+        # Members of archives begin anywhere, and not all who take arrays take such.
+        return mapped if mapped.flags.aligned or mapped.dtype.names else mapped.copy()
+
+    def _fetched(self, part: Part, member: Member, shape: tuple[int, ...]) -> Any:
+        row_bytes, begin = member.num_bytes // member.shape[0], member.offset or 0
+        start, stop = begin + part.start * row_bytes, begin + part.stop * row_bytes
+        data = self.storage.read(part.version.path, start, stop)
+        if len(data) != stop - start:
+            raise EOFError(f"bytes {start} to {stop} were to be read, and there are {len(data)}")
+        # A split is all of it where the order matters.
+        return np.frombuffer(data, member.dtype).reshape(shape, order="F" if member.is_by_column else "C")
+
+    def _decoded(self, path: str, member: Member) -> Any:
+        with (
+            self.storage.open(path) as file,
+            zipfile.ZipFile(file) as archive,
+            archive.open(f"{member.name}.npy") as stream,
+        ):
+            # To its end, where its checksum is compared.
+            return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+@dataclass(frozen=True)
+class Npz(Npy):
+    """The same reader, that writes archives: for elements that are dicts of arrays."""
+
+    suffixes = (".npz", ".npy")
+
+    def check(self, spec: ElementSpec) -> None:
+        if check_writable(spec, ".npz", "biufcmMSU", _ADVICE) == [LONE_NAME]:
+            raise ArgumentError(".npz takes a dict of arrays by name, and elements are lone arrays; write .npy")
+
+    def write(self, rows: Rows, file: IO[bytes]) -> None:
+        names = array_names(rows.structure, ".npz")
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, leaf in zip(names, columns_of(rows), strict=True):
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, leaf, allow_pickle=False)
+
+
+def npy_writer(spec: ElementSpec) -> Writes:
+    """The format that such elements are written in: ``.npy`` for lone arrays, ``.npz`` for dicts of them.
+
+    Raises
+    ------
+    ArgumentError
+        They are neither; the message says which leaf, and what to do.
+    """
+    form = Npy() if spec.structure == LONE else Npz()
+    form.check(spec)
+    return form
+
+
+def _stored(member: Member, path: str) -> Stored:
+    return Stored.of(member.name, member.shape, member.dtype, path)
+
+
+def _is_array(info: zipfile.ZipInfo) -> bool:
+    return info.filename.endswith(".npy")
+
+
+def _archived(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], path: str) -> Member:
+    name, offset = info.filename[: -len(".npy")], None
+    with archive.open(info) as stream:
+        member = _member(name, stream, path, info.file_size)
+    if info.compress_type == zipfile.ZIP_STORED:
+        file.seek(info.header_offset)
+        lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+        offset = info.header_offset + _LOCAL_HEADER.size + sum(lengths) + (member.offset or 0)
+    return Member(name, member.dtype, member.shape, member.is_fortran, offset)
+
+
+def _member(name: str, stream: IO[bytes], path: str, found: int) -> Member:
+    # From the header that a stream begins with, which has so many bytes.
+    shape, is_fortran, dtype = _header(stream)
+    made = Member(name, dtype, shape, is_fortran, stream.tell())
+    check_rows(name, shape, path)
+    array = f"array {name!r}" if name else "its array"
+    expected = stream.tell() + made.num_bytes
+    if expected > found:
+        raise FileError(
+            f"{path}: cut short: {array} of shape {shape} and {dtype} takes {expected} bytes, and there are {found}"
+        )
+    if expected < found and not dtype.hasobject:
+        raise FileError(
+            f"{path}: {found - expected} bytes more than the {expected} that the header of {array} tells of: damaged, "
+            "or several arrays one after the other, for which there is .npz"
+        )
+    return made
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(stream)
+    if version != (3, 0):
+        raise ValueError(f"version {version} of the format is not known")
+    # As the second, in UTF-8, and NumPy has no function for it that is public.
+    length = int.from_bytes(stream.read(4), "little")
+    if length > _MOST_HEADER_BYTES:
+        raise ValueError(f"its header says it is of {length} bytes")
+    header = ast.literal_eval(stream.read(length).decode())
+    shape, is_fortran = header["shape"], header["fortran_order"]
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise ValueError(f"its header says its shape is {shape!r}")
+    return shape, bool(is_fortran), np.lib.format.descr_to_dtype(header["descr"])

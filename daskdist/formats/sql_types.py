@@ -1,0 +1,307 @@
+"""What columns of databases hold, as Arrow types, and the values of drivers as Arrow arrays.
+
+==============================  =================================================================
+a column of                     has the Arrow type
+==============================  =================================================================
+integers                        int64; on PostgreSQL that of their width; unsigned of 8 bytes uint64
+floats                          float64; ``real`` on PostgreSQL float32
+decimals                        float64, the nearest
+booleans                        bool
+text, enumerations, UUIDs       text
+JSON                            text: the document
+bytes                           binary
+dates, times, intervals         date32, durations of microseconds
+timestamps                      microseconds, UTC where they have a zone
+arrays (PostgreSQL)             lists
+==============================  =================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.errors import ArgumentError, FileError
+
+# What PostgreSQL calls its types on the wire. The numbers are part of its protocol.
+POSTGRESQL: Final[Mapping[int, str]] = {
+    16: "bool",
+    17: "bytes",
+    18: "text",
+    19: "text",
+    20: "int64",
+    21: "int16",
+    23: "int32",
+    25: "text",
+    26: "int64",
+    114: "json",
+    142: "json",
+    700: "float32",
+    701: "float64",
+    1000: "bool[]",
+    1005: "int16[]",
+    1007: "int32[]",
+    1009: "text[]",
+    1015: "text[]",
+    1016: "int64[]",
+    1021: "float32[]",
+    1022: "float64[]",
+    1042: "text",
+    1043: "text",
+    1082: "date",
+    1083: "time",
+    1114: "timestamp",
+    1184: "instant",
+    1186: "duration",
+    1231: "decimal[]",
+    1700: "decimal",
+    2950: "uuid",
+    3802: "json",
+}
+
+# Kind -> Arrow's own word for it. A time is the duration since midnight: some databases have no other.
+_ARROW: Final[Mapping[str, str]] = {
+    "bool": "bool",
+    "int16": "int16",
+    "int32": "int32",
+    "int64": "int64",
+    "uint64": "uint64",
+    "float32": "float32",
+    "float64": "float64",
+    "decimal": "float64",
+    "text": "large_string",
+    "uuid": "large_string",
+    "json": "large_string",
+    "bytes": "large_binary",
+    "date": "date32",
+    "time": "duration[us]",
+    "duration": "duration[us]",
+    "timestamp": "timestamp[us]",
+    "null": "null",
+}
+
+_TEMPORAL: Final = ("date", "time", "duration", "timestamp", "instant")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table or query.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    kind
+        What it holds: a key of the table above, with ``[]`` for arrays of it.
+    arrow
+        The Arrow type it is read as.
+    """
+
+    name: str
+    kind: str
+    arrow: Any
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether all values are of one size."""
+        import pyarrow as pa
+
+        types = pa.types
+        return not (types.is_list(self.arrow) or types.is_large_string(self.arrow) or types.is_large_binary(self.arrow))
+
+
+def column_of(name: str, kind: str, dtype: Any = None) -> Column:
+    """A column of a kind, read as ``dtype`` where that is given."""
+    return Column(name, kind, _arrow(kind) if dtype is None else _declared(name, dtype))
+
+
+def _arrow(kind: str) -> Any:
+    import pyarrow as pa
+
+    if kind.endswith("[]"):
+        return pa.list_(_arrow(kind[:-2]))
+    if kind == "instant":
+        return pa.timestamp("us", "UTC")
+    return pa.type_for_alias(_ARROW[kind])
+
+
+def _declared(name: str, dtype: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        found = np.dtype(dtype)
+        if found.kind in "UT":
+            return pa.large_string()
+        return pa.large_binary() if found.kind in "SO" else pa.from_numpy_dtype(found)
+    except (TypeError, pa.ArrowException) as error:
+        raise ArgumentError(f"dtypes: {dtype!r:.80} for {name!r} is no dtype: {error}") from None
+
+
+def reflected_kind(found: Any) -> str | None:
+    """The kind of a column whose SQLAlchemy type is known; None where its values have to tell."""
+    import sqlalchemy as sa
+
+    # A type comes before those it derives from.
+    kinds: Sequence[tuple[Any, str]] = (
+        (sa.Boolean, "bool"),
+        (sa.Uuid, "uuid"),
+        (sa.JSON, "json"),
+        (sa.Float, "float64"),
+        (sa.Numeric, "decimal"),
+        (sa.Integer, "uint64" if getattr(found, "unsigned", False) else "int64"),
+        (sa.Date, "date"),
+        (sa.DateTime, "instant" if getattr(found, "timezone", False) else "timestamp"),
+        (sa.Time, "time"),
+        (sa.Interval, "duration"),
+        ((sa.LargeBinary, sa.BINARY, sa.VARBINARY), "bytes"),
+        (sa.String, "text"),
+    )
+    return next((kind for base, kind in kinds if isinstance(found, base)), None)
+
+
+def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
+    """The kind of a column by some of its values.
+
+    Raises
+    ------
+    FileError
+        They are of several kinds, or of one that no array holds.
+    """
+    import pyarrow as pa
+
+    given = [value for value in values if value is not None]
+    if any(isinstance(value, uuid.UUID) for value in given):
+        return "uuid"
+    if any(isinstance(value, dict) for value in given):
+        return "json"
+    try:
+        kind = _kind_of(pa.array(given))
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        kind = None
+    if kind is None:
+        types = " and ".join(sorted({type(value).__name__ for value in given}))
+        raise FileError(
+            f"{where}: column {name!r} holds {types}, of which no one dtype can be told; say which with "
+            f"dtypes={{{name!r}: ...}}, cast it in the query, or leave it out"
+        )
+    return kind
+
+
+def _kind_of(array: Any) -> str | None:
+    import pyarrow as pa
+
+    types, found = pa.types, array.type
+    if types.is_list(found):
+        inner = _kind_of(pa.array([], found.value_type))
+        return None if inner is None or inner.endswith("[]") else f"{inner}[]"
+    if types.is_timestamp(found):
+        return "timestamp" if found.tz is None else "instant"
+    kinds: Sequence[tuple[Callable[[Any], bool], str]] = (
+        (types.is_null, "null"),
+        (types.is_boolean, "bool"),
+        (types.is_integer, "int64"),
+        (types.is_floating, "float64"),
+        (types.is_decimal, "decimal"),
+        (types.is_string, "text"),
+        (types.is_binary, "bytes"),
+        (types.is_date, "date"),
+        (types.is_time, "time"),
+        (types.is_duration, "duration"),
+    )
+    return next((kind for holds, kind in kinds if holds(found)), None)
+
+
+def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> Any:
+    """The values of a column as a driver gives them, as an Arrow array of its type.
+
+    Parameters
+    ----------
+    values
+        They.
+    column
+        What they are to be.
+    where
+        The table and range, for messages.
+    start
+        The number there of the first.
+
+    Raises
+    ------
+    FileError
+        One is of another kind; the message tells which.
+    """
+    import pyarrow as pa
+
+    try:
+        return _array(values, column)
+    # Of what is no number where one should be, say.
+    except (ValueError, TypeError, ArithmeticError, NotImplementedError) as error:
+        reason = error
+    for place, value in enumerate(values):
+        try:
+            _array([value], column)
+        except (ValueError, TypeError, ArithmeticError, NotImplementedError) as error:
+            seen = (
+                "the first rows have nothing but nulls"
+                if pa.types.is_null(column.arrow)
+                else f"expected {column.arrow}"
+            )
+            raise FileError(
+                f"{where}: column {column.name!r} has {value!r:.60} in row {start + place}, and {seen} ({error}); "
+                f"say what it is to be with dtypes={{{column.name!r}: ...}}"
+            ) from None
+    raise FileError(f"{where}: column {column.name!r} is no {column.arrow}: {reason}")
+
+
+def _array(values: Sequence[Any], column: Column) -> Any:
+    import pyarrow as pa
+
+    kind, arrow = column.kind, column.arrow
+    if kind == "decimal":
+        values = [None if value is None else float(value) for value in values]
+    elif kind in ("uuid", "json"):
+        values = [value if value is None or isinstance(value, str) else _as_text(value, kind) for value in values]
+    elif kind == "decimal[]":
+        values = [value if value is None else [None if x is None else float(x) for x in value] for value in values]
+    if kind in _TEMPORAL:
+        return _temporal(values, kind).cast(arrow)
+    if pa.types.is_integer(arrow):
+        # Where Arrow is told that they are integers, it takes what a float has before the point.
+        try:
+            return pa.array(values).cast(arrow)
+        except OverflowError:
+            return pa.array(values, arrow)
+    try:
+        return pa.array(values, arrow)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return pa.array(values).cast(arrow)
+
+
+def _as_text(value: Any, kind: str) -> str:
+    return json.dumps(value) if kind == "json" else str(value)
+
+
+def _temporal(values: Sequence[Any], kind: str) -> Any:
+    # What they are shows first: Arrow takes a number for a time, of whatever unit it likes.
+    import pyarrow as pa
+
+    array = pa.array(values)
+    types = pa.types
+    if kind == "time" and types.is_string(array.type):
+        # SQLite has text, and Arrow no way from that to a time of day but by way of a day.
+        import pyarrow.compute as pc
+
+        array = pc.binary_join_element_wise("1970-01-01", array, " ").cast(pa.timestamp("us"))
+    if kind == "time" and not types.is_duration(array.type):
+        array = array.cast(
+            pa.int64() if types.is_null(array.type) or types.is_timestamp(array.type) else pa.time64("us")
+        )
+        return array.cast(pa.int64()).cast(pa.duration("us"))
+    if types.is_integer(array.type) or types.is_floating(array.type):
+        raise TypeError(f"a number is no {kind}")
+    return array

@@ -1,0 +1,397 @@
+"""Datasets written to the files of a directory, or to a store: nothing has its name before all of it is whole.
+
+Each call writes one file, in a hidden directory inside; at the end they are given their names, in order. A store is
+hidden beside its place until then.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Final
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Rows
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.formats import Writes
+from daskdist.formats.columns_of import no_rows
+from daskdist.formats.compression import compression_of, without_suffix
+from daskdist.formats.npy import npy_writer
+from daskdist.formats.storage import DAMAGE, Storage, is_remote
+from daskdist.formats.zarr import Unfinished, check_store, create_store
+
+# How often a directory is removed again, where calls that nobody waits for any more still write to it, and after
+# how many seconds.
+_TRIES: Final = 5
+_AGAIN_AFTER_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a call has written.
+
+    Parameters
+    ----------
+    name
+        The name of its file, where that waits.
+    num_rows
+        Its elements.
+    num_bytes
+        Their size, in memory or in the file, whichever is more.
+    """
+
+    name: str
+    num_rows: int
+    num_bytes: int
+
+
+# ``write(number, rows)`` writes the elements of a call, by its number, where they lie.
+Write = Callable[[int, Rows], Written]
+
+
+@dataclass(frozen=True)
+class WriteFile:
+    """Elements written to a file of their own.
+
+    Parameters
+    ----------
+    form
+        How.
+    directory
+        Where.
+    storage
+        How files are opened.
+    """
+
+    form: Writes
+    directory: str
+    storage: Storage
+
+    def __call__(self, number: int, rows: Rows) -> Written:
+        # A call may be made again, while the first still goes on somewhere.
+        name = f"{number}-{uuid.uuid4().hex}.tmp"
+        path = f"{self.directory}/{name}"
+        with unwritable(path):
+            num_bytes = self._write(rows, path)
+        return Written(name, len(rows), max(rows.nbytes, num_bytes))
+
+    def _write(self, rows: Rows, path: str) -> int:
+        if not is_remote(path):
+            with open(path, "wb") as file:
+                self.form.write(rows, file)
+                return file.tell()
+        fs, inner = self.storage.located(path)
+        with fs.open(inner, "wb") as file:
+            self.form.write(rows, file)
+            return int(file.tell())
+
+
+@contextmanager
+def unwritable(path: str) -> Iterator[None]:
+    """Make what goes wrong inside a `FileError` that names what was to be written."""
+    try:
+        yield
+    except DaskdistError:
+        raise
+    except FileNotFoundError as error:
+        raise FileError(
+            f"{path}: cannot be written: there is no such directory; where workers write, give one that all of them "
+            "and this process share"
+        ) from error
+    except DAMAGE as error:
+        raise FileError(f"{path}: cannot be written: {error or type(error).__name__}") from error
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a directory that a dataset is written to.
+
+    Parameters
+    ----------
+    operation
+        What a message begins with.
+    form
+        The format of the files.
+    path
+        The directory: an absolute local path or an fsspec URL.
+    storage
+        How files are opened.
+    overwrite
+        Whether files of the format that are there already give way.
+    """
+
+    operation: str
+    form: Writes
+    path: str
+    storage: Storage
+    overwrite: bool
+
+    def write(self, spec: ElementSpec, calls: Callable[[Write], Iterable[Written]]) -> list[str]:
+        """Write them.
+
+        Parameters
+        ----------
+        spec
+            The spec of the elements.
+        calls
+            Has ``write`` called for all elements, some at a time, and gives what came of each call, in order.
+
+        Returns
+        -------
+        list of str
+            Their paths, in the order of the elements.
+
+        Raises
+        ------
+        ArgumentError
+            The format does not hold such elements, or there are files of it already.
+        FileError
+            They cannot be written. Nothing is left of them then.
+        """
+        with _told(self.operation):
+            self.form.check(spec)
+        self._check_directory()
+        fs, root = self._located
+        is_new = not fs.isdir(root)
+        waiting = f".{self.operation}-{uuid.uuid4().hex}.tmp"
+        try:
+            with unwritable(self.path):
+                fs.makedirs(f"{root}/{waiting}", exist_ok=True)
+            write = WriteFile(self.form, f"{self.path}/{waiting}", self.storage)
+            written = list(calls(write)) or [write(0, no_rows(spec))]
+            with unwritable(self.path):
+                return self._named(f"{root}/{waiting}", [each.name for each in written])
+        except BaseException:
+            _remove(fs, f"{root}/{waiting}")
+            if is_new:
+                with suppress(Exception):
+                    fs.rmdir(root)
+            raise
+
+    @cached_property
+    def _located(self) -> tuple[Any, str]:
+        fs, root = self.storage.located(self.path)
+        return fs, root.rstrip("/")
+
+    def _check_directory(self) -> None:
+        fs, root = self._located
+        with unwritable(self.path):
+            fs.invalidate_cache(root)
+            if fs.isfile(root):
+                raise ArgumentError(f"{self.operation}: {self.path} is a file; give a directory")
+            found = self._found()
+        if found and not self.overwrite:
+            raise ArgumentError(
+                f"{self.operation}: {self.path} has {found[0]!r} already ({len(found)} such files in all); give "
+                "another directory, or overwrite=True to replace them once the new ones are whole"
+            )
+        below = next((name for name in found if "/" in name), None)
+        if below is not None:
+            # Readers of the directory would take them for some of the new ones, and nobody asked for their removal.
+            raise ArgumentError(
+                f"{self.operation}: {self.path} has {below!r} in a directory below it, which overwrite=True leaves; "
+                "remove it first, or give another directory"
+            )
+
+    def _found(self) -> list[str]:
+        # The names of the files of the format that a reader of the directory would find.
+        fs, root = self._located
+        names = [str(name)[len(root) + 1 :] for name in (fs.find(root) if fs.isdir(root) else ())]
+        return sorted(
+            name
+            for name in names
+            if without_suffix(name).endswith(self._endings) and not any(map(_is_hidden, name.split("/")))
+        )
+
+    @property
+    def _endings(self) -> tuple[str, ...]:
+        return tuple(map(without_suffix, self.form.suffixes))
+
+    def _named(self, waiting: str, names: Sequence[str]) -> list[str]:
+        fs, root = self._located
+        fs.invalidate_cache(waiting)
+        for name in names:
+            if not fs.exists(f"{waiting}/{name}"):
+                raise FileError(
+                    f"{self.path}: what the workers have written is not there for this process; give a directory that "
+                    "all of them share"
+                )
+        num_digits = max(5, len(str(len(names) - 1)))
+        finals = [f"{root}/part-{place:0{num_digits}d}{self.form.suffixes[0]}" for place in range(len(names))]
+        # Old files go first: at no time are there some of both.
+        old = self._found() if self.overwrite else []
+        moves = [(f"{root}/{name}", f"{waiting}/{place}.old") for place, name in enumerate(old)]
+        moves += [(f"{waiting}/{name}", final) for name, final in zip(names, finals, strict=True)]
+        _move(fs, moves)
+        with suppress(OSError):
+            # That of a process too which was killed.
+            is_waiting = re.compile(rf"\.{self.operation}-[0-9a-f]{{32}}\.tmp").fullmatch
+            for entry in [waiting, *fs.ls(root, detail=False)]:
+                if is_waiting(str(entry).rstrip("/").rpartition("/")[2]):
+                    _remove(fs, entry)
+        return [fs.unstrip_protocol(final) for final in finals] if is_remote(self.path) else finals
+
+
+@dataclass(frozen=True)
+class WriteChunk:
+    """Elements written to a store, as the chunk of the number of the call.
+
+    Parameters
+    ----------
+    store
+        What is being written.
+    """
+
+    store: Unfinished
+
+    def __call__(self, number: int, rows: Rows) -> Written:
+        self.store.write(number, rows)
+        return Written("", len(rows), rows.nbytes)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A Zarr store that a dataset is written to.
+
+    Parameters
+    ----------
+    operation
+        What a message begins with.
+    path
+        An absolute local path or an fsspec URL.
+    chunk_rows
+        The elements of each call but the last.
+    storage
+        How it is opened.
+    overwrite
+        Whether a store that is there already gives way.
+    """
+
+    operation: str
+    path: str
+    chunk_rows: int
+    storage: Storage
+    overwrite: bool
+
+    def write(self, spec: ElementSpec, calls: Callable[[Write], Iterable[Written]]) -> list[str]:
+        """Write it; parameters, results and errors are those of `Files.write`."""
+        with _told(self.operation):
+            check_store(spec)
+        fs, root = self.storage.located(self.path)
+        root = root.rstrip("/")
+        with unwritable(self.path):
+            fs.invalidate_cache(root)
+            is_there = fs.exists(root)
+        if is_there:
+            self._check_store(fs, root)
+        parent, _, last = self.path.rstrip("/").rpartition("/")
+        aside = f"{parent}/.{last}.{uuid.uuid4().hex}.tmp" if is_there else self.path
+        store = create_store(aside, spec, self.chunk_rows, self.storage)
+        try:
+            store.finish(sum(each.num_rows for each in calls(WriteChunk(store))))
+        except BaseException:
+            with suppress(FileError):
+                store.abandon()
+            raise
+        if is_there:
+            old = self.storage.located(f"{parent}/.{last}.{uuid.uuid4().hex}.tmp")[1]
+            with unwritable(self.path):
+                _move(fs, [(root, old), (self.storage.located(aside)[1], root)], recursive=True)
+            _remove(fs, old)
+        return [self.path]
+
+    def _check_store(self, fs: Any, root: str) -> None:
+        if not self.overwrite:
+            raise ArgumentError(
+                f"{self.operation}: {self.path} is there already; give another path, or overwrite=True to replace it "
+                "once the new one is whole"
+            )
+        # What is removed is to be no directory of anything else.
+        if not any(fs.exists(f"{root}/{name}") for name in ("zarr.json", ".zgroup", ".zarray")):
+            raise ArgumentError(
+                f"{self.operation}: {self.path} is no Zarr store, and overwrite=True replaces only such; give another "
+                "path"
+            )
+
+
+def compression_to_write(operation: str, name: str | None) -> str | None:
+    """The compression that a user's name for it stands for, of files that are written.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such name.
+    """
+    with _told(operation):
+        found = compression_of(name)
+        if found == "infer":
+            raise ArgumentError("compression is 'infer', and there is no file yet to tell it by; give a name, or None")
+    return found
+
+
+def npy_to_write(operation: str, spec: ElementSpec) -> Writes:
+    """The format of NumPy's that such elements are written in.
+
+    Raises
+    ------
+    ArgumentError
+        They are not; the message says which leaf, and what to do.
+    """
+    with _told(operation):
+        return npy_writer(spec)
+
+
+def rows_of_chunk(spec: ElementSpec, num_rows: int) -> int:
+    """The elements of a chunk where nobody says: a call's, but not more than there are where that is known."""
+    row_bytes = sum(prod(size or 1 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)
+    most = in_bytes("bundle-bytes") // max(row_bytes, 1)
+    return max(1, min(most, num_rows) if num_rows >= 0 else most)
+
+
+@contextmanager
+def _told(operation: str) -> Iterator[None]:
+    # Which operation it was that found fault with its arguments.
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(f"{operation}: {error}") from None
+
+
+def _is_hidden(part: str) -> bool:
+    return part.startswith(".")
+
+
+def _move(fs: Any, moves: Sequence[tuple[str, str]], **options: Any) -> None:
+    # All of them or none, as far as that can be.
+    done: list[tuple[str, str]] = []
+    try:
+        for source, target in moves:
+            if fs.exists(target):
+                raise FileError(f"{target}: came while this was written; write to a place of your own")
+            fs.mv(source, target, **options)
+            done.append((source, target))
+    except BaseException:
+        for source, target in reversed(done):
+            with suppress(Exception):
+                fs.mv(target, source, **options)
+        raise
+
+
+def _remove(fs: Any, directory: str) -> None:
+    # Best effort: what stays is hidden.
+    for _ in range(_TRIES):
+        try:
+            fs.rm(directory, recursive=True)
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(_AGAIN_AFTER_S)
+        else:
+            return

@@ -1,0 +1,411 @@
+"""Zarr stores, v2 and v3, read by zarr-python; splits end where chunks do, or shards, which are decoded together."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block, Rows
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE, Structure
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats import First
+from daskdist.formats.arrays import (
+    LONE_NAME,
+    Arrays,
+    Stored,
+    by_chunks,
+    check_alike,
+    check_rows,
+    check_writable,
+    chosen,
+    columns_of,
+    rows_label,
+)
+from daskdist.formats.storage import Paths, Storage, failures, is_remote, local
+
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+_KINDS: Final = "biufcmMSUTO"
+_ADVICE: Final = "make it numbers, times, text or bytes with map(...)"
+# The length of arrays that are being written; no array has as many rows.
+_OPEN_END: Final = 2**48
+# What the metadata of an array is called, in v3 and in v2.
+_METADATA: Final = ("zarr.json", ".zarray")
+# A filter by which whoever wrote the store would run what they like here.
+_HOSTILE: Final = "pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a store a split is.
+
+    Parameters
+    ----------
+    path
+        Of the store.
+    start, stop
+        Its rows.
+    arrays
+        The arrays as elements.
+    stamps
+        What tells each of them, as it was listed, from another in its place.
+    """
+
+    path: str
+    start: int
+    stop: int
+    arrays: Arrays
+    stamps: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Zarr:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    arrays
+        Which arrays of a group, in what structure: see `Columns.of`.
+    storage
+        How stores are opened.
+    """
+
+    arrays: Any = None
+    storage: Storage = field(default_factory=Storage)
+
+    name = "zarr"
+    suffixes = (".zarr", ".zarr.zip")
+    is_splittable = True
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return path.rstrip("/").endswith(self.suffixes)
+
+    def spec(self, path: str) -> ElementSpec:
+        return self._found(path, None)[0].spec
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        arrays, stamps = self._found(path, first)
+        check_alike(arrays, path, first)
+        return [
+            Split(
+                rows_label(path, start, stop),
+                Part(path, start, stop, arrays, stamps),
+                stop - start,
+                (stop - start) * arrays.row_bytes,
+                file,
+                path,
+            )
+            for start, stop in arrays.cuts(path)
+        ]
+
+    def read(self, split: Split) -> Block:
+        return self._rows(split.payload, split.label)
+
+    def salvage(self, split: Split) -> Block:
+        part: Part = split.payload
+
+        def read(start: int, stop: int) -> Block:
+            return self._rows(replace(part, start=start, stop=stop), rows_label(part.path, start, stop))
+
+        return part.arrays.salvage(part.start, part.stop, split.label, part.path, read)
+
+    def _rows(self, part: Part, label: str) -> Block:
+        with self._opened(part.path) as store, failures(label, kinds=(Exception,)):
+            found = {each.name: self._array(store, each.name, part.path) for each in part.arrays.stored}
+
+            def rows(stored: Stored) -> Any:
+                array, stamp = found[stored.name]
+                if stamp != part.stamps[stored.name]:
+                    raise FileError(f"{label}: the store was changed since it was listed; make the dataset anew")
+                key = part.path, stored.name, stamp
+                return by_chunks(stored, part.start, part.stop, key, lambda start, stop: _values(array, start, stop))
+
+            return part.arrays.block(rows, label)
+
+    def _found(self, path: str, first: First | None) -> tuple[Arrays, dict[str, str]]:
+        zarr, stamps = _library(), {}
+        with self._opened(path) as store, failures(path, "not a Zarr store, or a damaged one", (Exception,)):
+            try:
+                node = zarr.open(store, mode="r")
+            except FileNotFoundError:
+                raise FileError(f"{path}: not a Zarr store: there is no group and no array") from None
+            if isinstance(node, zarr.Array):
+                columns = chosen(self.arrays, [LONE_NAME], path, first)
+            else:
+                columns = chosen(self.arrays, _names(node, self.arrays), path, first)
+
+            def describe(name: str) -> Stored:
+                array, stamps[name] = self._array(store, name, path)
+                return _stored(array, name, path)
+
+            return Arrays.of(columns, describe, path), stamps
+
+    def _array(self, store: Any, name: str, path: str) -> tuple[Any, str]:
+        # By its own metadata: what a group has put together of all may be older.
+        array = _library().open_array(store, path=name, mode="r")
+        metadata = array.metadata.to_dict()
+        metadata.pop("attributes", None)
+        text = json.dumps(metadata, default=str, sort_keys=True)
+        if _HOSTILE in text:
+            raise FileError(f"{path}: array {name!r} is made of pickled Python objects, which are not read")
+        places = [] if is_remote(path) else [os.path.join(path, name, each) for each in _METADATA]
+        times = [os.stat(place).st_mtime_ns for place in places if os.path.exists(place)]
+        return array, hashlib.blake2b(f"{text} {times}".encode(), digest_size=16).hexdigest()
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[Any]:
+        storage = _library().storage
+        with failures(path, "cannot be opened as a Zarr store", (Exception,)):
+            if is_remote(path):
+                store = storage.FsspecStore.from_url(path, dict(self.storage.options or {}), read_only=True)
+            elif os.path.isdir(path):
+                store = storage.LocalStore(path, read_only=True)
+            else:
+                os.stat(path)
+                store = storage.ZipStore(path, mode="r")
+        try:
+            yield store
+        finally:
+            # An archive that is none was never opened, which its store does not expect.
+            with suppress(AttributeError):
+                store.close()
+
+
+def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
+    """The stores that paths and globs name, each a directory or an archive: those of one pattern sorted.
+
+    Raises
+    ------
+    FileError
+        A pattern names none.
+    """
+    several: list[Any] = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not several:
+        raise FileError("the list of stores is empty; give a path or URL, a glob, or a list of them")
+    found: list[str] = []
+    for path in map(os.fspath, several):
+        if is_remote(path):
+            fs, inner = storage.located(path)
+            chained = path.partition("::")[1:]
+            with failures(path, "cannot be looked up"):
+                matches = fs.glob(inner) if glob.has_magic(inner) else []
+            matches = [fs.unstrip_protocol(each) + "".join(chained) for each in matches]
+            matches = sorted(matches) if glob.has_magic(inner) else [path]
+        else:
+            whole = local(path)
+            matches = [whole] if os.path.exists(whole) else sorted(glob.glob(whole))
+        if not matches:
+            raise FileError(f"no such store: {path!r}")
+        found.extend(matches)
+    return tuple(found)
+
+
+def _names(group: Any, asked: Any) -> list[str]:
+    # Those in the group itself, and of those in groups below it the ones that are asked for.
+    zarr = _library()
+    names = sorted(group.array_keys())
+    if asked is None:
+        return names
+    wanted = [each for leaf in Structure.of(asked)[0] for each in (leaf if isinstance(leaf, list) else [leaf])]
+    below = [each for each in wanted if isinstance(each, str) and each.strip("/") == each and "/" in each]
+    return [*names, *(each for each in below if isinstance(group.get(each), zarr.Array))]
+
+
+def _stored(array: Any, name: str, path: str) -> Stored:
+    check_rows(name, array.shape, path)
+    chunk_rows = (array.shards or array.chunks)[0]
+    if array.dtype == _TEXT or (array.dtype == object and _is_bytes(array)):
+        row = ElementSpec(LONE, (TensorSpec(array.shape[1:], array.dtype),))
+        row_bytes = int(np.prod(array.shape[1:])) * array.dtype.itemsize
+        return Stored(name, array.shape[0], row, row_bytes, max(chunk_rows, 1))
+    return Stored.of(name, array.shape, array.dtype, path, chunk_rows)
+
+
+def _is_bytes(array: Any) -> bool:
+    metadata = array.metadata
+    kind = metadata.data_type if metadata.zarr_format == 3 else metadata.dtype
+    return isinstance(kind, _library().dtype.VariableLengthBytes)
+
+
+def _values(array: Any, start: int, stop: int) -> Any:
+    found = np.asarray(array[start:stop])
+    if len(found) != stop - start:
+        raise EOFError(f"rows {start} to {stop} were to be read, and there are {len(found)}")
+    return found
+
+
+# --- writing ---
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A store that is being written, under a name that no reader looks for.
+
+    Parameters
+    ----------
+    path
+        What it is called at last.
+    temporary
+        Where it is now.
+    names
+        Its arrays, a leaf each; ``""`` where it is one array.
+    chunk_rows
+        The rows of a chunk, and so of a part.
+    storage
+        How it is opened.
+    """
+
+    path: str
+    temporary: str
+    names: tuple[str, ...]
+    chunk_rows: int
+    storage: Storage
+
+    def write(self, number: int, rows: Rows) -> None:
+        """Write the elements from ``number * chunk_rows`` on; others may write other parts at the same time.
+
+        Parameters
+        ----------
+        number
+            Of the part.
+        rows
+            So many elements as a chunk has; fewer in the last.
+
+        Raises
+        ------
+        ArgumentError
+            There are more, or they differ in shape or dtype.
+        FileError
+            The store cannot be written to.
+        """
+        if len(rows) > self.chunk_rows:
+            raise ArgumentError(f"part {number} of {self.path} has {len(rows)} rows, and a chunk {self.chunk_rows}")
+        start = number * self.chunk_rows
+        leaves = columns_of(rows)
+        with failures(self.path, "cannot be written", (Exception,)), self._opened() as store:
+            for name, leaf in zip(self.names, leaves, strict=True):
+                array = _library().open_array(store, path=name, mode="r+")
+                # A chunk that is not there is one that was lost, not one of zeros.
+                array = array.with_config({"write_empty_chunks": True})
+                array[start : start + len(leaf)] = leaf
+
+    def finish(self, num_rows: int) -> None:
+        """Say how many rows there are, and give the store its name.
+
+        Raises
+        ------
+        FileError
+            There is something of that name, or the store cannot be written to.
+        """
+        fs, inner = self.storage.located(self.temporary)
+        _, final = self.storage.located(self.path)
+        with failures(self.path, "cannot be written", (Exception,)):
+            for name in self.names:
+                place = f"{inner}/{name}/zarr.json" if name else f"{inner}/zarr.json"
+                metadata = json.loads(fs.cat_file(place))
+                metadata["shape"][0] = num_rows
+                fs.pipe_file(place, json.dumps(metadata, indent=2).encode())
+            if self.names != (LONE_NAME,):
+                with self._opened() as store, warnings.catch_warnings():
+                    # That other readers may not know it, who then look at each array.
+                    warnings.simplefilter("ignore")
+                    _library().consolidate_metadata(store)
+            if fs.exists(final):
+                raise FileError(f"{self.path}: there is something of that name; remove it, or write to another")
+            fs.mv(inner, final, recursive=True)
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        fs, inner = self.storage.located(self.temporary)
+        with failures(self.path, "cannot be removed", (Exception,)):
+            if fs.exists(inner):
+                fs.rm(inner, recursive=True)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        storage = _library().storage
+        if is_remote(self.temporary):
+            store = storage.FsspecStore.from_url(self.temporary, dict(self.storage.options or {}))
+        else:
+            store = storage.LocalStore(self.temporary)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+def check_store(spec: ElementSpec) -> tuple[str, ...]:
+    """The names of the arrays that elements are written as, ``""`` for a lone one.
+
+    Raises
+    ------
+    ArgumentError
+        They cannot be; the message says which leaf, and what to do.
+    """
+    return tuple(check_writable(spec, "Zarr", _KINDS, _ADVICE))
+
+
+def create_store(path: str, spec: ElementSpec, chunk_rows: int, storage: Storage | None = None) -> Unfinished:
+    """Start a store of format v3: one array for lone leaves, else a group of one for each.
+
+    Parameters
+    ----------
+    path
+        What it is to be called: a local path or fsspec URL.
+    spec
+        Of an element.
+    chunk_rows
+        The rows of a chunk, which spans all other axes.
+    storage
+        How it is opened.
+
+    Raises
+    ------
+    ArgumentError
+        Such elements cannot be written.
+    FileError
+        There is something of that name, or it cannot be written.
+    """
+    storage = storage or Storage()
+    names = check_store(spec)
+    path = path.rstrip("/") if is_remote(path) else local(path)
+    parent, _, last = path.rpartition("/")
+    made = Unfinished(path, f"{parent}/.{last}.{uuid.uuid4().hex}.tmp", names, chunk_rows, storage)
+    fs, inner = storage.located(path)
+    zarr = _library()
+    with failures(path, "cannot be written", (Exception,)):
+        if fs.exists(inner):
+            raise FileError(f"{path}: there is something of that name; remove it, or write to another")
+        with made._opened() as store:
+            if names != (LONE_NAME,):
+                zarr.create_group(store, zarr_format=3)
+            for name, leaf in zip(names, spec.leaves, strict=True):
+                shape = tuple(size or 0 for size in leaf.shape)
+                zarr.create_array(
+                    store,
+                    name=name or None,
+                    shape=(_OPEN_END, *shape),
+                    chunks=(chunk_rows, *(max(size, 1) for size in shape)),
+                    dtype="variable_length_bytes" if leaf.dtype == object else leaf.dtype,
+                    zarr_format=3,
+                )
+    return made
+
+
+def _library() -> Any:
+    try:
+        import zarr
+    except ImportError as error:
+        raise ImportError("Zarr stores are read by zarr-python 3; pip install 'daskdist[zarr]'") from error
+    return zarr

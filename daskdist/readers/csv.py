@@ -1,0 +1,441 @@
+"""Datasets of delimited text: our own, and those that TensorFlow has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.structure import as_array
+from daskdist.dataset import Dataset
+from daskdist.errors import ArgumentError
+from daskdist.formats.compression import compression_of
+from daskdist.formats.csv import Csv
+from daskdist.formats.dialect import Dialect
+from daskdist.formats.fields import NULLS
+from daskdist.formats.partitions import Partitions
+from daskdist.formats.storage import Paths, Storage
+from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+
+
+def read_csv(
+    paths: Paths,
+    columns: Any = None,
+    *,
+    delimiter: str | None = None,
+    header: bool | Sequence[str] = True,
+    dtypes: Mapping[str, Any] | None = None,
+    missing: Mapping[str, Any] | None = None,
+    null_values: Sequence[str] = NULLS,
+    quote: str | None = '"',
+    newlines_in_values: bool = True,
+    encoding: str = "utf-8",
+    sample_bytes: int = 2**20,
+    compression: str | None = "infer",
+    partitioned: bool = True,
+    storage_options: StorageOptions = None,
+) -> Dataset:
+    r"""The rows of CSV or TSV files, in the order of the files.
+
+    Parameters
+    ----------
+    paths
+        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+    columns
+        Which columns, and how they make up an element: None for all and a list of names for some, as a dict
+        by name; or any structure of names, in which a list stands for one array of its columns side by side:
+        ``{"x": ["f0", "f1"], "y": "label"}``.
+    delimiter
+        What is between fields, one character; None for a tab in files whose names end in ``.tsv`` or ``.tab``, else
+        a comma.
+    header
+        Whether files begin with the names of their columns; if not, these are ``c0``, ``c1`` and so on, or the names
+        given here.
+    dtypes
+        The types of some columns: a dtype, ``"str"`` or ``"bytes"``. Those of the others are inferred: int64, bool,
+        ``datetime64`` (of days, seconds or nanoseconds), ``timedelta64`` of times of day, float64, else text.
+    missing
+        What stands for a missing value, by column: ``{"count": -1}``. Without, it is NaN in floats, NaT in times, an
+        error in integers and booleans, and text is what it is: ``""`` where a field is empty.
+    null_values
+        What is written for a missing value.
+    quote
+        What fields may be put in, doubled within; None where quotes are no more than text.
+    newlines_in_values
+        Whether a field in quotes may hold newlines. If none does, say so: then a range of a large file is read without
+        what is before it.
+    encoding
+        That of the text.
+    sample_bytes
+        How much is looked at for the types of columns, of the first file that has rows.
+    compression
+        ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
+        ``"xz"``; or None.
+    partitioned
+        Whether directories named ``name=value`` make columns: integers where all values are, else text.
+    storage_options
+        What the file system takes: credentials, an endpoint.
+
+    Returns
+    -------
+    Dataset
+        An element a row; blank lines are no rows. A byte range is the unit of reading, of a compressed file a part
+        after the other.
+
+    Raises
+    ------
+    FileError
+        No file matches, or none has as much as a header. While iterating: a file lacks a column or has others, a row
+        has too many or too few fields, a value is not of its column's type, a quote is not closed. The message names
+        the row, the column and the value, and says what to write.
+    ArgumentError
+        There is no such column, type or encoding.
+
+    Notes
+    -----
+    A type holds for all files, and what comes after the sample may not be of it: give ``dtypes`` where it matters.
+    A column of whole numbers is float64 where a value is missing in the sample, and one of true and false text.
+    Whole numbers beyond int64 are inferred to be floats; say ``"uint64"`` or ``"str"``. Times that say their zone are
+    UTC. Columns are found by name in each file, in whatever order it has them.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "a.csv")
+    >>> _ = path.write_text('n,word\n1,"one\ntwo"\n2,three\n')
+    >>> list(read_csv(path))
+    [{'n': np.int64(1), 'word': 'one\ntwo'}, {'n': np.int64(2), 'word': 'three'}]
+    """
+    names = None if isinstance(header, bool) else tuple(header)
+    if names is not None and not (names and all(isinstance(name, str) for name in names)):
+        raise ArgumentError(f"header is {header!r:.80}; give True, False, or a list of names")
+    if isinstance(null_values, str):
+        raise ArgumentError(f"null_values is {null_values!r}; give a list: [{null_values!r}]")
+    storage = Storage(storage_options)
+    dialect = Dialect(delimiter, quote, newlines_in_values, encoding, header is True, names, tuple(null_values))
+    found = storage.expand(paths, endings(Csv()))
+    partitions = Partitions.of(found) if partitioned else Partitions()
+    form = Csv(
+        columns,
+        dialect,
+        dtypes,
+        missing,
+        sample_bytes=sample_bytes,
+        compression=compression_of(compression),
+        partitions=partitions,
+        storage=storage,
+    )
+    return of_files(form.learned(found), found)
+
+
+# --- TensorFlow's ---
+
+_TYPES: Final = {"float32", "float64", "int32", "int64"}
+# As much of a file as tells how many columns it has.
+_SAMPLE_BYTES: Final = 2**12
+
+
+class CsvDataset(Dataset):
+    """The rows of CSV files as tuples, as TensorFlow's has them: text is bytes.
+
+    Parameters
+    ----------
+    filenames
+        A path or a list of them, or a dataset of paths.
+    record_defaults
+        For each column that is selected what stands for an empty field; or its type, one of float32, float64, int32,
+        int64, ``str`` and ``bytes``, or an empty array of that, where an empty field is an error.
+    compression_type
+        None, ``""``, ``"ZLIB"`` or ``"GZIP"``.
+    buffer_size
+        Taken for compatibility.
+    header
+        Whether the first row of each file is left out.
+    field_delim
+        What is between fields.
+    use_quote_delim
+        Whether fields may be in double quotes.
+    na_value
+        What an empty field may be written as.
+    select_cols, exclude_cols
+        The numbers of the columns that are read, or that are not.
+
+    Raises
+    ------
+    FileError
+        No file matches. While iterating: a field is empty and has no default, or is not of its type, or a row has
+        too many or too few fields.
+    ArgumentError
+        The types or numbers of columns are none.
+
+    Notes
+    -----
+    Where TensorFlow raises an error for quotes inside of a field that is not in quotes, they are text here. Blank lines
+    are left out where there are several columns. All rows have as many fields, also where few are selected.
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        record_defaults: Sequence[Any],
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        header: bool = False,
+        field_delim: str = ",",
+        use_quote_delim: bool = True,
+        na_value: str = "",
+        select_cols: Sequence[int] | None = None,
+        exclude_cols: Sequence[int] | None = None,
+    ) -> None:
+        if select_cols is not None and exclude_cols is not None:
+            raise ArgumentError("CsvDataset: select_cols and exclude_cols are both given; give one of them")
+        fields = _field_list(record_defaults, "record_defaults")
+        names: tuple[str, ...] = ()
+        if select_cols is not None:
+            numbers = _increasing(select_cols, "select_cols")
+            if len(numbers) != len(fields):
+                raise ArgumentError(
+                    f"CsvDataset: select_cols has {len(numbers)} columns, and record_defaults {len(fields)}; give one "
+                    "default for each"
+                )
+        else:
+            left_out = _increasing(exclude_cols or (), "exclude_cols")
+            num_columns = len(fields) + len(left_out)
+            names = tuple(f"c{number}" for number in range(num_columns))
+            numbers = [number for number in range(num_columns) if number not in left_out]
+        chosen = [f"c{number}" for number in numbers]
+        dialect = Dialect(
+            field_delim,
+            '"' if use_quote_delim else None,
+            has_header=header,
+            names=names,
+            null_values=tuple(dict.fromkeys(("", na_value))),
+            keeps_blank=len(names) == 1,
+        )
+        form = _of_fields(tuple(chosen), dict(zip(chosen, fields, strict=True)), dialect, compression_type)
+        paths = listed(filenames, form)
+        super().__init__(read_node(form.learned(paths), paths))
+
+
+def make_csv_dataset(
+    file_pattern: str | Sequence[str],
+    batch_size: int,
+    column_names: Sequence[str] | None = None,
+    column_defaults: Sequence[Any] | None = None,
+    label_name: str | None = None,
+    select_columns: Sequence[int | str] | None = None,
+    field_delim: str = ",",
+    use_quote_delim: bool = True,
+    na_value: str = "",
+    header: bool = True,
+    num_epochs: int | None = None,
+    shuffle: bool = True,
+    shuffle_buffer_size: int = 10000,
+    shuffle_seed: int | None = None,
+    prefetch_buffer_size: int | None = None,
+    num_parallel_reads: int | None = None,
+    sloppy: bool = False,
+    num_rows_for_inference: int | None = 100,
+    compression_type: str | None = None,
+    ignore_errors: bool = False,
+    encoding: str = "utf-8",
+) -> Dataset:
+    """Batches of the rows of CSV files as dicts by column, as TensorFlow's has them; `read_csv` is our own.
+
+    Parameters
+    ----------
+    file_pattern
+        A path or glob, or a list of them.
+    batch_size
+        Rows a batch.
+    column_names
+        The names of all columns; None for those of the header of the first file.
+    column_defaults
+        For each column that is selected what stands for an empty field, or its type where that is an error: see
+        `CsvDataset`. Without, types are inferred, and 0 or ``b""`` stands for an empty field.
+    label_name
+        The column that elements are pairs by: the dict of the others, and its values.
+    select_columns
+        The names or numbers of columns to read; they come in the order of the file.
+    field_delim, use_quote_delim, na_value, compression_type
+        As of `CsvDataset`.
+    header
+        Whether each file begins with a header.
+    num_epochs
+        How often all rows come; without end if None, in whole batches then.
+    shuffle, shuffle_buffer_size, shuffle_seed
+        Whether rows are shuffled, anew each time, by a buffer of how many, from which seed on.
+    prefetch_buffer_size
+        0 for no prefetching.
+    num_parallel_reads
+        How many files' rows come in turns.
+    sloppy
+        Whether they may come in any order where there are several.
+    num_rows_for_inference
+        How many rows are looked at for the types of columns; all if None. A type is the first of int32, int64,
+        float32, float64 and bytes that all have.
+    ignore_errors
+        Whether rows that cannot be read are left out.
+    encoding
+        Taken for compatibility: text is bytes.
+
+    Raises
+    ------
+    FileError
+        No file matches, or has no header. While iterating: as of `CsvDataset`.
+    ArgumentError
+        There is no such column, or not a default for each.
+
+    Notes
+    -----
+    Files come in the order of their names, also where rows are shuffled.
+    """
+    storage = Storage()
+    if not header and column_names is None:
+        raise ArgumentError("make_csv_dataset: there is neither a header nor column_names; give column_names=[...]")
+    dialect = Dialect(
+        field_delim,
+        '"' if use_quote_delim else None,
+        has_header=header,
+        names=None if column_names is None else tuple(column_names),
+        null_values=tuple(dict.fromkeys(("", na_value))),
+    )
+    paths = storage.expand(file_pattern, endings(Csv()))
+    every = Csv(None, dialect, sample_bytes=_SAMPLE_BYTES, compression=compression_of(compression_type)).learned(paths)
+    names = every.schema.names if every.schema is not None else ()
+    chosen = _selected(select_columns, names)
+    if label_name is not None and label_name not in chosen:
+        raise ArgumentError(
+            f"make_csv_dataset: label_name is {label_name!r}; it is to be one of {', '.join(map(repr, chosen))}"
+        )
+    if column_defaults is None:
+        sampled = _of_fields(tuple(chosen), dict.fromkeys(chosen, ("bytes", b"")), dialect, compression_type)
+        looked_at = of_files(sampled.learned(paths), paths)
+        rows = list(islice(looked_at.ignore_errors() if ignore_errors else looked_at, num_rows_for_inference))
+        fields = [_inferred((bytes(row[place]) for row in rows), na_value) for place in range(len(chosen))]
+    else:
+        fields = _field_list(column_defaults, "column_defaults")
+        if len(fields) != len(chosen):
+            raise ArgumentError(
+                f"make_csv_dataset: column_defaults has {len(fields)} values for {len(chosen)} columns; give one for "
+                f"each of {', '.join(map(repr, chosen))}"
+            )
+    features = {name: name for name in chosen if name != label_name}
+    columns = features if label_name is None else (features, label_name)
+    form = _of_fields(columns, dict(zip(chosen, fields, strict=True)), dialect, compression_type).learned(paths)
+    ds = of_files(form, paths)
+    if num_parallel_reads is not None and num_parallel_reads != 1 and len(paths) > 1:
+        names_of_files = Dataset.from_tensor_slices(np.array(paths, np.dtypes.StringDType()))
+        cycle = None if num_parallel_reads < 1 else num_parallel_reads
+        ds = names_of_files.interleave(lambda path: of_files(form, (str(path),)), cycle, 1, deterministic=not sloppy)
+    if ignore_errors:
+        ds = ds.ignore_errors()
+    if shuffle:
+        ds = ds.shuffle(shuffle_buffer_size, shuffle_seed)
+    if num_epochs != 1:
+        ds = ds.repeat(num_epochs)
+    ds = ds.batch(batch_size, drop_remainder=num_epochs is None)
+    return (
+        ds if prefetch_buffer_size == 0 else ds.prefetch(-1 if prefetch_buffer_size is None else prefetch_buffer_size)
+    )
+
+
+# Of a column its type, and what stands for an empty field; None where nothing does.
+_Field = tuple[str, Any]
+
+
+def _of_fields(columns: Any, fields: Mapping[str, _Field], dialect: Dialect, compression: str | None) -> Csv:
+    return Csv(
+        columns,
+        dialect,
+        {name: kind for name, (kind, _) in fields.items()},
+        {name: default for name, (_, default) in fields.items() if default is not None},
+        is_strict=True,
+        sample_bytes=_SAMPLE_BYTES,
+        compression=compression_of(compression),
+        partitions=Partitions(),
+    )
+
+
+def _field_list(defaults: Sequence[Any], what: str) -> list[_Field]:
+    if not isinstance(defaults, (list, tuple)) or not defaults:
+        raise ArgumentError(f"{what} is {defaults!r:.80}; give a list of a default or type for each column")
+    return [_field(default, f"{what}[{number}]") for number, default in enumerate(defaults)]
+
+
+def _field(default: Any, what: str) -> _Field:
+    if isinstance(default, (type, np.dtype)) or (isinstance(default, str) and default in (*_TYPES, "string")):
+        # Python's own numbers are of 32 bits, as they are as elements.
+        kind = {"string": str, int: np.int32, float: np.float32}.get(default, default)
+        return _type_named(np.dtype(kind), what), None
+    value = np.asarray(as_array(default))
+    kind_name = _type_named(value.dtype, what)
+    if value.size > 1:
+        raise ArgumentError(f"{what} is {default!r:.80}; give one default, or a type")
+    if not value.size:
+        return kind_name, None
+    only = value.reshape(-1)[0]
+    if kind_name == "bytes":
+        return kind_name, only if isinstance(only, bytes) else str(only).encode()
+    return kind_name, only.item()
+
+
+def _type_named(dtype: np.dtype[Any], what: str) -> str:
+    if dtype.kind in "SUTO":
+        return "bytes"
+    if dtype.name not in _TYPES:
+        raise ArgumentError(f"{what} is of {dtype}; there are {', '.join(sorted(_TYPES))}, str and bytes")
+    return dtype.name
+
+
+def _increasing(numbers: Iterable[int], what: str) -> list[int]:
+    found = list(numbers)
+    if any(number < 0 for number in found) or any(b <= a for a, b in pairwise(found)):
+        raise ArgumentError(f"CsvDataset: {what} is {found}; give numbers of columns, from 0 on, that increase")
+    return found
+
+
+def _selected(select: Sequence[int | str] | None, names: Sequence[str]) -> list[str]:
+    if select is None:
+        return list(names)
+    chosen = []
+    for each in select:
+        if isinstance(each, int) and not 0 <= each < len(names):
+            raise ArgumentError(f"select_columns: no column {each}; there are {len(names)}, from 0 on")
+        name = names[each] if isinstance(each, int) else each
+        if name not in names:
+            raise ArgumentError(f"select_columns: no column {name!r}; there are {', '.join(map(repr, names))}")
+        if name in chosen:
+            raise ArgumentError(f"select_columns has {name!r} twice; give each column once")
+        chosen.append(name)
+    return sorted(chosen, key=list(names).index)
+
+
+# Types from narrow to wide, each with whether a text is of it.
+_ORDER: Final = ("int32", "int64", "float32", "float64")
+
+
+def _inferred(texts: Iterable[bytes], na_value: str) -> _Field:
+    widest = -1
+    for text in texts:
+        if text in (b"", na_value.encode()):
+            continue
+        place = next((place for place in range(max(widest, 0), len(_ORDER)) if _is_of(text, _ORDER[place])), None)
+        if place is None:
+            return "bytes", b""
+        widest = place
+    return (_ORDER[widest], 0) if widest >= 0 else ("bytes", b"")
+
+
+def _is_of(text: bytes, kind: str) -> bool:
+    # What Python takes for a number, and the decoder does not.
+    if b"_" in text or (kind.startswith("int") and b"+" in text):
+        return False
+    try:
+        if kind.startswith("int"):
+            limits = np.iinfo(kind)
+            return bool(limits.min <= int(text) <= limits.max)
+        with np.errstate(over="ignore"):
+            return bool(np.dtype(kind).type(text.decode()) < np.inf)
+    except ValueError:
+        return False

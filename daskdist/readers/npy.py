@@ -1,0 +1,60 @@
+"""Datasets of NumPy's files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskdist.dataset import Dataset
+from daskdist.formats.npy import Npy
+from daskdist.formats.storage import Paths, Storage
+from daskdist.readers.files import StorageOptions, of_files
+
+
+def read_npy(paths: Paths, columns: Any = None, *, storage_options: StorageOptions = None) -> Dataset:
+    """The rows of arrays in ``.npy`` and ``.npz`` files, in the order of the files.
+
+    Parameters
+    ----------
+    paths
+        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+    columns
+        Of ``.npz`` files, which arrays, and how they make up an element: None for all and a list of names for some,
+        as a dict by name; or any structure of names, in which a list stands for one array of arrays of numbers
+        side by side: ``{"x": ["f0", "f1"], "y": "label"}``.
+    storage_options
+        What the file system takes: credentials, an endpoint.
+
+    Returns
+    -------
+    Dataset
+        An element a row, which is what an index along axis 0 gives; of a structured dtype a dict by field. A range of
+        rows of about the setting ``split-bytes`` is the unit of reading.
+
+    Raises
+    ------
+    FileError
+        No file matches, or the first is damaged, holds Python objects, or arrays that have no axis or differ in
+        length. While iterating: a file is damaged, or has other elements than the first.
+    ArgumentError
+        There is no such array.
+
+    >>> import numpy as np
+    >>> path = getfixture("tmp_path") / "x.npy"
+    >>> np.save(path, np.arange(6).reshape(3, 2))
+    >>> [row.tolist() for row in read_npy(path)]
+    [[0, 1], [2, 3], [4, 5]]
+
+    Notes
+    -----
+    Local files are mapped into memory: nothing is copied but by ``batch``, and a file is not to be cut short while
+    it is in use. Its size and time are compared whenever a split is read; who truncates it between then and the use of
+    the rows has the process killed by the system, as with every mapping. Fields, values in another byte order, and
+    arrays of archives that are not aligned are copied, a split at a time.
+
+    In Fortran order the values of a row lie far from each other: local files are mapped all the same, remote ones
+    are fetched whole. A compressed ``.npz`` (``numpy.savez_compressed``) cannot be entered in the middle and is
+    decoded whole, as one split; its checksum is compared then, and not where arrays are mapped.
+    Files side by side are ``Dataset.zip`` of a dataset each.
+    """
+    storage = Storage(storage_options)
+    return of_files(Npy(columns, storage), storage.expand(paths, Npy.suffixes))

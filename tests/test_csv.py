@@ -1,0 +1,721 @@
+"""Delimited text: where rows begin, what columns are, what is told and what is left out of what is wrong."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import logging
+import random
+from pathlib import Path
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pc
+import pytest
+
+import daskdist
+from daskdist import TensorSpec, errors, read_csv, read_files
+from daskdist.formats.csv import Csv, Schema
+from daskdist.formats.dialect import Dialect
+from daskdist.formats.quotes import MARK, Quotes
+from daskdist.formats.ranges import Broken
+from daskdist.testing import FormatLaws
+
+TEXT = np.dtypes.StringDType()
+DATA = Path(__file__).parent / "data"
+BIRDS = DATA / "birdstrikes.csv"
+WEATHER = DATA / "seattle-weather.csv"
+
+
+def write(tmp_path, content, name="a.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def rows_of(ds):
+    """The rows of a dataset of dicts of numbers and text, as tuples of Python's own."""
+    return [tuple(value if isinstance(value, (str, bytes)) else value.item() for value in row.values()) for row in ds]
+
+
+# --- laws ---
+
+
+def text_of(words):
+    column = np.array(words, TEXT)
+    return [column[k] for k in range(len(words))]
+
+
+class TestCsv(FormatLaws):
+    dialect = Dialect()
+    schema = Schema(("n", "word", "when", "part"), ("int64", "str", "datetime64[s]", "float64"))
+    words = ("a", "two\nlines", 'a "quote"', "", "ü", 'stray"', "x,y", "\r\n", "z" * 30)
+
+    def make_format(self):
+        return Csv(dialect=self.dialect, schema=self.schema)
+
+    def write(self, directory):
+        written = {}
+        for number, num_rows in enumerate([20, 0, 3]):
+            path = directory / f"{number}.csv"
+            n = np.arange(num_rows) + 10 * number
+            when = np.datetime64("2024-02-29T12:00:00") + n
+            part = np.where(n % 3 == 0, np.nan, n / 8)
+            words = [self.words[k % len(self.words)] for k in n]
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                if self.dialect.has_header:
+                    writer.writerow(["n", "word", "when", "part"])
+                for row in zip(n, words, when, part, strict=True):
+                    writer.writerow(["" if value != value else value for value in row])
+            written[str(path)] = [
+                dict(zip(("n", "word", "when", "part"), row, strict=True))
+                for row in zip(n, text_of(words), when, part, strict=True)
+            ]
+        return written
+
+    def test_files_try_what_they_should(self, tmp_path):
+        with dask.config.set({"daskdist.split-bytes": 100}):
+            super().test_files_try_what_they_should(tmp_path)
+
+
+class TestCsvOfNames(TestCsv):
+    dialect = Dialect(has_header=False, names=("n", "word", "when", "part"))
+
+
+class TestCsvWithoutNewlines(TestCsv):
+    dialect = Dialect(newlines_in_values=False)
+    words = ("a", "", "x,y", 'a "quote"')
+
+
+class TestCsvCompressed(TestCsv):
+    def write(self, directory):
+        compressed = {}
+        for path, rows in super().write(directory).items():
+            Path(f"{path}.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
+            Path(path).unlink()
+            compressed[f"{path}.gz"] = rows
+        return compressed
+
+    def test_files_try_what_they_should(self, tmp_path):
+        with dask.config.set({"daskdist.split-bytes": 400}):
+            FormatLaws.test_files_try_what_they_should(self, tmp_path)
+
+
+# --- where rows begin ---
+
+TOKENS = [b'"', b'"', b",", b"\n", b"\r\n", b"\r", b"a", b'""', b'\n"', b',"', b'",', MARK]
+
+
+def rows_by_pyarrow(data):
+    """The rows of some bytes, as pyarrow has them: each is one of too few fields."""
+    rows = []
+    if data not in (b"", MARK):
+        names = [str(k) for k in range(60)]
+        pc.read_csv(
+            pa.BufferReader(data),
+            pc.ReadOptions(use_threads=False, column_names=names, block_size=len(data) + 1),
+            pc.ParseOptions(newlines_in_values=True, invalid_row_handler=lambda row: rows.append(row.text) or "skip"),
+        )
+    return rows
+
+
+def test_rows_are_cut_as_they_are_parsed():
+    num_broken = 0
+    for seed in range(300):
+        draws = random.Random(seed)
+        data = b"".join(draws.choice(TOKENS) for _ in range(draws.randrange(1, 24)))
+        framing = Quotes()
+        try:
+            framing.boundary(data, len(data), is_end=True)
+        except Broken as error:
+            num_broken += 1
+            data = data[: error.offset]
+        whole = rows_by_pyarrow(data)
+        assert [data[a:b].decode() for a, b in zip(*framing.rows(data), strict=True)] == whole
+        cuts = sorted({framing.boundary(data, at, is_end=True) for at in range(len(data) + 1)})
+        parts = [data[a:b] for a, b in itertools.pairwise(cuts)]
+        assert [row for part in parts for row in rows_by_pyarrow(part)] == whole, data
+        for at in range(1, len(data)):
+            found = framing.boundary(data[: at + 3], at, is_end=False)
+            # What is found before the end is known is so after, too.
+            assert found in (None, framing.boundary(data, at, is_end=True)), data
+    assert 0 < num_broken < 300
+
+
+def test_files_are_read_as_python_reads_them_whatever_the_splits(tmp_path):
+    for seed in range(8):
+        draws = random.Random(seed)
+        rows = [
+            ["".join(draws.choices(['"', ",", "\n", "a", "ü", "\r", " "], k=draws.randrange(5))) for _ in range(2)]
+            for _ in range(40)
+        ]
+        rows = [[f"x{a}", b] for a, b in rows]
+        made = io.StringIO(newline="")
+        csv.writer(made).writerows([["a", "b"], *rows])
+        path = write(tmp_path, made.getvalue())
+        for split_bytes in (1, 13, 200, 10_000):
+            with dask.config.set({"daskdist.split-bytes": split_bytes}):
+                ds = read_csv(path, dtypes={"a": "str", "b": "str"})
+                assert rows_of(ds) == [tuple(row) for row in rows]
+
+
+def test_stray_quotes_are_text(tmp_path):
+    content = 'size,note\n5\'10",tall\n"6\'",say "hi"\n"a"b,"c\nd"\n'
+    path = write(tmp_path, content)
+    expected = [tuple(row) for row in csv.reader(io.StringIO(content, newline=""))][1:]
+    for split_bytes in (1, 20, 1000):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            assert rows_of(read_csv(path)) == expected
+    assert rows_of(read_csv(write(tmp_path, 'a,b\n"x,y\n', "b.csv"), quote=None)) == [('"x', "y")]
+
+
+@pytest.mark.parametrize("split_bytes", [1, 6, 1000])
+def test_newlines_of_all_kinds_and_blank_lines(tmp_path, split_bytes):
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        for content in (
+            "a,b\n1,2\n3,4\n",
+            "a,b\n1,2\n3,4",
+            "a,b\r\n1,2\r\n3,4\r\n",
+            "a,b\r1,2\r3,4\r",
+            "\n\r\na,b\n\n1,2\n\n\n3,4\n\n",
+            "\ufeffa,b\n1,2\n3,4\n",
+            '\ufeff"a",b\n1,2\n3,4\n',
+        ):
+            ds = read_csv(write(tmp_path, content))
+            assert [list(row) for row in ds] == [["a", "b"]] * 2, content
+            assert rows_of(ds) == [(1, 2), (3, 4)], content
+
+
+def test_a_byte_order_mark_within_is_text(tmp_path):
+    path = write(tmp_path, "a,b\n1,x\n\ufeff2,y\n\ufeff3,z\n")
+    for split_bytes in (1, 1000):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            assert rows_of(read_csv(path)) == [("1", "x"), ("\ufeff2", "y"), ("\ufeff3", "z")]
+
+
+@pytest.mark.parametrize("split_bytes", [4, 1000])
+def test_a_quote_that_is_not_closed(tmp_path, split_bytes):
+    path = write(tmp_path, 'a,b\n1,2\n3,"4\n5,6\n7,8\n')
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = read_csv(path, dtypes={"b": "int64"})
+        with pytest.raises(
+            errors.FileError, match=r"at byte 8: the row b'3,\"4.*not closed before the end.*give quote=None"
+        ):
+            list(ds)
+        kept = iter(ds.ignore_errors())
+        assert rows_of(kept) == [(1, 2)]
+    assert kept.stats()["num_skipped"] == 1
+    assert rows_of(read_csv(path, dtypes={"a": "str"}, quote=None))[1] == ("3", '"4')
+    with pytest.raises(errors.FileError, match=r"the row b'\"a,b.*not closed"):
+        read_csv(write(tmp_path, '"a,b\n1,2\n', "b.csv"))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_field_without_end_is_not_waited_for(tmp_path, monkeypatch, compress):
+    monkeypatch.setattr("daskdist.formats.quotes._LONGEST_BYTES", 100_000)
+    path = write(tmp_path, compress(b'a,b\n1,"2\n' + b"3,4\n" * 200_000))
+    with dask.config.set({"daskdist.split-bytes": 10_000}):
+        ds = read_csv(path, dtypes={"b": "str"}, sample_bytes=10)
+        with pytest.raises(errors.FileError, match=r"not closed (within 100000 bytes|before the end)"):
+            next(iter(ds))
+
+
+def test_ranges_are_read_alone_without_newlines_in_values(tmp_path):
+    path = write(tmp_path, 'a,b\n1,"x,y"\n2,z\n')
+    assert rows_of(read_csv(path, newlines_in_values=False)) == [(1, "x,y"), (2, "z")]
+    path = write(tmp_path, 'a,b\n1,"x\ny"\n2,z\n', "b.csv")
+    for split_bytes in (1, 1000):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            ds = read_csv(path, newlines_in_values=False)
+            with pytest.raises(errors.FileError, match=r"newline in quotes.*give newlines_in_values=True"):
+                list(ds)
+
+
+# --- columns ---
+
+
+def test_birds(tmp_path):
+    ds = read_csv(BIRDS)
+    spec = ds.element_spec
+    assert spec["Flight Date"] == TensorSpec((), "datetime64[D]")
+    assert spec["Cost Total $"] == TensorSpec((), "int64")
+    # Some of it is missing.
+    assert spec["Speed IAS in knots"] == TensorSpec((), "float64")
+    assert spec["Effect Amount of damage"] == TensorSpec((), TEXT)
+    table = pc.read_csv(BIRDS)
+    for split_bytes in ("16 MiB", "3 kB"):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            (batch,) = read_csv(BIRDS).batch(10_000)
+        assert len(batch["Airport Name"]) == 1000
+        assert int(batch["Cost Total $"].sum()) == 1849879
+        speeds = batch["Speed IAS in knots"]
+        assert (int(np.isnan(speeds).sum()), float(np.nansum(speeds))) == (122, 134948.0)
+        for name in table.column_names:
+            expected = table[name].fill_null(-1) if pa.types.is_integer(table[name].type) else table[name]
+            found = np.where(np.isnan(batch[name]), -1, batch[name]) if name in table.column_names[-1:] else batch[name]
+            assert found.tolist() == expected.to_pylist(), name
+
+
+def test_weather():
+    ds = read_csv(WEATHER, {"x": ["pressure", "temperature", "wind"], "when": "date"})
+    assert ds.element_spec == {"x": TensorSpec((3,), "float64"), "when": TensorSpec((), "datetime64[s]")}
+    with dask.config.set({"daskdist.split-bytes": "5 kB"}):
+        batches = list(ds.batch(512))
+    assert [len(batch["when"]) for batch in batches] == [512, 512, 512, 464]
+    x = np.concatenate([batch["x"] for batch in batches])
+    assert round(float(x[:, 0].sum()), 1) == 2033909.0
+    when = np.concatenate([batch["when"] for batch in batches])
+    assert when[0] == np.datetime64("2010-01-01T01:00:00")
+    assert when[-1] == np.datetime64("2010-03-25T08:00:00")
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        (["1", "-2"], "int64", [1, -2]),
+        (["1", ""], "float64", [1, np.nan]),
+        (["1", "NA"], "float64", [1, np.nan]),
+        (["1.5", "1e400", "-inf", "nan"], "float64", [1.5, np.inf, -np.inf, np.nan]),
+        (["true", "False"], "bool", [True, False]),
+        (["true", ""], TEXT, ["true", ""]),
+        (["", "NA"], "float64", [np.nan, np.nan]),
+        (["x", "", "NA"], TEXT, ["x", "", "NA"]),
+        (["2024-02-29", ""], "datetime64[D]", ["2024-02-29", "NaT"]),
+        (["2024-02-29 12:30:00"], "datetime64[s]", ["2024-02-29T12:30:00"]),
+        (["2024-02-29T12:30:00.25"], "datetime64[ns]", ["2024-02-29T12:30:00.25"]),
+        (["2024-02-29T12:30:00+01:00"], "datetime64[s]", ["2024-02-29T11:30:00"]),
+        (["12:30:00", ""], "timedelta64[s]", [45_000, "NaT"]),
+    ],
+)
+def test_types_are_inferred(tmp_path, values, dtype, expected):
+    path = write(tmp_path, "n,c\n" + "".join(f"0,{value}\n" for value in values))
+    (column,) = read_csv(path, "c").batch(10)
+    assert column.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(column, np.array(expected, dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        ("int8", ["1", "-128"], np.int8([1, -128])),
+        (np.uint64, ["18446744073709551615"], np.array([2**64 - 1], np.uint64)),
+        (np.float32, ["1", ""], np.float32([1, np.nan])),
+        (bool, ["1", "0", "true"], np.array([True, False, True])),
+        ("str", ["007", ""], np.array(["007", ""], TEXT)),
+        (str, ["1"], np.array(["1"], TEXT)),
+        (TEXT, ["1"], np.array(["1"], TEXT)),
+        ("bytes", ["7", ""], np.array([b"7", b""], object)),
+        ("datetime64[ms]", ["2024-02-29", ""], np.array(["2024-02-29", "NaT"], "datetime64[ms]")),
+        ("datetime64[s]", ["2024-02-29T00:00:00Z"], np.array(["2024-02-29"], "datetime64[s]")),
+        ("timedelta64[us]", ["00:00:01.5"], np.array([1_500_000], "timedelta64[us]")),
+    ],
+)
+def test_types_are_given(tmp_path, dtype, values, expected):
+    path = write(tmp_path, "n,c\n" + "".join(f"0,{value}\n" for value in values))
+    ds = read_csv(path, "c", dtypes={"c": dtype})
+    assert ds.element_spec == TensorSpec((), expected.dtype)
+    (column,) = ds.batch(10)
+    np.testing.assert_array_equal(column, expected)
+
+
+def test_what_stands_for_missing_values(tmp_path):
+    path = write(tmp_path, "i,f,s,b\n1,2,x,true\n,,,\n-,-,-,-\n")
+    missing = {"i": -1, "f": 0.5, "s": "?", "b": False}
+    ds = read_csv(path, missing=missing, null_values=["", "-"])
+    assert [leaf.dtype for leaf in ds.element_spec.values()] == ["int64", "float64", TEXT, "bool"]
+    with pytest.raises(errors.ArgumentError, match=r"missing: 'none' cannot stand for a null"):
+        list(read_csv(path, missing={**missing, "f": "none"}, null_values=["", "-"]))
+    assert rows_of(ds) == [(1, 2.0, "x", True), (-1, 0.5, "?", False), (-1, 0.5, "?", False)]
+    with dask.config.set({"daskdist.split-bytes": 4}):
+        assert len(list(ds)) == 3
+    # Of columns that are not chosen it does not matter.
+    assert [int(x) for x in read_csv(path, "i", missing=missing, null_values=["", "-"])] == [1, -1, -1]
+    ds = read_csv(path, "i", missing={"i": float("nan")}, null_values=["", "-"])
+    assert str([x.item() for x in ds]) == "[1.0, nan, nan]"
+
+
+def test_headers(tmp_path):
+    path = write(tmp_path, "1,x\n2,y\n")
+    assert list(read_csv(path, header=False).element_spec) == ["c0", "c1"]
+    assert rows_of(read_csv(path, header=False)) == [(1, "x"), (2, "y")]
+    assert list(read_csv(path, header=["n", "word"]).element_spec) == ["n", "word"]
+    assert rows_of(read_csv(path)) == [(2, "y")]
+    path = write(tmp_path, '"a\nb","c ""d"""\n1,2\n', "b.csv")
+    assert list(read_csv(path).element_spec) == ["a\nb", 'c "d"']
+    wide = [f"column {k}" for k in range(1000)]
+    path = write(tmp_path, ",".join(wide) + "\n" + ",".join("1" * 1000) + "\n", "c.csv")
+    assert list(read_csv(path).element_spec) == wide
+    assert sum(rows_of(read_csv(path, sample_bytes=10))[0]) == 1000
+
+
+def test_names_that_are_wrong(tmp_path):
+    path = write(tmp_path, "a,a\n1,2\n")
+    with pytest.raises(errors.FileError, match=r"a\.csv: two columns are called 'a'.*give header="):
+        read_csv(path)
+    with pytest.raises(errors.ArgumentError, match=r"header: two columns are called 'b'"):
+        read_csv(path, header=["b", "b"])
+    with pytest.raises(errors.FileError, match=r"has 2 fields, and there are 3 names.*give a name for each"):
+        read_csv(path, header=["a", "b", "c"])
+    with pytest.raises(errors.ArgumentError, match=r"header is \[\]; give True, False, or a list of names"):
+        read_csv(path, header=[])
+    path = write(tmp_path, "a,b\n1,2\n", "b.csv")
+    with pytest.raises(errors.ArgumentError, match=r"no column 'c'; there are 'a', 'b'"):
+        read_csv(path, ["c"])
+    with pytest.raises(errors.ArgumentError, match=r"dtypes: no column 'c'; there are 'a', 'b'"):
+        read_csv(path, dtypes={"c": "int8"})
+    with pytest.raises(errors.ArgumentError, match=r"missing: no column 'c'"):
+        read_csv(path, missing={"c": 1})
+    with pytest.raises(errors.ArgumentError, match=r"dtypes: 'a' cannot be 'complex64'; there are str, bytes, int8"):
+        read_csv(path, dtypes={"a": "complex64"})
+    with pytest.raises(errors.ArgumentError, match=r"delimiter is '::'; give one character"):
+        read_csv(path, delimiter="::")
+    with pytest.raises(errors.ArgumentError, match=r"delimiter and quote are both '\|'"):
+        read_csv(path, delimiter="|", quote="|")
+    with pytest.raises(errors.ArgumentError, match=r"null_values is 'NA'; give a list"):
+        read_csv(path, null_values="NA")
+
+
+def test_delimiters_and_names_of_files(tmp_path):
+    for content, name, options in [
+        ("a\tb\n1\tx,y\n", "a.tsv", {}),
+        ("a\tb\n1\tx,y\n", "a.txt", {"delimiter": "\t"}),
+        ("a;b\n1;x,y\n", "b.csv", {"delimiter": ";"}),
+        ("a|b\n1|'x,y'\n", "c.csv", {"delimiter": "|", "quote": "'"}),
+    ]:
+        assert rows_of(read_csv(write(tmp_path, content, name), **options)) == [(1, "x,y")]
+    (tmp_path / "b.tsv.bz2").write_bytes(bz2.compress(b"a\tb\n2\tz\n"))
+    assert rows_of(read_csv(str(tmp_path / "*.tsv*"))) == [(1, "x,y"), (2, "z")]
+    assert rows_of(read_files(tmp_path / "a.tsv")) == [(1, "x,y")]
+    assert rows_of(read_files([tmp_path / "a.tsv", tmp_path / "b.tsv.bz2"])) == [(1, "x,y"), (2, "z")]
+
+
+def test_encodings(tmp_path):
+    path = write(tmp_path, "größe,b\nä,1\nö,2\n".encode("latin-1"))
+    with dask.config.set({"daskdist.split-bytes": 5}):
+        assert rows_of(read_csv(path, encoding="latin-1")) == [("ä", 1), ("ö", 2)]
+    path = write(tmp_path, "a,b\nä,1\nö,2\n".encode("latin-1"), "b.csv")
+    with pytest.raises(errors.FileError, match=r"column 'a' is not utf-8; give the encoding it has, or dtypes="):
+        read_csv(path)
+    assert rows_of(read_csv(path, dtypes={"a": "bytes"}))[0] == (b"\xe4", 1)
+    assert [int(x) for x in read_csv(path, "b")] == [1, 2]
+    path = write(tmp_path, b"a,b\nx,1\n" + b"\x81,2\n", "c.csv")
+    with pytest.raises(errors.FileError, match=r"row 1 of it is not cp1252: .*give the encoding"):
+        list(read_csv(path, encoding="cp1252"))
+    assert rows_of(read_csv(path, encoding="cp1252").ignore_errors()) == [("x", 1)]
+    for encoding in ("utf-16", "iso2022_jp"):
+        with pytest.raises(errors.ArgumentError, match="is not one byte that is nothing else"):
+            read_csv(path, encoding=encoding)
+    with pytest.raises(errors.ArgumentError, match=r"encoding is 'utf-9', which Python does not know"):
+        read_csv(path, encoding="utf-9")
+    path = write(tmp_path, "a,b\n" + "日本,1\n".encode().decode(), "d.csv")
+    Path(path).write_bytes("a,b\n日本,1\n".encode("shift-jis"))
+    assert rows_of(read_csv(path, encoding="shift-jis")) == [("日本", 1)]
+
+
+# --- several files ---
+
+
+def test_columns_are_found_by_name(tmp_path):
+    first = write(tmp_path, "a,b\n1,x\n", "0.csv")
+    write(tmp_path, "b,a\ny,2\n", "1.csv")
+    assert rows_of(read_csv(tmp_path)) == [(1, "x"), (2, "y")]
+    other = write(tmp_path, "b,a,c\nz,3,4\n", "2.csv")
+    with pytest.raises(errors.FileError, match=r"2\.csv: of the columns of .*0\.csv, the first file, it has 'c' besid"):
+        list(read_csv(tmp_path))
+    assert rows_of(read_csv(tmp_path, ["a", "b"])) == [(1, "x"), (2, "y"), (3, "z")]
+    write(tmp_path, "b\nz\n", "3.csv")
+    with pytest.raises(errors.FileError, match=r"3\.csv: of the columns .* it lacks 'a'; leave the file out, or name"):
+        list(read_csv(tmp_path, ["a", "b"]))
+    assert list(read_csv(tmp_path, "b")) == ["x", "y", "z", "z"]
+    iterator = iter(read_csv([first, other]).ignore_errors())
+    assert rows_of(iterator) == [(1, "x")]
+    assert iterator.stats()["skipped_by_file"] == {other: 1}
+
+
+def test_empty_files(tmp_path):
+    empty = write(tmp_path, "", "0.csv")
+    bare = write(tmp_path, "a,b\n", "1.csv")
+    full = write(tmp_path, "a,b\n1,x\n", "2.csv")
+    blank = write(tmp_path, "\n\r\n", "3.csv")
+    # The first that has rows tells what columns are.
+    assert rows_of(read_csv(tmp_path)) == [(1, "x")]
+    assert rows_of(read_csv([full, bare, blank, empty])) == [(1, "x")]
+    assert list(read_csv(bare)) == []
+    assert read_csv([empty, bare]).element_spec == {"a": TensorSpec((), TEXT), "b": TensorSpec((), TEXT)}
+    with pytest.raises(errors.FileError, match=r"0\.csv: empty, and so its columns are not known; give header="):
+        read_csv([empty, blank])
+    assert list(read_csv(empty, header=["a"], dtypes={"a": "int8"})) == []
+
+
+def test_partitions(tmp_path):
+    for day in (1, 2):
+        (tmp_path / f"day={day}").mkdir()
+        write(tmp_path, f"a\n{day * 10}\n", f"day={day}/a.csv")
+    assert rows_of(read_csv(tmp_path)) == [(10, 1), (20, 2)]
+    assert [int(x) for x in read_csv(tmp_path, "day")] == [1, 2]
+    assert rows_of(read_csv(tmp_path, partitioned=False)) == [(10,), (20,)]
+
+
+def test_types_of_the_sample_hold_for_all(tmp_path):
+    path = write(tmp_path, "n,c\n" + "1,2\n" * 100 + "1,2.5\n")
+    with dask.config.set({"daskdist.split-bytes": 100}):
+        ds = read_csv(path, sample_bytes=50)
+        with pytest.raises(
+            errors.FileError,
+            match=r"a\.csv bytes 400 to 410: row 1 of it, at byte 404, column 'c': '2.5' is not int64; "
+            r"give dtypes=\{'c': 'float64'\}",
+        ):
+            list(ds)
+        assert len(list(read_csv(path, sample_bytes=50, dtypes={"c": "float64"}))) == 101
+    for value, advice in [("x", "'str'"), ("", "missing={'c': 0} for what stands for it, or dtypes={'c': 'float64'}")]:
+        path = write(tmp_path, "n,c\n" + "1,2\n" * 100 + f"1,{value}\n")
+        with pytest.raises(errors.FileError, match=r"row 100 of it, at byte 404, column 'c'") as caught:
+            list(read_csv(path, sample_bytes=50))
+        assert advice in str(caught.value)
+    path = write(tmp_path, "n,c\n" + "1,2024-02-29\n" * 10 + "1,2024-02-29 12:00:00\n")
+    with pytest.raises(errors.FileError, match=r"is not datetime64\[D\]; give dtypes=\{'c': 'datetime64\[s\]'\}"):
+        list(read_csv(path, sample_bytes=50))
+    path = write(tmp_path, b"n,c\n" + b"1,a\n" * 100 + b"1,\xff\n")
+    with pytest.raises(errors.FileError, match=r"column 'c': b'\\xff' is not UTF-8; give the encoding it has, or dty"):
+        list(read_csv(path, sample_bytes=50))
+    path = write(tmp_path, "n,c\n" + "1,true\n" * 100 + "1,\n")
+    with pytest.raises(errors.FileError, match=r"missing, and in bool nothing.*or dtypes=\{'c': 'str'\}"):
+        list(read_csv(path, sample_bytes=50))
+
+
+def test_rows_of_too_many_or_too_few_fields(tmp_path):
+    path = write(tmp_path, 'a,b\n1,2\n\n3,4,5\n6\n"7\n7",8\n')
+    with pytest.raises(
+        errors.FileError, match=r"row 1 of it, at byte 9, has 3 fields, not 2: '3,4,5'; mend it, or .*on_error=\"skip\""
+    ):
+        list(read_csv(path))
+    assert read_csv(path).element_spec == {"a": TensorSpec((), TEXT), "b": TensorSpec((), "int64")}
+
+
+# --- what cannot be read is left out ---
+
+
+@pytest.mark.parametrize("split_bytes", [1, 50, 10_000])
+def test_rows_are_left_out_one_by_one(tmp_path, split_bytes, caplog):
+    good = [f"{k},{k / 2},word {k}" for k in range(100)]
+    content = [line.encode() for line in good]
+    for place, line in [
+        (90, b"x,1,a"),
+        (70, b"1,2"),
+        (50, b"1,y,z"),
+        (30, b"1,2,\xff"),
+        (20, b"1,2,3,4"),
+        (10, b",1,missing"),
+        (10, b'"1\n2",1,b'),
+    ]:
+        content.insert(place, line)
+    path = write(tmp_path, b"i,f,s\n" + b"\n".join(content))
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = read_csv(path, dtypes={"i": "int64", "f": "float64", "s": "str"})
+        iterator = iter(ds.with_options(daskdist.Options(on_error="skip")))
+        with caplog.at_level(logging.WARNING, "daskdist"):
+            kept = rows_of(iterator)
+    assert kept == [(k, k / 2, f"word {k}") for k in range(100)]
+    assert iterator.stats()["skipped_by_file"] == {path: 7}
+    assert any("a.csv" in message for message in caplog.messages)
+
+
+def test_a_column_that_is_all_wrong_is_left_out_in_time(tmp_path):
+    path = write(tmp_path, "a,b\n" + "".join(f"{k},x{k}\n" for k in range(3000)) + "1,2\n")
+    kept = iter(read_csv(path, dtypes={"b": "int64"}).ignore_errors(log_warning=False))
+    assert rows_of(kept) == [(1, 2)]
+    assert kept.stats()["num_skipped"] == 3000
+
+
+def test_notes_say_what_was_left_out(tmp_path):
+    path = write(tmp_path, "a,b\n1,2\n3\nx,4\n,5\n")
+    ds = read_csv(path, dtypes={"a": "int64"})
+    form, (split,) = ds.node.format, ds.node.splits()
+    notes = sorted(map(str, form.salvage(split).skipped))
+    assert notes == [
+        f"row 1 of {split.label}: 1 fields, not 2: '3'",
+        f"row 2 of {split.label}: column 'a': 'x' is not int64",
+        f"row 3 of {split.label}: column 'a': its value is missing, and in int64 nothing stands for that",
+    ]
+
+
+def test_on_a_cluster(tmp_path, on_cluster):
+    for number in range(4):
+        write(tmp_path, "a,b\n" + "".join(f'{k},"x\n{k}"\n' for k in range(50)), f"{number}.csv")
+    with dask.config.set({"daskdist.split-bytes": 100}):
+        ds = read_csv(tmp_path, "a").batch(10)
+        steps = [on_cluster.local_results(batch) for batch in on_cluster.distribute_dataset(ds)]
+    assert sorted(int(x) for step in steps for part in step for x in np.asarray(part)) == sorted([*range(50)] * 4)
+
+
+# --- as TensorFlow has them; what is expected is what TensorFlow 2.21 gives ---
+
+csv_dataset = daskdist.data.experimental.CsvDataset
+make_csv_dataset = daskdist.data.experimental.make_csv_dataset
+
+
+@pytest.mark.parametrize(
+    ("content", "defaults", "options", "expected"),
+    [
+        ("1,a\n2,b\n", [np.int32, str], {}, [(1, b"a"), (2, b"b")]),
+        ("1,a\r\n2,b\r\n", ["int32", "string"], {}, [(1, b"a"), (2, b"b")]),
+        (",a\n2,\n", [[7], ["z"]], {}, [(7, b"a"), (2, b"z")]),
+        ('"",a\n"2",""\n', [[7], ["z"]], {}, [(7, b"a"), (2, b"z")]),
+        ('1,"a\nb"\n2,"c""d"\n', [np.int32, bytes], {}, [(1, b"a\nb"), (2, b'c"d')]),
+        ('1,"a\n2,b\n', [np.int32, bytes], {"use_quote_delim": False}, [(1, b'"a'), (2, b"b")]),
+        ("x,y\n1,a\n", [np.int32, bytes], {"header": True}, [(1, b"a")]),
+        ("NA,a\n2,NA\n,c\n", [[7], ["z"]], {"na_value": "NA"}, [(7, b"a"), (2, b"z"), (7, b"c")]),
+        ("1,2,3\n4,5,6\n", [np.int32, np.int64], {"select_cols": [0, 2]}, [(1, 3), (4, 6)]),
+        ("1,2,3\n4,5,6\n", [np.int32, np.int64], {"exclude_cols": [1]}, [(1, 3), (4, 6)]),
+        ("1\t2\n3\t4\n", [np.int32, np.float64], {"field_delim": "\t"}, [(1, 2.0), (3, 4.0)]),
+        (" 1 , a\n", [np.int32, bytes], {}, [(1, b" a")]),
+        ("a\n\nb\n", [["x"]], {}, [(b"a",), (b"x",), (b"b",)]),
+        ("\n", [[""]], {}, [(b"",)]),
+        ("1,\n,2.5\n", [np.array([3]), np.float64(1.5)], {}, [(1, 1.5), (3, 2.5)]),
+        ("1,2\n", [np.array([], np.int64), float], {}, [(1, 2.0)]),
+        (b"\xff,1\n", [bytes, np.float64], {}, [(b"\xff", 1.0)]),
+        ("", [bytes], {}, []),
+        ("x\n", [bytes], {"header": True}, []),
+        ("a,b\n", [1, 2], {"header": True, "select_cols": [0, 1]}, []),
+        ("inf\nnan\n-Inf\n1e400\n", [np.float64], {}, [(float(x),) for x in ("inf", "nan", "-inf", "inf")]),
+    ],
+)
+def test_csv_dataset(tmp_path, content, defaults, options, expected):
+    path = write(tmp_path, content)
+    for split_bytes in (1, 1000):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            found = list(csv_dataset(path, defaults, **options))
+        # As text, in which NaN is the same as NaN.
+        assert str([tuple(x if isinstance(x, bytes) else x.item() for x in row) for row in found]) == str(expected)
+
+
+def test_csv_dataset_types_and_files(tmp_path):
+    paths = [write(tmp_path, "1,2,x\n", "a.csv"), str(tmp_path / "b.csv.gz")]
+    Path(paths[1]).write_bytes(gzip.compress(b"3,4,y\n"))
+    ds = csv_dataset(paths[:1], [1, 2.0, "z"])
+    assert ds.element_spec == (TensorSpec((), "int32"), TensorSpec(()), TensorSpec((), object))
+    names = daskdist.Dataset.from_tensor_slices(np.array(paths[:1], TEXT))
+    assert [int(row[0]) for row in csv_dataset(names, [1, 2.0, "z"])] == [1]
+    assert [int(row[0]) for row in csv_dataset(paths[1], [1, 2.0, "z"], "GZIP")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("content", "defaults", "options", "message"),
+    [
+        (",a\n", [np.int32, bytes], {}, "column 'c0': its value is missing.*give missing="),
+        ("1,a\n2,\n", [np.int32, bytes], {}, "row 1 of it.*column 'c1': its value is missing, and in bytes"),
+        ("a\n\nb\n", [bytes], {}, "row 1 of it.*column 'c0': its value is missing"),
+        ("1,2\n3\n", [1, 2], {}, "row 1 of it.*has 1 fields, not 2"),
+        ("1.5\n", [1], {}, "'1.5' is not int32"),
+        ("99999999999\n", [1], {}, "'99999999999' is not int32"),
+        ("1,2,3\n", [1, 2], {}, "has 3 fields, and there are 2 names"),
+        ("1,2\n", [1], {"select_cols": [5]}, "no column 'c5'; there are 'c0', 'c1'"),
+        ("1,2\n", [1, 2], {"select_cols": [1, 0]}, "select_cols is .1, 0.; give numbers .* that increase"),
+        ("1,2\n", [1], {"select_cols": [0, 1]}, "select_cols has 2 columns, and record_defaults 1"),
+        ("1,2\n", [1], {"select_cols": [0], "exclude_cols": [1]}, "are both given"),
+        ("1\n", [np.uint8], {}, r"record_defaults\[0\] is of uint8; there are float32"),
+        ("1\n", [[1, 2]], {}, r"record_defaults\[0\] is \[1, 2\]; give one default"),
+        ("1\n", [], {}, "give a list of a default or type for each column"),
+        ("1\n", [1], {"field_delim": ";;"}, "give one character"),
+    ],
+)
+def test_csv_dataset_refuses(tmp_path, content, defaults, options, message):
+    path = write(tmp_path, content)
+    with pytest.raises((errors.FileError, errors.ArgumentError), match=message):
+        list(csv_dataset(path, defaults, **options))
+
+
+TABLE = "a,b,c\n1,x,0.5\n2,y,\n3,z,4\n"
+
+
+def plain(element):
+    """A batch with lists in the place of arrays."""
+    if isinstance(element, tuple):
+        return tuple(map(plain, element))
+    return {name: value.tolist() for name, value in element.items()} if isinstance(element, dict) else element.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [{"a": [1, 2], "b": [b"x", b"y"], "c": [0.5, 0.0]}, {"a": [3], "b": [b"z"], "c": [4.0]}]),
+        (
+            {"label_name": "c"},
+            [({"a": [1, 2], "b": [b"x", b"y"]}, [0.5, 0.0]), ({"a": [3], "b": [b"z"]}, [4.0])],
+        ),
+        ({"select_columns": ["c", "a"]}, [{"a": [1, 2], "c": [0.5, 0.0]}, {"a": [3], "c": [4.0]}]),
+        ({"select_columns": [2, 0], "label_name": "a"}, [({"c": [0.5, 0.0]}, [1, 2]), ({"c": [4.0]}, [3])]),
+        ({"select_columns": [0], "column_names": ["p", "q", "r"]}, [{"p": [1, 2]}, {"p": [3]}]),
+        (
+            {"select_columns": [0], "column_names": ["p", "q", "r"], "header": False},
+            [{"p": [b"a", b"1"]}, {"p": [b"2", b"3"]}],
+        ),
+        ({"select_columns": ["a", "c"], "column_defaults": [np.int64, 2.5]}, [{"a": [1, 2], "c": [0.5, 2.5]}, ...]),
+        ({"select_columns": ["a"], "num_rows_for_inference": 0}, [{"a": [b"1", b"2"]}, {"a": [b"3"]}]),
+        ({"select_columns": ["c"], "num_rows_for_inference": None}, [{"c": [0.5, 0.0]}, {"c": [4.0]}]),
+        ({"select_columns": ["b"], "na_value": "x"}, [{"b": [b"", b"y"]}, {"b": [b"z"]}]),
+        ({"select_columns": ["a"], "num_epochs": 2}, [{"a": [1, 2]}, {"a": [3, 1]}, {"a": [2, 3]}]),
+    ],
+)
+def test_make_csv_dataset(tmp_path, options, expected):
+    ds = make_csv_dataset(write(tmp_path, TABLE), 2, shuffle=False, **{"num_epochs": 1, **options})
+    found = list(map(plain, ds))
+    assert len(found) == len(expected)
+    assert all(each in (..., given) for given, each in zip(found, expected, strict=True)), found
+
+
+def test_make_csv_dataset_infers_the_narrowest_type(tmp_path):
+    path = write(
+        tmp_path,
+        "a,b,c,d,e,f,g,h\n1,99999999999,1.5,1e300,nan,True,,x\n1,1,2,3,4,5,,\n99999999999,1,-inf,1,1,1,,\n+1,1,1,1,1,1,,\n",
+    )
+    spec = make_csv_dataset(path, 2, shuffle=False, num_epochs=1, num_rows_for_inference=3).element_spec
+    kinds = [leaf.dtype.name for leaf in spec.values()]
+    assert kinds == ["int64", "int64", "float32", "float64", "object", "object", "object", "object"]
+    assert {leaf.shape for leaf in spec.values()} == {(None,)}
+
+
+def test_make_csv_dataset_goes_on_and_shuffles(tmp_path):
+    path = write(tmp_path, TABLE)
+    ds = make_csv_dataset(path, 2, shuffle=False)
+    assert ds.element_spec["a"] == TensorSpec((2,), "int32")
+    assert [plain(batch)["a"] for batch in ds.take(3)] == [[1, 2], [3, 1], [2, 3]]
+    ds = make_csv_dataset(path, 3, shuffle_seed=1, num_epochs=4)
+    batches = [plain(batch)["a"] for batch in ds]
+    assert all(sorted(batch) == [1, 2, 3] for batch in batches)
+    assert len(set(map(tuple, batches))) > 1
+    other = write(tmp_path, "a,b,c\n10,x,1\n30,y,2\n", "b.csv")
+    for reads, expected in [(None, [1, 2, 3, 10, 30]), (2, [1, 10, 2, 30, 3])]:
+        ds = make_csv_dataset([path, other], 9, shuffle=False, num_epochs=1, num_parallel_reads=reads)
+        assert [plain(batch)["a"] for batch in ds] == [expected]
+
+
+def test_make_csv_dataset_leaves_out_errors(tmp_path):
+    path = write(tmp_path, "a,b\n1,2\n3,x\n4\n5,6\n")
+    ds = make_csv_dataset(
+        path, 9, shuffle=False, num_epochs=1, ignore_errors=True, num_rows_for_inference=1, prefetch_buffer_size=0
+    )
+    assert [plain(batch) for batch in ds] == [{"a": [1, 5], "b": [2, 6]}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_name": "d"}, "label_name is 'd'; it is to be one of 'a', 'b', 'c'"),
+        ({"label_name": "a", "select_columns": ["c"]}, "label_name is 'a'"),
+        ({"select_columns": ["d"]}, "select_columns: no column 'd'; there are 'a'"),
+        ({"select_columns": [3]}, "select_columns: no column 3; there are 3"),
+        ({"select_columns": ["a", 0]}, "select_columns has 'a' twice"),
+        ({"header": False}, "neither a header nor column_names"),
+        ({"column_defaults": [1]}, "column_defaults has 1 values for 3 columns"),
+        ({"column_names": ["a", "a", "b"]}, "two columns are called 'a'"),
+    ],
+)
+def test_make_csv_dataset_refuses(tmp_path, options, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        make_csv_dataset(write(tmp_path, TABLE), 2, **options)

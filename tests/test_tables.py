@@ -1,0 +1,251 @@
+"""Arrow's types as elements: each, with nulls, cut, without rows and in chunks."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from daskdist import Ragged, RaggedTensorSpec, TensorSpec, errors
+from daskdist.core.spec import ElementSpec
+from daskdist.formats.tables import Tables, texts_of
+
+TEXT = np.dtype(np.dtypes.StringDType())
+DAY = datetime.date(2024, 2, 29)
+
+
+def view(kind):
+    return pa.array([[1], [], [2, 3]], kind)
+
+
+# Each with three values, and what they are.
+CASES = [
+    (pa.array([1, -2, 3], pa.int8()), np.int8([1, -2, 3])),
+    (pa.array([1, 2, 2**64 - 1], pa.uint64()), np.array([1, 2, 2**64 - 1], np.uint64)),
+    (pa.array(np.float16([0.5, 1, -2])), np.float16([0.5, 1, -2])),
+    (pa.array([0.5, 1, -2], pa.float32()), np.float32([0.5, 1, -2])),
+    (pa.array([True, False, True]), np.array([True, False, True])),
+    (pa.array([Decimal("1.25"), Decimal(2), Decimal(-3)], pa.decimal128(5, 2)), np.array([1.25, 2, -3])),
+    (pa.array([Decimal("1.25"), Decimal(2), Decimal(-3)], pa.decimal256(50, 2)), np.array([1.25, 2, -3])),
+    (pa.array([DAY] * 3, pa.date32()), np.array(["2024-02-29"] * 3, "datetime64[D]")),
+    (pa.array([DAY] * 3, pa.date64()), np.array(["2024-02-29"] * 3, "datetime64[D]")),
+    (pa.array([1, 2, 3], pa.timestamp("us")), np.array([1, 2, 3], "datetime64[us]")),
+    (pa.array([1, 2, 3], pa.timestamp("s", "Europe/Berlin")), np.array([1, 2, 3], "datetime64[s]")),
+    (pa.array([1, 2, 3], pa.time32("ms")), np.array([1, 2, 3], "timedelta64[ms]")),
+    (pa.array([1, 2, 3], pa.time64("ns")), np.array([1, 2, 3], "timedelta64[ns]")),
+    (pa.array([1, 2, 3], pa.duration("s")), np.array([1, 2, 3], "timedelta64[s]")),
+    (pa.array(["a", "", "ü" * 20]), np.array(["a", "", "ü" * 20], TEXT)),
+    (pa.array(["a", "", "ü" * 20], pa.large_string()), np.array(["a", "", "ü" * 20], TEXT)),
+    (pa.array(["a", "", "ü" * 20], pa.string_view()), np.array(["a", "", "ü" * 20], TEXT)),
+    (pa.array([b"a", b"", b"\xff\0"]), np.array([b"a", b"", b"\xff\0"], object)),
+    (pa.array([b"a", b"", b"\xff\0"], pa.large_binary()), np.array([b"a", b"", b"\xff\0"], object)),
+    (pa.array([b"a", b"", b"\xff\0"], pa.binary_view()), np.array([b"a", b"", b"\xff\0"], object)),
+    (pa.array([b"ab", b"cd", b"e\0"], pa.binary(2)), np.array([b"ab", b"cd", b"e\0"], object)),
+    (pa.array(["a", "b", "a"]).dictionary_encode(), np.array(["a", "b", "a"], TEXT)),
+    (pa.array([7, 8, 7]).dictionary_encode(), np.array([7, 8, 7])),
+    (pa.RunEndEncodedArray.from_arrays([2, 3], [5, 6]), np.array([5, 5, 6])),
+    (pa.RunEndEncodedArray.from_arrays([2, 3], ["a", "b"]), np.array(["a", "a", "b"], TEXT)),
+    (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1, 2], pa.int8())), np.int8([0, 1, 2])),
+    (pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int16(), 2)), np.int16([[1, 2], [3, 4], [5, 6]])),
+    (pa.nulls(3), np.full(3, np.nan)),
+]
+RAGGED = [
+    (pa.array([[1], [], [2, 3]], pa.list_(pa.int64())), Ragged(np.array([1, 2, 3]), [0, 1, 1, 3])),
+    (pa.array([[1], [], [2, 3]], pa.large_list(pa.int64())), Ragged(np.array([1, 2, 3]), [0, 1, 1, 3])),
+    (pa.array([[1], [], [2, 3]], pa.list_view(pa.int64())), Ragged(np.array([1, 2, 3]), [0, 1, 1, 3])),
+    (pa.array([[1], [], [2, 3]], pa.large_list_view(pa.int64())), Ragged(np.array([1, 2, 3]), [0, 1, 1, 3])),
+    (
+        pa.ListViewArray.from_arrays(pa.array([3, 0, 1], pa.int32()), pa.array([1, 2, 2], pa.int32()), [1, 2, 3, 4]),
+        Ragged(np.array([4, 1, 2, 2, 3]), [0, 1, 3, 5]),
+    ),
+    (
+        pa.array([["a"], [], ["b", "a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        Ragged(np.array(["a", "b", "a"], TEXT), [0, 1, 1, 3]),
+    ),
+    (
+        pa.array([[[1, 2]], [], [[3, 4], [5, 6]]], pa.list_(pa.list_(pa.int64(), 2))),
+        Ragged(np.array([[1, 2], [3, 4], [5, 6]]), [0, 1, 1, 3]),
+    ),
+]
+
+
+def read(table, missing=None, columns="c"):
+    tables = Tables(columns, missing)
+    block = tables.block(table, "part", "file")
+    spec = tables.spec(table.schema, "file")
+    assert block.structure == spec.structure
+    for leaf, expected in zip(block.leaves, spec.leaves, strict=True):
+        assert leaf.dtype == expected.dtype
+        for row in leaf:
+            assert len(np.shape(row)) == len(expected.shape) or isinstance(row, Ragged)
+    return block.leaves if columns is None or len(block.leaves) > 1 else block.leaves[0]
+
+
+def same(found, expected):
+    assert type(found) is type(expected)
+    assert found.dtype == expected.dtype
+    if isinstance(expected, Ragged):
+        assert found.tolist() == expected.tolist()
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("array", "expected"), CASES + RAGGED, ids=lambda x: str(x.type) if hasattr(x, "type") else "")
+def test_types(array, expected):
+    same(read(pa.table({"c": array})), expected)
+    same(read(pa.record_batch({"c": array})), expected)
+    # Cut: what it holds begins elsewhere.
+    same(read(pa.record_batch({"c": array}).slice(1)), expected[1:])
+    same(read(pa.record_batch({"c": array}).slice(1, 1)), expected[1:2])
+    # In chunks, of which some are empty.
+    parts = [array.slice(0, 1), array.slice(0, 0), array.slice(1)]
+    if not pa.types.is_run_end_encoded(array.type):
+        same(read(pa.table({"c": pa.chunked_array(parts)})), expected)
+    # Without rows.
+    same(read(pa.table({"c": array.slice(0, 0)})), expected[:0])
+    same(read(pa.table({"c": pa.chunked_array([], array.type)})), expected[:0])
+
+
+@pytest.mark.parametrize(
+    ("array", "missing", "expected"),
+    [
+        (pa.array([1.5, None]), None, np.array([1.5, np.nan])),
+        (pa.array([1.5, None], pa.float16()), None, np.float16([1.5, np.nan])),
+        (pa.array([Decimal(1), None], pa.decimal128(5, 2)), None, np.array([1, np.nan])),
+        (pa.array([DAY, None]), None, np.array(["2024-02-29", "NaT"], "datetime64[D]")),
+        (pa.array([1, None], pa.time32("s")), None, np.array([1, "NaT"], "timedelta64[s]")),
+        (pa.array([1, None]), -1, np.array([1, -1])),
+        (pa.array([1, None]), float("nan"), np.array([1, np.nan])),
+        (pa.array(["a", None]), "-", np.array(["a", "-"], TEXT)),
+        (pa.array(["a", None], pa.string_view()), "-", np.array(["a", "-"], TEXT)),
+        (pa.array(["a", None]).dictionary_encode(), "-", np.array(["a", "-"], TEXT)),
+        (pa.array([True, None]), False, np.array([True, False])),
+        (pa.array([b"a", None], pa.binary_view()), b"", np.array([b"a", b""], object)),
+        (pa.array([0.5, None], pa.float16()), 0.0, np.float16([0.5, 0])),
+        (pa.array([b"a", None]), b"", np.array([b"a", b""], object)),
+        (pa.array([1.5, None]), 0.0, np.array([1.5, 0])),
+        (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([5, None])), 0, np.array([5, 0])),
+        (pa.array([[1], None, [2]], pa.list_(pa.int64())), [], Ragged(np.array([1, 2]), [0, 1, 1, 2])),
+        (pa.array([[1], None, [2]], pa.list_view(pa.int64())), [], Ragged(np.array([1, 2]), [0, 1, 1, 2])),
+    ],
+    ids=lambda x: str(x.type) if hasattr(x, "type") else "",
+)
+def test_nulls(array, missing, expected):
+    table = pa.table({"c": array})
+    given = None if missing is None else {"c": missing}
+    same(read(table, given), expected)
+    same(read(table.slice(1), given), expected[1:])
+    # Where nothing says what stands for them, only floats and times have something that does.
+    if expected.dtype.kind not in "fmM" or (missing is not None and pa.types.is_integer(array.type)):
+        with pytest.raises(errors.FileError, match=r"part: column 'c' of type .* nulls, the first in row 1"):
+            read(table)
+
+
+def test_structs():
+    kind = pa.struct(
+        {"x": pa.int64(), "y": pa.float64(), "v": pa.list_(pa.int8()), "in": pa.struct({"s": pa.string()})}
+    )
+    rows = [{"x": k, "y": k / 2, "v": [k] * k, "in": {"s": f"{k}"}} for k in range(3)]
+    table = pa.table({"c": pa.array(rows, kind)})
+    spec = Tables("c").spec(table.schema, "file")
+    assert spec.packed == {
+        "x": TensorSpec((), "int64"),
+        "y": TensorSpec((), "float64"),
+        "v": TensorSpec((None,), "int8"),
+        "in": {"s": TensorSpec((), TEXT)},
+    }
+    for start in (0, 1):
+        block = Tables("c").block(table.slice(start), "part", "file")
+        assert block.structure == spec.structure
+        given = [{**each, "v": each["v"].tolist()} for each in block.elements()]
+        assert given == rows[start:]
+
+
+def test_a_null_struct_is_one_of_nulls():
+    kind = pa.struct({"x": pa.int64(), "y": pa.float64(), "in": pa.struct({"s": pa.string()})})
+    rows = [{"x": 1, "y": 1.5, "in": {"s": "a"}}, None, {"x": None, "y": None, "in": None}]
+    table = pa.table({"c": pa.array(rows, kind)})
+    missing = {"c": {"x": float("nan"), "in": {"s": "-"}}}
+    text, x, y = read(table, missing)
+    assert text.tolist() == ["a", "-", "-"]
+    np.testing.assert_array_equal(x, [1, np.nan, np.nan])
+    np.testing.assert_array_equal(y, [1.5, np.nan, np.nan])
+    with pytest.raises(errors.FileError, match="column 'c', 'in', 's' of type string has 2 nulls, the first in row 1"):
+        read(table)
+    with pytest.raises(errors.ArgumentError, match=r"give a dict by field, of 'x', 'y', 'in', not -1"):
+        read(table, {"c": -1})
+    with pytest.raises(errors.ArgumentError, match=r"not {'z': 1}"):
+        read(table, {"c": {"z": 1}})
+
+
+def test_lists_of_lists_are_ragged():
+    table = pa.table({"c": pa.array([[[1], []], [], [[2, 3]]])})
+    assert Tables("c").spec(table.schema, "file").leaves == (RaggedTensorSpec((None, None), "int64"),)
+    found = read(table)
+    assert [row.tolist() for row in found] == [[[1], []], [], [[2, 3]]]
+    assert [row.tolist() for row in read(table.slice(1))] == [[], [[2, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (pa.array([[{"a": 1}]]), "lists of structs"),
+        (pa.array([{}], pa.struct([])), "structs of no fields"),
+        (
+            pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], fields=[pa.field("a", pa.int64())] * 2),
+            "structs of two fields of one name",
+        ),
+        (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "is of type month_day_nano_interval"),
+        (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "'c'.*leave it out"),
+        (pa.array([[[1]]], pa.list_(pa.list_(pa.int64()), 1)), "fixed-size lists of lists that differ"),
+    ],
+    ids=lambda x: str(x.type)[:40] if hasattr(x, "type") else "",
+)
+def test_what_no_array_holds(array, message):
+    with pytest.raises(errors.FileError, match=message):
+        Tables("c").spec(pa.table({"c": array}).schema, "file")
+
+
+def test_two_columns_of_one_name():
+    table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "b"])
+    with pytest.raises(errors.FileError, match="file: two columns are called 'a'"):
+        Tables("a").spec(table.schema, "file")
+    assert Tables("b").spec(table.schema, "file") == ElementSpec.of(np.int64(3))
+
+
+def test_what_stands_for_nulls_of_columns_that_are_not_read():
+    table = pa.table({"a": [1], "b": pa.array([None], pa.int64())})
+    tables = Tables("a", {"b": 0})
+    assert tables.spec(table.schema, "file") == ElementSpec.of(np.int64(1))
+    assert len(tables.block(table.select(["a"]), "part", "file")) == 1
+    with pytest.raises(errors.ArgumentError, match="missing: no column 'z'; there are 'a', 'b'"):
+        Tables("a", {"z": 0}).spec(table.schema, "file")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a", "bb", ""],
+        ["same", "long", "each"],
+        ["x" * 100, "y" * 100],
+        ["x" * 100, "y"],
+        ["ü", "日本", "a"],
+        ["日本", "ab", "\U0001f600"],
+        ["ends\0", "a"],
+        ["\0", "\0"],
+        ["", ""],
+        [],
+        [f"{k}" for k in range(10_000)],
+        [f"{k}" * (k % 50) for k in range(9_000)],
+    ],
+    ids=range(12),
+)
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_texts_are_what_they_were(words, kind):
+    array = pa.array(words, kind)
+    assert texts_of(array).dtype == TEXT
+    assert texts_of(array).tolist() == words
+    assert texts_of(array.slice(1)).tolist() == words[1:]

@@ -1,0 +1,888 @@
+"""WebDataset: which members are a sample, what fields become, how archives are cut, and what is refused."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import shutil
+import sys
+import tarfile
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+import daskdist
+from daskdist import Dataset, TensorSpec, errors, read_webdataset
+from daskdist.core.spec import ElementSpec
+from daskdist.formats import First, ranges
+from daskdist.formats.decoding import Decoding
+from daskdist.formats.tar import Samples
+from daskdist.formats.webdataset import WebDataset
+from daskdist.testing import FormatLaws
+
+DIGITS = Path(__file__).parent / "data" / "webdataset-digits.tar"
+TEXT = np.dtypes.StringDType()
+
+
+def png(array, form="PNG", **options):
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(array, np.uint8)).save(file, form, **options)
+    return file.getvalue()
+
+
+def npy(array, **options):
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def archive(members, form=tarfile.PAX_FORMAT, mode="w"):
+    """A tar of (name, content), or of members as tarfile has them."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode, format=form) as tar:
+        for name, content in members:
+            member = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    # Without what fills it up to whole records, which would be the most of it.
+    return trimmed(file.getvalue())
+
+
+def trimmed(data):
+    """An archive with no more zeros at its end than there have to be."""
+    end = -(-len(data.rstrip(b"\0")) // 512) * 512
+    return data[:end] + bytes(1024)
+
+
+def picture(k, height=3, width=4):
+    return np.random.default_rng(k).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def members_of(k, fields=("png", "cls", "json", "npy", "txt", "bin")):
+    made = {
+        "png": png(picture(k)),
+        "cls": str(k - 3).encode(),
+        "json": json.dumps({"n": k, "box": {"x": k / 2, "tags": ["a"] * (k % 3)}}).encode(),
+        "npy": npy(np.arange(k % 3, dtype=np.float32)),
+        "txt": f"sample {k} ü".encode(),
+        "bin": bytes([k, 0]),
+    }
+    return [(f"train/{k:04d}.{name}", made[name]) for name in fields]
+
+
+def element(k):
+    text, tags = np.empty((), TEXT), np.array(["a"] * (k % 3), TEXT)
+    text[()] = f"sample {k} ü"
+    return {
+        "__key__": f"train/{k:04d}",
+        "png": picture(k),
+        "cls": np.int64(k - 3),
+        "json": {"n": np.int64(k), "box": {"x": np.float64(k / 2), "tags": tags}},
+        "npy": np.arange(k % 3, dtype=np.float32),
+        "txt": str(text),
+        "bin": np.array(bytes([k, 0]), object)[()],
+    }
+
+
+def save(tmp_path, members, name="a.tar", **options):
+    path = tmp_path / name
+    path.write_bytes(archive(members, **options))
+    return str(path)
+
+
+def read_with(form, path):
+    splits = form.list_splits(path, 0, First(path, form.spec(path)))
+    return [each for split in splits for each in form.read(split).elements()]
+
+
+class TestWebDataset(FormatLaws):
+    def make_format(self):
+        return WebDataset()
+
+    def write(self, directory):
+        written = {}
+        for number, keys in enumerate([range(2), range(2, 4)]):
+            written[save(directory, [m for k in keys for m in members_of(k)], f"{number}.tar")] = list(
+                map(element, keys)
+            )
+        return written
+
+    def test_files_try_what_they_should(self, tmp_path):
+        # One without samples has no spec that would be that of the others: see TestColumns.
+        files = self.write(tmp_path)
+        form = self.make_format()
+        with dask.config.set({"daskdist.split-bytes": 30_000}):
+            assert [len(form.list_splits(path, 0, First(path, form.spec(path)))) > 1 for path in files] == [True, True]
+
+
+class TestColumns(FormatLaws):
+    """Fields of which names tell everything: an archive may be empty."""
+
+    def make_format(self):
+        return WebDataset({"x": "png", "y": ["cls", "cls"], "key": "__key__"}, resize=(2, 5), missing={"cls": 7})
+
+    def write(self, directory):
+        written = {}
+        for number, keys in enumerate([range(5), range(0), range(5, 7)]):
+            members = [m for k in keys for m in members_of(k, ("png", "cls") if k % 2 else ("png",))]
+            written[save(directory, members, f"{number}.tar")] = [
+                {
+                    "x": np.asarray(Image.fromarray(picture(k)).resize((5, 2), Image.Resampling.BILINEAR)),
+                    "y": np.array([k - 3, k - 3] if k % 2 else [7, 7]),
+                    "key": f"train/{k:04d}",
+                }
+                for k in keys
+            ]
+        return written
+
+    def test_files_try_what_they_should(self, tmp_path):
+        with dask.config.set({"daskdist.split-bytes": "20 kB"}):
+            super().test_files_try_what_they_should(tmp_path)
+
+    def test_writes_what_it_reads(self, tmp_path):
+        # Elements under other names than members have are not written as they are.
+        with pytest.raises(errors.ArgumentError, match=r"the field 'x' is .*call it 'x.npy'"):
+            self.make_format().check(self.make_format().spec(next(iter(self.write(tmp_path)))))
+
+
+class TestCompressed(TestWebDataset):
+    def write(self, directory):
+        written = {}
+        compress = [gzip.compress, lambda data: pa.Codec("zstd").compress(data).to_pybytes()]
+        for (path, rows), end, function in zip(
+            super().write(directory).items(), (".tgz", ".tar.zst"), compress, strict=True
+        ):
+            made = path.removesuffix(".tar") + end
+            Path(made).write_bytes(function(Path(path).read_bytes()))
+            Path(path).unlink()
+            written[made] = rows
+        return written
+
+    def test_files_try_what_they_should(self, tmp_path):
+        form, files = self.make_format(), self.write(tmp_path)
+        with dask.config.set({"daskdist.split-bytes": 2000}):
+            assert all(len(form.list_splits(path, 0, First(path, form.spec(path)))) > 1 for path in files)
+
+
+# --- files of others ---
+
+
+def test_an_archive_of_webdataset_itself():
+    ds = read_webdataset(DIGITS, image_mode=None)
+    rows = list(ds)
+    assert [row["__key__"] for row in rows] == [f"{k:05d}" for k in range(8)]
+    assert [int(row["cls"]) for row in rows] == list(range(8))
+    assert [int(row["json"]["i"]) for row in rows] == list(range(8))
+    with tarfile.open(DIGITS) as tar:
+        for row in rows:
+            image = np.asarray(Image.open(tar.extractfile(f"{row['__key__']}.png")))
+            np.testing.assert_array_equal(row["png"], image[:, :, None])
+    assert list(ds.element_spec) == ["__key__", "cls", "json", "png"]
+    assert ds.element_spec["png"] == TensorSpec((None, None, None), "uint8")
+    assert read_webdataset(DIGITS).element_spec["png"] == TensorSpec((None, None, 3), "uint8")
+    pairs = next(iter(read_webdataset(DIGITS, ("png", "cls")).batch(8)))
+    assert pairs[0].shape == (8, 8, 8, 3)
+    assert pairs[1].tolist() == list(range(8))
+
+
+# --- what is a sample ---
+
+
+def test_members_of_one_key_in_a_row_are_a_sample(tmp_path):
+    members = [
+        ("x/", b""),
+        ("README", b"of no sample"),
+        ("__meta__/info.json", b"{}"),
+        ("x/a.cls", b"1"),
+        ("x/.hidden.cls", b"9"),
+        ("x/a.seg.TXT", b"one"),
+        ("y.z/a.cls", b"2\n"),
+        ("y.z/a.seg.txt", b"two"),
+        ("./b.cls", b"-3"),
+        ("./b.seg.txt", b""),
+    ]
+    members[0] = (tarfile.TarInfo("x/"), b"")
+    members[0][0].type = tarfile.DIRTYPE
+    rows = list(read_webdataset(save(tmp_path, members)))
+    assert [(row["__key__"], int(row["cls"]), row["seg.txt"]) for row in rows] == [
+        ("x/a", 1, "one"),
+        ("y.z/a", 2, "two"),
+        ("./b", -3, ""),
+    ]
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("split_bytes", [600, 2000, "16 MiB"])
+def test_names_of_any_length(tmp_path, form, split_bytes):
+    folder = "/".join(["a folder of some length"] * (5 if form == tarfile.USTAR_FORMAT else 20))
+    names = [f"{folder}/{k}" for k in range(6)] + ([] if form == tarfile.USTAR_FORMAT else ["ü" * 150])
+    path = save(tmp_path, [(f"{name}.{end}", b"5") for name in names for end in ("cls", "txt")], form=form)
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        assert [(row["__key__"], int(row["cls"])) for row in read_webdataset(path)] == [(name, 5) for name in names]
+
+
+def test_archives_put_one_after_the_other(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(archive([("a.cls", b"1")]) + archive([("a.cls", b"2")]))
+    for split_bytes in (512, "16 MiB"):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            assert [int(cls) for cls in read_webdataset(path, "cls")] == [1, 2]
+
+
+def test_sizes_in_other_spellings(tmp_path):
+    # As star writes sizes above 8 GiB, and small ones too if it likes; and a checksum of spaces and digits.
+    data = bytearray(archive([("a.cls", b"12"), ("b.cls", b"3")]))
+    data[124:136] = b"\x80" + (2).to_bytes(11, "big")
+    data[148:156] = b" " * 8
+    data[148:156] = f"{sum(data[:512]):6o} \0".encode()
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    assert [int(cls) for cls in read_webdataset(path, "cls")] == [12, 3]
+
+
+def test_samples_of_one_shape_stack_and_others_do_not(tmp_path):
+    shapes = [(2, 3), (2, 3), (4, 3), (4, 5)]
+    path = save(tmp_path, [(f"{k}.png", png(picture(k, *shape))) for k, shape in enumerate(shapes)])
+    ds = read_webdataset(path, "png")
+    assert [image.shape for image in ds] == [(2, 3, 3), (2, 3, 3), (4, 3, 3), (4, 5, 3)]
+    assert [batch.shape for batch in ds.take(2).batch(2)] == [(2, 2, 3, 3)]
+    assert [image.shape for image in ds.take(3).map(lambda image: image + 1)] == [(2, 3, 3), (2, 3, 3), (4, 3, 3)]
+    with pytest.raises(errors.StackError):
+        list(ds.batch(4))
+    resized = read_webdataset(path, "png", resize=(6, 7))
+    assert resized.element_spec == TensorSpec((6, 7, 3), "uint8")
+    assert next(iter(resized.batch(4))).shape == (4, 6, 7, 3)
+
+
+# --- what fields become ---
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "expected"),
+    [
+        ("cls", b" 7\n", np.int64(7)),
+        ("index", b"-1", np.int64(-1)),
+        ("txt", "ü\n".encode(), "ü\n"),
+        ("transcript", b"", ""),
+        ("bin", b"\0\1\0", b"\0\1\0"),
+        ("pyd", b"cos\nsystem\n(S'false'\ntR.", b"cos\nsystem\n(S'false'\ntR."),
+        ("npy", npy(np.arange(6.0).reshape(2, 3)), np.arange(6.0).reshape(2, 3)),
+        ("npy", npy(np.asfortranarray(np.arange(6).reshape(2, 3))), np.arange(6).reshape(2, 3)),
+        ("npy", npy(np.arange(3, dtype=">i2")), np.arange(3, dtype=np.int16)),
+        ("npy", npy(np.float32(1.5)), np.float32(1.5)),
+        ("npy", npy(np.array(["a", "bc"])), np.array(["a", "bc"], TEXT)),
+        ("npy", npy(np.zeros((2, 0))), np.zeros((2, 0))),
+        ("json", b"[1, 2.5]", np.array([1, 2.5])),
+        ("json", b"true", np.True_),
+        ("json", b'{"a": null, "b": "x"}', {"a": np.float64("nan"), "b": "x"}),
+        ("json", b"[[1], []]", daskdist.Ragged(np.array([1]), [0, 1, 1])),
+        ("png", png([[0, 255]]), np.array([[[0] * 3, [255] * 3]], np.uint8)),
+        ("bmp", png([[[1, 2, 3]]], "BMP"), np.array([[[1, 2, 3]]], np.uint8)),
+        ("webp", png([[[9, 9, 9]]], "WEBP", lossless=True), np.array([[[9, 9, 9]]], np.uint8)),
+        ("png", png([[[1, 2, 3, 0]]]), np.array([[[1, 2, 3]]], np.uint8)),
+    ],
+)
+def test_fields(tmp_path, field, content, expected):
+    ds = read_webdataset(save(tmp_path, [(f"a.{field}", content), (f"b.{field}", content)]), [field])
+    assert len(list(ds)) == 2
+    for row in ds:
+        value = row[field]
+        if isinstance(expected, daskdist.Ragged):
+            assert value.tolist() == expected.tolist()
+        elif isinstance(expected, (str, bytes)):
+            assert value == expected
+        else:
+            daskdist.testing.same_elements([value], [expected])
+    assert ElementSpec.of(next(iter(ds))).most_general_common_spec(ds.spec) is not None
+
+
+@pytest.mark.parametrize(
+    ("mode", "shapes"),
+    [
+        ("RGB", [(1, 2, 3)] * 5),
+        ("L", [(1, 2, 1)] * 5),
+        ("RGBA", [(1, 2, 4)] * 5),
+        (None, [(1, 2, 1), (1, 2, 3), (1, 2, 4), (1, 2, 4), (1, 2, 1)]),
+    ],
+)
+def test_modes_of_images(tmp_path, mode, shapes):
+    gray, color, alpha = (
+        Image.new("L", (2, 1), 9),
+        Image.new("RGB", (2, 1), (9, 9, 9)),
+        Image.new("RGBA", (2, 1), (9,) * 4),
+    )
+    palette = color.quantize(2)
+    palette.info["transparency"] = b"\x05\x06"
+    contents = []
+    for image in (gray, color, alpha, palette, gray.convert("1")):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        contents.append(file.getvalue())
+    path = save(tmp_path, [(f"{k}.png", content) for k, content in enumerate(contents)])
+    images = list(read_webdataset(path, "png", image_mode=mode))
+    assert [image.shape for image in images] == shapes
+    assert {image.dtype for image in images} == {np.dtype(np.uint8)}
+    if mode is not None:
+        assert {int(image[0, 0, 0]) for image in images[:4]} == {9}
+
+
+def test_fields_of_other_kinds_than_their_names_say(tmp_path):
+    path = save(tmp_path, [("a.id", b"n7"), ("a.left.png", b"no image"), ("a.meta", b"[1]"), ("a.json", b'{"x": 1}')])
+    with pytest.raises(errors.FileError, match=r"a\.tar.*sample 'a'.*'a\.id' at byte 0 cannot be decoded: ValueError"):
+        list(read_webdataset(path, "id"))
+    (row,) = read_webdataset(path, decode={"id": "text", "png": "raw", "meta": "json", "json": "text"})
+    assert (row["id"], row["left.png"], row["meta"].tolist(), row["json"]) == ("n7", b"no image", [1], '{"x": 1}')
+    (row,) = read_webdataset(path, decode=False)
+    assert [row[name] for name in ("id", "left.png", "meta", "json")] == [b"n7", b"no image", b"[1]", b'{"x": 1}']
+    with pytest.raises(errors.ArgumentError, match=r"decode: 'id' is 'txt'; there are .*did you mean 'text'"):
+        read_webdataset(path, decode={"id": "txt"})
+    with pytest.raises(errors.ArgumentError, match="decode is 'raw'; give True, False, or a dict"):
+        read_webdataset(path, decode="raw")
+
+
+def test_json_that_is_not_as_the_first(tmp_path):
+    def path_of(*contents):
+        return save(tmp_path, [(f"{k}.json", json.dumps(each).encode()) for k, each in enumerate(contents)])
+
+    many = [{"a": 1}] * 70
+    assert [float(x["a"]) for x in read_webdataset(path_of({"a": 1}, {"a": 2.5}), "json")] == [1, 2.5]
+    for other, reason in [
+        ({"a": 1.5}, r"sample 70 is .*'a' is 1\.5, where int64 is expected"),
+        ({"a": "x"}, "'a' is 'x'"),
+        ({"a": True}, "'a' is True"),
+        ({"a": None}, "'a' is None"),
+        ({"a": 2**63}, "sample 70"),
+        ({}, "it lacks 'a'"),
+        ({"a": 1, "b": 2}, r"it has 'b' besides \['a'\]"),
+        ([1], r"it is \[1\], where an object is expected"),
+    ]:
+        path = path_of(*many, other, {"a": 3})
+        with pytest.raises(errors.FileError, match=rf"{reason}.*decode=\{{'json': 'text'\}}"):
+            list(read_webdataset(path, "json"))
+        kept = list(iterator := iter(read_webdataset(path, "json").ignore_errors()))
+        assert [int(x["a"]) for x in kept] == [1] * 70 + [3]
+        assert iterator.stats()["num_skipped"] == 1
+        assert len(list(read_webdataset(path, decode={"json": "text"}))) == 72
+    for first in ({}, [{"a": 1}], [1, "x"]):
+        with pytest.raises(errors.FileError, match=r"field 'json' makes no arrays.*decode=\{'json': 'text'\}"):
+            read_webdataset(path_of(first))
+
+
+def test_arrays_of_another_dtype_or_rank(tmp_path):
+    for other, said in [(np.arange(2), r"int64\[2\]"), (np.zeros((1, 1), np.float32), r"float32\[1, 1\]")]:
+        arrays = [np.zeros(3, np.float32)] * 64 + [other]
+        path = save(tmp_path, [(f"{k:02d}.npy", npy(array)) for k, array in enumerate(arrays)])
+        with pytest.raises(
+            errors.FileError, match=rf"'64.npy' is {said}, those of the first samples float32 of 1 axes"
+        ):
+            list(read_webdataset(path))
+    path = save(tmp_path, [("0.npy", npy(np.zeros(1))), ("1.npy", npy(np.arange(2)))])
+    with pytest.raises(errors.FileError, match=r"the field 'npy' is float64 of 1 axes, int64 of 1 axes; have bytes by"):
+        read_webdataset(path)
+
+
+# --- fields that some lack ---
+
+
+def test_a_sample_that_lacks_a_field(tmp_path):
+    path = save(tmp_path, [("a.cls", b"1"), ("a.txt", b"x"), ("b.cls", b"2"), ("c.txt", b"z")])
+    with pytest.raises(
+        errors.FileError, match=r"a\.tar.*sample 'b' at byte 2048: has no field 'txt'.*missing=\{'txt': \.\.\.\}"
+    ):
+        list(read_webdataset(path))
+    with pytest.raises(errors.FileError, match=r"sample 'c'.*has no field 'cls'"):
+        list(read_webdataset(path, ["cls"]))
+    rows = list(read_webdataset(path, missing={"cls": -1, "txt": "?"}))
+    assert [(row["__key__"], int(row["cls"]), row["txt"]) for row in rows] == [
+        ("a", 1, "x"),
+        ("b", 2, "?"),
+        ("c", -1, "z"),
+    ]
+    kept = list(iterator := iter(read_webdataset(path).ignore_errors()))
+    assert [row["__key__"] for row in kept] == ["a"]
+    assert iterator.stats()["skipped_by_file"] == {path: 2}
+
+
+def test_what_stands_for_members_of_every_kind(tmp_path):
+    others = [(f"z.{name.partition('.')[2]}", content) for name, content in members_of(3)]
+    path = save(tmp_path, [*others, ("b.other", b"")])
+    stand_ins = {
+        "png": np.zeros((1, 1, 3), np.uint8),
+        "cls": 4,
+        "json": {"n": 0, "box": {"x": 0, "tags": []}},
+        "npy": np.zeros(0, np.float32),
+        "txt": "",
+        "bin": b"",
+        "never": b"at all",
+    }
+    rows = list(read_webdataset(path, [*stand_ins, "__key__"], missing=stand_ins))
+    assert [row["__key__"] for row in rows] == ["z", "b"]
+    assert rows[1]["png"].shape == (1, 1, 3)
+    assert (int(rows[1]["cls"]), rows[1]["txt"], rows[1]["bin"], rows[0]["never"]) == (4, "", b"", b"at all")
+    assert (int(rows[1]["json"]["n"]), len(rows[1]["json"]["box"]["tags"]), len(rows[1]["npy"])) == (0, 0, 0)
+    for name, value in [("cls", "x"), ("png", np.zeros((1, 3))), ("txt", 3), ("json", {"m": 1}), ("npy", b"x")]:
+        with pytest.raises(errors.ArgumentError, match=f"missing: .* cannot stand for '{name}'"):
+            read_webdataset(path, [name], missing={name: value})
+    with pytest.raises(errors.ArgumentError, match=r"missing: no sample that was looked at has 'other.npy'"):
+        read_webdataset(path, missing={"other.npy": 1})
+
+
+def test_a_field_that_the_first_samples_have_not(tmp_path):
+    members = [(f"{k:03d}.cls", b"1") for k in range(99)] + [("100.cls", b"1"), ("100.txt", b"x")]
+    path = save(tmp_path, members)
+    with pytest.raises(errors.FileError, match=r"sample '100'.*a field 'txt', which the first samples.*columns="):
+        list(read_webdataset(path))
+    assert len(list(read_webdataset(path, ["cls"]))) == 100
+    assert len(list(read_webdataset(path, ["cls", "txt"], missing={"txt": ""}))) == 100
+
+
+def test_columns_that_are_none(tmp_path):
+    path = save(tmp_path, members_of(1))
+    with pytest.raises(errors.ArgumentError, match="no column 'jpg'; there are '__key__', 'png'"):
+        read_webdataset(path, ["jpg"])
+    with pytest.raises(errors.ArgumentError, match="only fields of whole numbers make up an array"):
+        read_webdataset(path, {"x": ["cls", "bin"]})
+    for options, said in [
+        ({"image_mode": "P"}, "the mode of images is 'P'"),
+        ({"resize": 7}, "resize is 7"),
+        ({"resize": (0, 3)}, r"resize is \(0, 3\)"),
+        ({"compression": "rar"}, "compression is 'rar'"),
+    ]:
+        with pytest.raises(errors.ArgumentError, match=said):
+            read_webdataset(path, **options)
+
+
+def test_archives_without_samples(tmp_path):
+    empty, full = save(tmp_path, [], "a.tar"), save(tmp_path, [("b.cls", b"1")], "b.tar")
+    (tmp_path / "c.tar").write_bytes(b"")
+    with pytest.raises(errors.FileError, match=r"a\.tar: has no samples, which would tell"):
+        read_webdataset([empty, full])
+    assert [int(cls) for cls in read_webdataset([empty, full], "cls")] == [1]
+    assert [int(row["cls"]) for row in read_webdataset([full, empty])] == [1]
+    with pytest.raises(errors.FileError, match=r"c\.tar: has 0 bytes, and an archive"):
+        list(read_webdataset([full, tmp_path / "c.tar"]))
+
+
+# --- hostile and damaged archives ---
+
+
+def link(name, kind=tarfile.SYMTYPE, target="/etc/passwd"):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("/etc/x.cls", "has an absolute name"),
+        ("\\x.cls", "has an absolute name"),
+        ("C:/x.cls", "has an absolute name"),
+        ("c:x.cls", "has an absolute name"),
+        ("../x.cls", "leads out of the archive"),
+        ("a/../../x.cls", "leads out of the archive"),
+        ("a\\..\\x.cls", "leads out of the archive"),
+        ("..", "leads out of the archive"),
+        ("/README", "has an absolute name"),
+        (link("x.cls"), "is a symbolic link"),
+        (link("x.cls", tarfile.LNKTYPE), "is a hard link"),
+        (link("x.cls", tarfile.CHRTYPE), "is a device"),
+        (link("x.cls", tarfile.FIFOTYPE), "is a pipe"),
+        (link("x.cls", b"Z"), "is of the type 'Z'"),
+        (link("x", tarfile.SYMTYPE), "is a symbolic link"),
+    ],
+    ids=lambda value: value.name + value.type.decode() if isinstance(value, tarfile.TarInfo) else value,
+)
+def test_hostile_members(tmp_path, name, why):
+    path = save(tmp_path, [("a.cls", b"1"), (name, b""), ("z.cls", b"2")])
+    before = sorted(tmp_path.rglob("*"))
+    shown = (name.name if isinstance(name, tarfile.TarInfo) else name).replace("\\", "\\\\")
+    with pytest.raises(errors.FileError) as caught:
+        list(read_webdataset(path, "cls"))
+    assert path in str(caught.value)
+    assert f"the member '{shown}'" in str(caught.value)
+    assert why in str(caught.value)
+    kept = list(iterator := iter(read_webdataset(path, "cls").ignore_errors()))
+    assert [int(cls) for cls in kept] == [1, 2]
+    assert iterator.stats()["skipped_by_file"] == {path: 1}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_names_that_headers_of_their_own_hold(tmp_path):
+    for name, why in [
+        ("a\0b.cls", "with a NUL in it"),
+        ("b\udcff.cls", "that is not UTF-8"),
+        ("x/../y.cls", "leads out"),
+    ]:
+        plain = tarfile.TarInfo("plain.cls")
+        plain.pax_headers = {"path": name}
+        path = save(tmp_path, [("a.cls", b"1"), (plain, b"3"), ("z.cls", b"2")])
+        with pytest.raises(errors.FileError, match=why):
+            list(read_webdataset(path, "cls"))
+        assert [int(cls) for cls in read_webdataset(path, "cls").ignore_errors()] == [1, 2]
+
+
+def test_sparse_members_and_two_of_one_field(tmp_path):
+    sparse = tarfile.TarInfo("b.cls")
+    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    path = save(tmp_path, [("a.cls", b"1"), (sparse, b"3"), ("c.cls", b"4"), ("c.CLS", b"5"), ("z.cls", b"2")])
+    with pytest.raises(errors.FileError, match=r"'b.cls' is a sparse file"):
+        list(read_webdataset(path))
+    assert [int(cls) for cls in read_webdataset(path, "cls").ignore_errors()] == [1, 2]
+    path = save(tmp_path, [("c.cls", b"4"), ("c.CLS", b"5")])
+    with pytest.raises(errors.FileError, match=r"the member 'c.CLS' is the second for the field 'cls'"):
+        read_webdataset(path)
+
+
+@pytest.mark.parametrize("split_bytes", [1000, "16 MiB"])
+def test_a_damaged_header_costs_its_sample(tmp_path, split_bytes):
+    path = save(tmp_path, [(f"{k}.{end}", b"5" * 700) for k in range(6) for end in ("txt", "bin")])
+    content = bytearray(Path(path).read_bytes())
+    at = content.index(b"3.bin\0")
+    content[at + 2] ^= 4
+    Path(path).write_bytes(content)
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = read_webdataset(path)
+        with pytest.raises(errors.FileError, match=r"its checksum does not fit|has no field 'bin'"):
+            list(ds)
+        iterator = iter(ds.ignore_errors())
+        assert [row["__key__"] for row in iterator] == ["0", "1", "2", "4", "5"]
+        assert iterator.stats()["num_skipped"] >= 2
+        first = next(split for split in ds.node.splits() if split.payload.range.stop > at)
+        with pytest.raises(errors.FileError, match=f"at byte {at}: there is no header of a member|lacks|has no field"):
+            ds.node.format.read(first)
+
+
+@pytest.mark.parametrize("cut", [-10240, -20000, -10241, 30_000, 512, 700])
+@pytest.mark.parametrize("split_bytes", [1000, "16 MiB"])
+def test_an_archive_cut_short(tmp_path, cut, split_bytes):
+    whole = archive([(f"{k}.{end}", b"5" * 700) for k in range(20) for end in ("txt", "bin")])
+    whole = whole[: -(-(whole.rindex(b"5") + 1) // 512) * 512] + bytes(10240)
+    path = tmp_path / "a.tar"
+    path.write_bytes(whole[:cut])
+    num_whole = len(whole[:cut]) // (2 * 1536)
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        if not num_whole:
+            with pytest.raises(errors.FileError, match=r"a\.tar: not a tar archive, or one that is damaged"):
+                read_webdataset(path)
+            return
+        ds = read_webdataset(path)
+        with pytest.raises(errors.FileError, match=r"a\.tar bytes .*damaged or cut short: at byte \d+: the "):
+            list(ds)
+        iterator = iter(ds.ignore_errors())
+        assert [row["__key__"] for row in iterator] == [str(k) for k in range(num_whole)]
+        assert iterator.stats()["num_skipped"] >= 1
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_archive_cut_short(tmp_path, compress):
+    noise = np.random.default_rng(0)
+    num_bytes = 10_000 if compress is gzip.compress else 500
+    whole = compress(archive([(f"{k:03d}.bin", noise.bytes(num_bytes)) for k in range(200)]))
+    path = tmp_path / f"a.tar.{ {gzip.compress: 'gz', bz2.compress: 'bz2', lzma.compress: 'xz'}[compress] }"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(errors.FileError, match=r"a\.tar\..*damaged or cut short|may not be read|damaged"):
+        list(read_webdataset(path, decode=False))
+    if compress is gzip.compress:
+        with dask.config.set({"daskdist.split-bytes": "200 kB"}):
+            kept = [row["__key__"] for row in read_webdataset(path).ignore_errors()]
+        assert kept == [f"{k:03d}" for k in range(len(kept))]
+        assert 50 < len(kept) < 150
+
+
+def test_what_is_no_archive(tmp_path):
+    (tmp_path / "a.tar").write_text("words " * 1000)
+    with pytest.raises(errors.FileError, match=r"a\.tar: not a tar archive, or one that is damaged.*checksum"):
+        read_webdataset(tmp_path / "a.tar")
+    (tmp_path / "b.tgz").write_bytes(gzip.compress(archive([("a.cls", b"1")]))[:-20] + b"garbage")
+    with pytest.raises(errors.FileError, match=r"b\.tgz"):
+        list(read_webdataset(tmp_path / "b.tgz"))
+
+
+def test_damaged_images_are_left_out_by_themselves(tmp_path, monkeypatch):
+    good = png(picture(0, 20, 20))
+    deep = io.BytesIO()
+    Image.fromarray(np.zeros((2, 2), np.uint16)).save(deep, "PNG")
+    bad = {
+        "a": good[: len(good) // 2],
+        "b": b"not an image",
+        "c": good.replace(b"IDAT", b"IDAX", 1),
+        "d": b"",
+        "e": deep.getvalue(),
+        "f": png(np.zeros((100, 100, 3))),
+        "g": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 2 2\n",
+    }
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    members = [m for key, content in bad.items() for m in [(f"{key}.png", content), (f"0{key}.png", good)]]
+    path = save(tmp_path, members)
+    for key, error in [
+        ("b", "UnidentifiedImageError"),
+        ("f", "DecompressionBombError"),
+        ("e", "8 bits"),
+        ("g", "Unid"),
+    ]:
+        with pytest.raises(errors.FileError, match=rf"sample '{key}': the member '{key}\.png' at byte \d+ .*{error}"):
+            list(read_webdataset(save(tmp_path, [("0.png", good), (f"{key}.png", bad[key])], "b.tar")))
+    iterator = iter(read_webdataset(path).ignore_errors())
+    assert [row["__key__"] for row in iterator] == [f"0{key}" for key in bad]
+    assert iterator.stats()["skipped_by_file"] == {path: len(bad)}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (npy(np.array([{}], object), allow_pickle=True), "an array of Python objects"),
+        (npy(np.zeros(9))[:-1], "has 72 bytes, and here are 71"),
+        (npy(np.zeros(9)) + b"x", "has 72 bytes, and here are 73"),
+        (b"\x93NUMPY\x09\x00" + npy(np.zeros(1))[8:], "of version"),
+        (b"numbers", "does not begin as an array"),
+        (npy(np.zeros(3)).replace(b"(3,)", b"(-3,", 1), "cannot be decoded"),
+        (npy(np.zeros(3)).replace(b"<f8", b"<q8", 1), "cannot be decoded"),
+    ],
+)
+def test_damaged_arrays(tmp_path, content, why):
+    path = save(tmp_path, [("a.npy", npy(np.zeros(2))), ("b.npy", npy(np.zeros(2)))] * 32 + [("c.npy", content)])
+    with pytest.raises(errors.FileError, match=rf"sample 'c': the member 'c\.npy' at byte \d+ .*{why}"):
+        list(read_webdataset(path))
+
+
+def test_numbers_that_no_int64_is(tmp_path):
+    path = save(tmp_path, [("a.cls", b"1"), ("b.cls", str(2**63).encode())])
+    with pytest.raises(errors.FileError, match=r"'b\.cls' at byte \d+ .*is no number of 64 bits"):
+        list(read_webdataset(path))
+
+
+# --- reading in parts ---
+
+
+def test_ranges_before_are_passed_over_without_being_read(tmp_path, monkeypatch):
+    path = save(tmp_path, [(f"{k:03d}.bin", bytes(50_000)) for k in range(100)])
+    with dask.config.set({"daskdist.split-bytes": "500 kB"}):
+        form = WebDataset(decode=False)
+        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+    counted = []
+    known = ranges.Storage.open
+
+    class Counting:
+        def __init__(self, file):
+            self.file, self.seek = file, file.seek
+
+        def read(self, num_bytes=-1):
+            data = self.file.read(num_bytes)
+            counted.append(len(data))
+            return data
+
+    @contextlib.contextmanager
+    def opened(self, path):
+        with known(self, path) as file:
+            yield Counting(file)
+
+    monkeypatch.setattr(ranges.Storage, "open", opened)
+    rows = form.read(splits[-2])
+    keys = [int(row["__key__"]) for row in rows.elements()]
+    assert keys == list(range(keys[0], keys[0] + len(keys)))
+    assert keys[0] > 80
+    # Far less than the nine tenths of the archive that come before.
+    assert sum(counted) < 1_000_000
+
+
+def test_a_framing_finds_the_same_by_hops_and_by_reading(tmp_path):
+    data = archive([m for k in range(9) for m in members_of(k)], form=tarfile.PAX_FORMAT) + archive(members_of(10))
+    framing = Samples()
+    places = {framing.boundary(data, at, is_end=True) for at in range(0, len(data) + 1, 497)}
+    assert len(places) > 10
+    for at in range(0, len(data) + 1, 497):
+        expected = framing.boundary(data, at, is_end=True)
+        assert framing.hop(lambda start, stop: data[start:stop], 0, at, len(data)) == expected
+        found = framing.boundary(data[: at + 4000], at, is_end=False)
+        assert found in (None, expected)
+
+
+def test_many_archives_list_fast(tmp_path):
+    first = Path(save(tmp_path, [("a.cls", b"1")]))
+    content = first.read_bytes()
+    for number in range(1000):
+        (tmp_path / f"{number:04d}.tar").write_bytes(content)
+    start = time.perf_counter()
+    ds = read_webdataset(tmp_path)
+    assert len(ds.node.splits()) == 1001
+    assert time.perf_counter() - start < 5
+
+
+def test_braces_stand_for_many_files(tmp_path):
+    for name in ("a-08", "a-09", "a-10", "b-x", "{c,d}"):
+        save(tmp_path, [(f"{name}.cls", b"1")], f"{name}.tar")
+
+    def keys(name):
+        return list(read_webdataset(f"{tmp_path}/{name}.tar", "__key__"))
+
+    assert keys("a-{08..10}") == ["a-08", "a-09", "a-10"]
+    assert keys("a-{10..08}") == ["a-10", "a-09", "a-08"]
+    assert keys("{a-09,b-x}") == ["a-09", "b-x"]
+    assert keys("{a,a}-{09..10}") == ["a-09", "a-10", "a-09", "a-10"]
+    assert keys("{c,d}") == ["{c,d}"]
+    with pytest.raises(errors.FileError, match=r"a-07\.tar"):
+        keys("a-{07..08}")
+    with pytest.raises(errors.ArgumentError, match="stands for 100,000,000 files, and 1,000,000 are the most"):
+        keys("a-{0..99999999}")
+
+
+def test_an_archive_in_an_archive_of_another_kind(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("in/a.tar", archive([m for k in range(5) for m in members_of(k)]))
+    with dask.config.set({"daskdist.split-bytes": "20 kB"}):
+        rows = list(read_webdataset(f"zip://in/a.tar::{path}"))
+    daskdist.testing.same_elements(rows, [element(k) for k in range(5)])
+
+
+# --- writing ---
+
+
+def written(tmp_path, rows, name="w.tar"):
+    form = WebDataset(image_mode=None)
+    ds = Dataset.from_tensor_slices(rows)
+    form.check(ds.spec)
+    path = tmp_path / name
+    with path.open("wb") as file:
+        (block,) = [ds.node.lower(()).function(split) for split in ds.node.splits()]
+        form.write(block, file)
+    return path
+
+
+def test_samples_are_written_as_the_library_reads_them(tmp_path):
+    rows = {
+        "__key__": np.array(["a/0", "a/1"], TEXT),
+        "png": np.stack([picture(0), picture(1)]),
+        "cls": np.array([3, -4], np.int16),
+        "txt": np.array(["ü", ""], TEXT),
+        "x.npy": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "bin": np.array([b"\0a\0", b""], object),
+        "json": {"n": np.array([1, 2]), "v": np.array([[0.5], [1.5]])},
+    }
+    path = written(tmp_path, rows)
+    with tarfile.open(path) as tar:
+        names = [member.name for member in tar]
+        assert names[:6] == [f"a/0.{name}" for name in list(rows)[1:]]
+        assert {member.mtime for member in tar} == {0}
+        assert tar.extractfile("a/1.cls").read() == b"-4"
+        assert json.load(tar.extractfile("a/0.json")) == {"n": 1, "v": [0.5]}
+        np.testing.assert_array_equal(np.load(io.BytesIO(tar.extractfile("a/1.x.npy").read())), rows["x.npy"][1])
+        np.testing.assert_array_equal(np.asarray(Image.open(tar.extractfile("a/0.png"))), picture(0))
+    first, second = read_webdataset(path)
+    assert (first["__key__"], second["__key__"], int(second["cls"]), first["txt"]) == ("a/0", "a/1", -4, "ü")
+    assert path.read_bytes() == written(tmp_path, rows, "again.tar").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("png", (2, 3, 1)),
+        ("png", (2, 3, 2)),
+        ("png", (2, 3, 4)),
+        ("webp", (2, 3, 3)),
+        ("bmp", (2, 3, 3)),
+        ("tif", (2, 3, 4)),
+        ("ppm", (2, 3, 3)),
+        ("pgm", (2, 3, 1)),
+    ],
+)
+def test_images_come_back_as_they_were(tmp_path, name, shape):
+    images = np.random.default_rng(0).integers(0, 256, (3, *shape), np.uint8)
+    path = written(tmp_path, {name: images})
+    np.testing.assert_array_equal(np.stack(list(read_webdataset(path, name, image_mode=None))), images)
+
+
+def test_keys_that_are_made(tmp_path):
+    one = written(tmp_path, {"cls": np.arange(3)}, "1.tar")
+    other = written(tmp_path, {"cls": np.arange(3, 6)}, "2.tar")
+    keys = [row["__key__"] for row in read_webdataset([one, other])]
+    assert len(set(keys)) == 6
+    assert [key[:7] for key in keys] == ["000000-", "000001-", "000002-"] * 2
+    assert read_webdataset(one, "cls").cardinality() == -2
+    assert [int(cls) for cls in read_webdataset([one, other], "cls")] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("element", "why"),
+    [
+        ((np.zeros(2), 1), "an element is .*map it to one first"),
+        ({"x": np.zeros(2, np.float32)}, "'x' .* a field of that name is bytes; call it 'x.npy'"),
+        ({"x": np.int64(1)}, "call it 'x.cls'"),
+        ({"x": "text"}, "call it 'x.txt'"),
+        ({"x": {"a": 1}}, "'x' is a nest; call it 'x.json'"),
+        ({"cls": 1.5}, "a field of that name is a whole number; call it 'cls.npy'"),
+        ({"txt": 1}, "a field of that name is text"),
+        ({"png": np.zeros((2, 2, 3), np.float32)}, "an image is uint8 of shape"),
+        ({"jpg": np.zeros((2, 2, 4), np.uint8)}, "such an image has 1 or 3 channels"),
+        ({"gif": np.zeros((2, 2, 3), np.uint8)}, "those are written as png, .*call it 'gif.png'"),
+        ({"a/b": b""}, "'a/b' cannot end the name of a member"),
+        ({"PNG": b""}, "'PNG' cannot end the name of a member"),
+        ({"__key__": 1, "cls": 1}, "'__key__' is .*keys are text"),
+        ({"__key__": "a"}, "no fields besides its key"),
+        ({"npy": "a"}, "a field of that name is an array of numbers; call it 'npy.txt'"),
+    ],
+)
+def test_elements_that_are_no_samples(element, why):
+    with pytest.raises(errors.ArgumentError, match=why):
+        WebDataset().check(ElementSpec.of(element))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (["a", "a"], "row 1 has the key 'a', which is none: another row has it too"),
+        (["a.b", "c"], r"row 0 has the key 'a\.b', which is none: it is empty after the last slash, has a dot"),
+        (["", "c"], "row 0 has the key '', which is none"),
+        (["/a", "c"], "row 0 .*absolute"),
+        (["a/../../b", "c"], "row 0 .*leads out"),
+    ],
+)
+def test_keys_that_are_none(tmp_path, keys, why):
+    with pytest.raises(errors.ArgumentError, match=why):
+        written(tmp_path, {"__key__": np.array(keys, TEXT), "cls": np.arange(2)})
+
+
+def test_values_that_cannot_be_written(tmp_path):
+    with pytest.raises(errors.ArgumentError, match="row 0: the field 'json' cannot be written"):
+        written(tmp_path, {"json": np.array([b"x"], object)})
+
+
+# --- the library ---
+
+
+def test_without_pillow(tmp_path, monkeypatch):
+    path = save(tmp_path, members_of(1))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(errors.ArgumentError, match=r"pip install 'daskdist\[images\]'"):
+        read_webdataset(path)
+    assert [int(cls) for cls in read_webdataset(path, "cls")] == [-2]
+
+
+def test_decoding_tells_what_it_is_by_the_whole_name_first():
+    decoding = Decoding({"a.png": "raw", "png": "text"})
+    assert [decoding.kind(name) for name in ("a.png", "b.png", "png", "jpg", "x")] == [
+        "raw",
+        "text",
+        "text",
+        "image",
+        "raw",
+    ]
+
+
+def test_a_copy_reads_the_same(tmp_path):
+    path = tmp_path / "a.tar"
+    shutil.copy(DIGITS, path)
+    form = WebDataset()
+    daskdist.testing.same_elements(read_with(form, str(path)), read_with(replace(form), str(DIGITS)))
