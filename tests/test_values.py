@@ -204,6 +204,8 @@ def test_asynchronous_values_are_arguments(on_cluster):
 
 def test_values_do_not_travel_when_they_are_arguments(on_cluster, client):
     pieces = on_cluster.run(lambda: np.zeros(4))
+    # They are there, and so are their tasks.
+    assert [len(each) for each in on_cluster.local_results(pieces)] == [4, 4]
     before = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
     total = on_cluster.run(np.sum, args=(pieces,))
     after = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))

@@ -93,12 +93,15 @@ class RebatchCursor:
         return self._made(stops[: int(np.searchsorted(stops, num_rows, side="right"))])
 
     def _last(self, coming: np.ndarray[tuple[int], np.dtype[np.intp]], first: int) -> Run:
-        if not self.waiting or self.drop_remainder:
+        # A batch without rows at the very beginning comes also where the first that has rows is too short.
+        num_batches = first if self.drop_remainder else first + 1
+        if not self.waiting or not num_batches:
             raise Exhausted
-        stops = np.cumsum(coming[: first + 1])
-        stops[-1] = len(self.waiting)
+        stops = np.zeros(num_batches, np.intp)
+        stops[first:] = len(self.waiting)
         return self._made(stops)
 
     def _made(self, stops: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Run:
         self.number += len(stops)
-        return self.waiting.pop(int(stops[-1])).group(np.concatenate([[0], stops]))
+        # A row, if only to say what those without any are like.
+        return self.waiting.pop(max(int(stops[-1]), 1)).group(np.concatenate([[0], stops]))
