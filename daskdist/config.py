@@ -42,7 +42,11 @@ def in_bytes(name: str) -> int:
 
 def setting(name: str) -> Any:
     """A setting by its name below ``daskdist``, such as ``"window-bytes"``."""
-    return dask.config.get(f"daskdist.{name}")
+    default: Any = DEFAULTS
+    for part in name.split("."):
+        default = default[part]
+    # Where one was set for a while before this module was imported, all of them go when that is over.
+    return dask.config.get(f"daskdist.{name}", default)
 
 
 def num_threads() -> int:

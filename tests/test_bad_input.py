@@ -105,6 +105,17 @@ def test_elements_of_different_dtypes_do_not_stack():
         list(ds)
 
 
+@pytest.mark.parametrize("is_ignored", [True, False])
+@pytest.mark.parametrize(("sizes", "shapes"), [([2], [(2, 3)] * 5), ([2, 2], [(2, 2, 3), (2, 2, 3), (1, 2, 3)])])
+def test_a_batch_that_does_not_stack_is_left_out_by_itself(sizes, shapes, is_ignored):
+    ds = Dataset.range(12).map(lambda x: np.zeros(2 if x == 3 else 3), vectorized=False)
+    for size in sizes:
+        ds = ds.batch(size)
+    ds = ds.ignore_errors() if is_ignored else ds.with_options(Options(on_error="skip"))
+    iterator = iter(ds)
+    assert ([batch.shape for batch in iterator], iterator.num_skipped) == (shapes, 1)
+
+
 # --- files ---
 
 

@@ -417,6 +417,44 @@ def test_encodings(tmp_path):
     assert rows_of(read_csv(path, encoding="shift-jis")) == [("日本", 1)]
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r"])
+def test_a_row_alone_needs_no_newline(tmp_path, end):
+    path = write(tmp_path, f'a,"b"{end}')
+    assert rows_of(read_csv(path)) == []
+    assert list(read_csv(path).element_spec) == ["a", "b"]
+    assert rows_of(read_csv(path, header=False)) == [("a", "b")]
+    assert rows_of(read_csv(path, header=["x", "y"])) == [("a", "b")]
+    assert rows_of(read_csv(write(tmp_path, f"a,b\n1,x{end}", "b.csv"))) == [(1, "x")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"header": None}, "header is None; give True, False, or a list"),
+        ({"header": 0}, "header is 0; give True"),
+        ({"header": "ab"}, "header is 'ab'; give True"),
+        ({"sample_bytes": 0}, "sample_bytes is 0; give a number of bytes, 1 or more"),
+        ({"dtypes": "int64"}, "dtypes is 'int64'; give a dict by column"),
+        ({"encoding": None}, "encoding is None, which Python does not know for text"),
+        ({"encoding": "undefined"}, "encoding is 'undefined', which Python does not know"),
+        ({"encoding": "punycode"}, "encoding is 'punycode', in which a newline"),
+        ({"delimiter": 5}, "delimiter is 5; give one character"),
+        ({"null_values": None}, "null_values is None; give a list of text"),
+        ({"null_values": [5]}, r"null_values is \[5\]; give a list of text"),
+        ({"missing": 5}, "missing is 5; give a dict by column"),
+        ({"columns": [["a", "b"]]}, r"columns: \['a', 'b'\] is not a name"),
+    ],
+)
+def test_options_that_are_none(tmp_path, options, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        read_csv(write(tmp_path, "a,b\n1,2\n"), **options)
+
+
+def test_no_path_is_no_directory():
+    with pytest.raises(errors.ArgumentError, match="the list of files has ''; give paths"):
+        read_csv("")
+
+
 # --- several files ---
 
 

@@ -320,6 +320,19 @@ def test_where_objects_are(write, content, split_bytes):
         assert [int(each) for each in read_json(path, "a")] == [1, 2]
 
 
+@pytest.mark.parametrize("split_bytes", [1, 1000])
+@pytest.mark.parametrize("content", ['null\n{"a": 1}\n', '{"a": 1}\nnull\n', '\n null\n{"a": 1}', '{"a": 1}\n\tnull'])
+def test_null_is_no_object(write, content, split_bytes):
+    path = write(content)
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = read_json(path, "a", lines=True)
+        with pytest.raises(errors.FileError, match=r"null.*it is no object"):
+            list(ds)
+        kept = iter(ds.ignore_errors())
+        assert [int(each) for each in kept] == [1]
+        assert kept.stats()["num_skipped"] == 1
+
+
 @pytest.mark.parametrize("split_bytes", [5, 1000])
 def test_objects_over_lines_are_none_where_lines_are_said(write, split_bytes):
     path = write('{"a": 1}\n{"a":\n2}\n')

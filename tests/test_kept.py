@@ -277,3 +277,38 @@ def test_what_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.FileError, match="file"):
         Dataset.range(3).save(tmp_path / "file")
+
+
+@pytest.mark.parametrize("write", ["save", "snapshot", "cache"])
+def test_what_cannot_be_written_is_never_left_out(tmp_path, write):
+    (tmp_path / "file").write_text("")
+    skipping = daskdist.Options(on_error="skip")
+
+    def written(ds, path):
+        made = getattr(ds.with_options(skipping), write)(str(path))
+        return made if made is None else list(made)
+
+    with pytest.raises(errors.FileError, match=r"file/a.*cannot be written"):
+        written(Dataset.range(3), tmp_path / "file" / "a")
+    nothing = np.array([b"", None], object)
+    with pytest.raises(errors.ArgumentError, match="NoneType, and only bytes are saved"):
+        written(Dataset.range(3).map(lambda x: nothing, vectorized=False), tmp_path / "a")
+
+
+def test_elements_left_out_are_not_saved(tmp_path):
+    odd = Dataset.range(12).map(lambda x: np.zeros(2 if x == 3 else 3), vectorized=False)
+    odd.batch(2).with_options(daskdist.Options(on_error="skip")).save(tmp_path)
+    assert [x.shape for x in Dataset.load(tmp_path)] == [(2, 3)] * 5
+
+
+def test_what_was_saved_is_read_as_files_are(tmp_path):
+    Dataset.range(3).batch(2).save(tmp_path / "a")
+    for given in (None, "saved"):
+        assert [batch.tolist() for batch in daskdist.read_files(tmp_path / "a", given)] == [[0, 1], [2]]
+    # Others call files so too.
+    (tmp_path / "manifest.json").write_text('{"version": 1}')
+    assert [dict(row) for row in daskdist.read_files(tmp_path / "manifest.json")] == [{"version": 1}]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.txt").write_text("one\n")
+    (tmp_path / "b" / "manifest.json").write_text('{"version": 1}')
+    assert list(daskdist.read_files(tmp_path / "b")) == ["one"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -255,3 +257,16 @@ def test_two_operations_with_one_seed_do_not_draw_alike():
     assert [int(x) for x in ds] != [int(x) for x in twice]
     with using(Now):
         assert sorted(int(x) for x in twice) == list(range(50))
+
+
+def test_settings_stay_though_one_was_set_before_they_were_known():
+    script = (
+        "import dask, daskdist\n"
+        "with dask.config.set({'daskdist.split-bytes': 80}):\n"
+        "    print(len(list(daskdist.Dataset.range(30))))\n"
+        "print(len(list(daskdist.Dataset.range(30))))\n"
+        "from daskdist.config import setting\n"
+        "print(setting('split-bytes'), setting('timeouts.connect'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["30", "30", "16", "MiB", "8"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
+import time
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -574,3 +575,33 @@ class _OfOverlapping(TestParquet):
 def test_a_wrong_format_breaks_laws(tmp_path):
     with pytest.raises(AssertionError, match="splits in order"):
         _OfOverlapping().test_splits_are_the_file_once(tmp_path)
+
+
+def test_filters_of_columns_beside_such_as_python_has_no_values_for(tmp_path):
+    path = tmp_path / "a.parquet"
+    far = pa.array([10**8 + k for k in range(6)], pa.int32()).cast(pa.date32())
+    short = pa.array([10**18 + k for k in range(6)], pa.timestamp("ns"))
+    pq.write_table(pa.table({"n": range(6), "far": far, "short": short}), path, row_group_size=2)
+    assert [int(n) for n in read_parquet(path, "n", [("n", ">=", 3)])] == [3, 4, 5]
+    assert [int(n) for n in read_parquet(path, "n", [("far", ">=", far[4])])] == [4, 5]
+
+
+def test_a_file_that_was_changed_since_it_was_listed(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": range(6)}), path, row_group_size=2)
+    form = Parquet()
+    splits = form.list_splits(str(path), 0, First(str(path), form.spec(str(path))))
+    pq.write_table(pa.table({"n": range(100, 107)}), path, row_group_size=2)
+    with pytest.raises(errors.FileError, match=r"row group 1: the file was changed since it was listed"):
+        form.read(splits[1])
+
+
+def test_thousands_of_columns_take_no_longer_each(tmp_path):
+    path, num_columns = tmp_path / "a.parquet", 2000
+    pq.write_table(pa.table({f"c{k}": [k, k] for k in range(num_columns)}), path)
+    form = Parquet()
+    split = form.list_splits(str(path), 0, First(str(path), form.spec(str(path))))[0]
+    started = time.process_time()
+    assert form.read(split).item(1)[0] == 0
+    # It was a second where the names of all columns were listed for each of them.
+    assert time.process_time() - started < 0.5

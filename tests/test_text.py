@@ -16,7 +16,7 @@ import pytest
 
 from daskdist import TensorSpec, data, errors, read_text
 from daskdist.formats import First, ranges
-from daskdist.formats.text import Text
+from daskdist.formats.text import Lines, Text
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
@@ -97,6 +97,31 @@ def test_lines_are_text_or_bytes(tmp_path):
         read_text(tmp_path / "a.txt", "utf-16")
     with pytest.raises(errors.ArgumentError, match="which Python does not know"):
         read_text(tmp_path / "a.txt", "utf-9")
+
+
+def test_encodings_that_are_none_and_one_that_is_another(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n")
+    for encoding in (5, "undefined", "utf-8\0"):
+        with pytest.raises(errors.ArgumentError, match="which Python does not know for text"):
+            read_text(tmp_path / "a.txt", encoding)
+    for split_bytes in (1, 1000):
+        with dask.config.set({"daskdist.split-bytes": split_bytes}):
+            assert list(read_text(tmp_path / "a.txt", "utf-8-sig")) == ["a", "\ufeffb"]
+
+
+def test_a_line_longer_than_many_ranges_is_read_once(tmp_path, monkeypatch):
+    path, looked_at, boundary = tmp_path / "a.txt", [], Lines.boundary
+    path.write_bytes(b"a\n" + b"x" * 3_000_000 + b"\nb\n")
+
+    def counted(self, data, at_least, *, is_end):
+        looked_at.append(len(data))
+        return boundary(self, data, at_least, is_end=is_end)
+
+    monkeypatch.setattr(Lines, "boundary", counted)
+    with dask.config.set({"daskdist.split-bytes": 30_000}):
+        assert list(map(len, read_text(path))) == [1, 3_000_000, 1]
+    # A hundred ranges begin within it, each of which looks at what is about it only.
+    assert sum(looked_at) < 30_000_000
 
 
 @pytest.mark.parametrize("end", COMPRESSED)

@@ -319,7 +319,9 @@ def test_an_index_is_kept_beside(tmp_path, monkeypatch):
     assert len(scans) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", "starts", "numbers", "unsorted", "beyond", "words"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", "starts", "numbers", "unsorted", "beyond", "words", "many"]
+)
 def test_an_index_that_is_damaged_is_made_anew(tmp_path, content):
     path = written(tmp_path / "a.tfrecord", *[bytes(70_000)] * 5)
     beside = tmp_path / ".a.tfrecord.index"
@@ -332,6 +334,7 @@ def test_an_index_that_is_damaged_is_made_anew(tmp_path, content):
             "unsorted": lambda: found["starts"].reverse(),
             "beyond": lambda: found["starts"].__setitem__(-1, 2**40),
             "words": lambda: found["numbers"].__setitem__(0, "0"),
+            "many": lambda: found["numbers"].__setitem__(-1, 10**12),
         }
         spoil[content]()
         content = json.dumps(found).encode()

@@ -20,7 +20,7 @@ import pytest
 import zarr
 
 import daskdist
-from daskdist import TensorSpec, errors, read_zarr
+from daskdist import TensorSpec, errors, read_files, read_zarr
 from daskdist.core.block import from_items
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Structure
@@ -476,3 +476,31 @@ def test_an_archive_is_closed(tmp_path):
     assert len(list(read_zarr(archive))) == 30
     assert len(os.listdir("/proc/self/fd")) <= before
     assert zipfile.ZipFile(archive).testzip() is None
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_store_is_one_dataset_whatever_it_is_called(tmp_path, zarr_format):
+    write_group(tmp_path / "a.zarr", {"x": np.arange(9)}, zarr_format=zarr_format)
+    write_group(tmp_path / "b", {"x": np.arange(9, 12)}, zarr_format=zarr_format)
+    zarr.save_array(tmp_path / "c", np.arange(4), zarr_format=zarr_format)
+    for path in ("a.zarr", "a.*", "b"):
+        assert [int(row["x"]) for row in read_files(tmp_path / path)] == list(range(9, 12) if path == "b" else range(9))
+    for given in (None, "zarr", Zarr("x")):
+        both = read_files([tmp_path / "a.zarr", tmp_path / "b"], given)
+        assert [int(row["x"] if isinstance(row, dict) else row) for row in both] == list(range(12))
+    assert [int(x) for x in read_files(str(tmp_path / "c") + "/")] == [0, 1, 2, 3]
+    with pytest.raises(errors.FileError, match=r"no such store: '.*none'"):
+        read_files(tmp_path / "none", "zarr")
+
+
+@pytest.mark.parametrize("given", [5, [5]])
+def test_paths_that_are_none(given):
+    with pytest.raises(errors.ArgumentError, match=r"got int|has 5; give paths, URLs and globs"):
+        read_zarr(given)
+
+
+def test_a_format_by_name_opens_files_with_the_options_given(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(3))
+    options = {"path": str(tmp_path), "target_protocol": "file"}
+    for given in (None, "npy"):
+        assert [int(x) for x in read_files("dir://a.npy", given, storage_options=options)] == [0, 1, 2]

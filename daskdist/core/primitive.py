@@ -281,12 +281,15 @@ class Fact:
         What tasks are called.
     makes_rows
         Whether the function gives ``(rows, fact)``: other elements, of any number, and a fact of those.
+    is_strict
+        Whether its failing is raised even where elements that fail are left out: where it writes them, say.
     """
 
     source: Primitive
     function: Callable[[Rows], Any]
     name: str
     makes_rows: bool = False
+    is_strict: bool = False
 
     @property
     def grouped(self) -> int:

@@ -12,7 +12,7 @@ from daskdist.core.block import Batches, Bundle, Rows, merge
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Node
 from daskdist.core.origin import Skipped
-from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream, gathered
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream, gathered, same
 from daskdist.core.structure import LONE
 from daskdist.errors import FileError
 
@@ -28,19 +28,23 @@ def tolerant(primitive: Primitive) -> Primitive:
         case Compute():
             # Batches come apart, so that one that does not stack fails by itself.
             source = tolerant(primitive.source)
-            return replace(primitive, source=source, function=Tolerant(primitive.function), factor=None, apart=True)
+            given = stacked if primitive.function is same else primitive.function
+            return replace(primitive, source=source, function=Tolerant(given), factor=None, apart=True)
         case Chain():
             source = tolerant(primitive.source)
             return replace(primitive, source=source, function=TolerantChain(primitive.function), factor=None)
+        case Fact(is_strict=True):
+            return replace(primitive, source=tolerant(primitive.source))
         case Fact():
             function = TolerantFact(primitive.function, primitive.makes_rows)
             return replace(primitive, source=tolerant(primitive.source), function=function, makes_rows=True)
         case Arrange():
-            inputs = tuple(map(tolerant, primitive.inputs))
-            levels = primitive.grouped - max(each.grouped for each in primitive.inputs)
+            inputs = primitive.inputs
+            levels = primitive.grouped - max(each.grouped for each in inputs)
             if levels > 0:
                 # Batches of batches are stacked level by level, so that one which does not stack fails by itself.
                 inputs = tuple(map(gathered, inputs))
+            inputs = tuple(map(tolerant, inputs))
             return replace(primitive, inputs=inputs, grouped=max(each.grouped for each in inputs) + levels)
 
 

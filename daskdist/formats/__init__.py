@@ -143,6 +143,14 @@ class Joins(Protocol):
 
 
 @runtime_checkable
+class InDirectories(Protocol):
+    """A format of directories, each of which is read as a file of others is."""
+
+    # Names of files of which such a directory has one at least. `Format.guess` is asked about that file.
+    marks: tuple[str, ...]
+
+
+@runtime_checkable
 class Writes(Protocol):
     """A format that is written too, a file for each of the blocks of a dataset."""
 

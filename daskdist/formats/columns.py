@@ -57,13 +57,13 @@ class Columns:
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
         if not leaves or () in leaves:
             raise ArgumentError(f"{kind}s: an array of no {kind}s; there are {', '.join(map(repr, available))}")
-        made = cls(Structure(treespec), leaves)
-        for name in made.names:
+        known = frozenset(available)
+        for name in (name for leaf in leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,))):
             if not isinstance(name, str):
                 raise ArgumentError(f"{kind}s: {name!r} is not a name; give names, or a structure of them")
-            if name not in available:
+            if name not in known:
                 raise ArgumentError(f"no {kind} {name!r}; there are {', '.join(map(repr, available))}")
-        return made
+        return cls(Structure(treespec), leaves)
 
     @property
     def names(self) -> list[str]:

@@ -115,6 +115,12 @@ class Csv:
     is_splittable = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:
+            raise ArgumentError(f"sample_bytes is {self.sample_bytes!r}; give a number of bytes, 1 or more")
+        if self.missing is not None and not isinstance(self.missing, Mapping):
+            raise ArgumentError(f"missing is {self.missing!r:.80}; give a dict by column: {{'count': -1}}")
+        if self.dtypes is not None and not isinstance(self.dtypes, Mapping):
+            raise ArgumentError(f"dtypes is {self.dtypes!r:.80}; give a dict by column: {{'size': 'float64'}}")
         for column, dtype in (self.dtypes or {}).items():
             kind_named(dtype, column)
 
@@ -272,8 +278,9 @@ class Csv:
     def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: First) -> None:
         # Columns may come in another order, and more of them where some are chosen.
         wanted = schema.names if self.columns is None else self._tables.read_from(schema.names)
-        lacking = [name for name in wanted if name not in names]
-        extra = [name for name in names if name not in schema.names] if self.columns is None else []
+        have, known = frozenset(names), frozenset(schema.names)
+        lacking = [name for name in wanted if name not in have]
+        extra = [name for name in names if name not in known] if self.columns is None else []
         if lacking or extra:
             what = [f"lacks {', '.join(map(repr, lacking))}"] if lacking else []
             what += [f"has {', '.join(map(repr, extra))} besides"] if extra else []

@@ -58,7 +58,9 @@ class Dialect:
 
     def __post_init__(self) -> None:
         for what, mark in (("delimiter", self.delimiter), ("quote", self.quote)):
-            if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in "\r\n\0"):
+            if mark is None:
+                continue
+            if not isinstance(mark, str) or len(mark) != 1 or not mark.isascii() or mark in "\r\n\0":
                 raise ArgumentError(f"{what} is {mark!r}; give one character of ASCII, or None")
         if self.delimiter is not None and self.delimiter == self.quote:
             raise ArgumentError(f"delimiter and quote are both {self.quote!r}; give quote=None if there are no quotes")
@@ -71,11 +73,12 @@ class Dialect:
         try:
             if self.is_utf8:
                 return
-            others = "".join(map(chr, range(0x80, 0xD800))).encode(self.encoding, "ignore")
             marks = "".join(["\r\n", self.delimiter or ",\t", self.quote or ""])
             is_plain = marks.encode(self.encoding) == marks.encode()
-        except LookupError:
-            raise ArgumentError(f"encoding is {self.encoding!r}, which Python does not know") from None
+            others = "".join(map(chr, range(0x80, 0xD800))).encode(self.encoding, "ignore") if is_plain else b""
+        # Some that Python has are for other things than files, and refuse to do as they are told.
+        except (LookupError, TypeError, ValueError):
+            raise ArgumentError(f"encoding is {self.encoding!r}, which Python does not know for text") from None
         if not is_plain or any(mark in others for mark in marks.encode()):
             raise ArgumentError(
                 f"encoding is {self.encoding!r}, in which a newline, delimiter or quote is not one byte that is "

@@ -257,12 +257,17 @@ _ALONE: Final = "value"
 
 def names_in(header: bytes, **dialect: Any) -> tuple[str, ...]:
     """The names of columns that a header has."""
-    return tuple(Fields((), (), **dialect)._read(header).column_names)
+    return tuple(Fields((), (), **dialect)._read(_ended(header)).column_names)
 
 
 def num_fields_in(row: bytes, **dialect: Any) -> int:
     """How many fields a row has."""
-    return int(Fields((), (), **dialect)._read(row, is_header=False).num_columns)
+    return int(Fields((), (), **dialect)._read(_ended(row), is_header=False).num_columns)
+
+
+def _ended(row: bytes) -> bytes:
+    # Without a newline, pyarrow takes the first row that there is for none.
+    return row if row.endswith((b"\n", b"\r")) else row + b"\n"
 
 
 def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:

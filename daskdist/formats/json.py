@@ -36,6 +36,9 @@ _MOST_BYTES: Final = 2**28
 # What a block of the decoder may have at most.
 _BLOCK_BYTES: Final = 2**31 - 1
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
+# A record that is null: the first of some, and one of those after it.
+_NOTHING: Final = re.compile(rb"[ \t\n\r]*null")
+_NOTHING_AFTER: Final = re.compile(rb"\n[ \t\r]*null")
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,9 @@ class Json:
         schema, unexpected = self._chosen(schema)
         if not data.strip():
             return schema.empty_table()
+        if _NOTHING.match(data) or (b"null" in data and _NOTHING_AFTER.search(data)):
+            # The decoder takes it for an object of nulls, or ends the process where it comes first.
+            raise pa.ArrowInvalid("null is no object")
         table = pj.read_json(
             pa.BufferReader(data),
             pj.ReadOptions(use_threads=False, block_size=min(len(data) + 1, _BLOCK_BYTES)),

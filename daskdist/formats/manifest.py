@@ -168,6 +168,11 @@ def read_manifest(directory: str) -> Manifest:
         raise FileError(f"{path}: damaged: {type(error).__name__}: {error}") from error
 
 
+def is_manifest(head: bytes) -> bool:
+    """Whether a file begins as a manifest does that `write_manifest` wrote."""
+    return re.match(rb'\{\s*"version": \d+,\s*"fingerprint": "', head) is not None
+
+
 def exists(directory: str) -> bool:
     """Whether a directory holds a saved dataset that is complete."""
     fs, root = located(directory)

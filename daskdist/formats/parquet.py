@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -66,7 +66,8 @@ class Parquet:
         return self._spec(self._footer(path).schema, path)
 
     def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
-        footer = self._footer(path)
+        version = self.storage.version(path)
+        footer = self._footer_of(version)
         spec = first.spec
         if not self._is_like(first, footer.schema):
             try:
@@ -81,12 +82,15 @@ class Parquet:
             known = footer.metadata.row_group(group)
             num_bytes = known.total_byte_size if row_bytes is None else known.num_rows * row_bytes
             num_rows = known.num_rows if self.filters is None else None
-            splits.append(Split(f"{path} row group {group}", (path, group), num_rows, num_bytes, file, path))
+            splits.append(Split(f"{path} row group {group}", (version, group), num_rows, num_bytes, file, path))
         return splits
 
     def read(self, split: Split) -> Block:
-        path, group = split.payload
-        with self._opened(path) as file, failures(split.label):
+        version, group = split.payload
+        path = version.path
+        if self.storage.version(path) != version:
+            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+        with self._opened(version) as file, failures(split.label):
             names = file.schema_arrow.names
             wanted = {*self._tables.read_from(names), *self._filtered_by(names)}
             # Splits are read side by side already; threads within one would only contend.
@@ -166,9 +170,9 @@ class Parquet:
             return list(groups)
         said = {name: self.partitions.value(name, path) for name in self.partitions.names}
         fixed = {name: (value, value) for name, value in said.items() if name not in footer.schema.names}
-        kept = []
+        kept, wanted = [], {name for clause in clauses for name, _, _ in clause}
         for group in groups:
-            bounds = {**footer.bounds(group), **fixed}
+            bounds = {**footer.bounds(group, wanted), **fixed}
             if any(all(may_hold(condition, bounds) for condition in clause) for clause in clauses):
                 kept.append(group)
         return kept
@@ -196,18 +200,23 @@ class Parquet:
         return [pa.field(name, pa.int64() if name in self.partitions.integers else pa.string()) for name in made]
 
     def _footer(self, path: str) -> Footer:
-        version = self.storage.version(path)
-        with self._failures(version):
-            if not is_remote(path):
+        return self._footer_of(self.storage.version(path))
+
+    def _footer_of(self, version: Version) -> Footer:
+        try:
+            if not is_remote(version.path):
                 return _footer_of(version)
-            with self.storage.open(path) as stream:
+            with self.storage.open(version.path) as stream:
                 return Footer.of(stream)
+        except Exception:
+            with self._failures(version):
+                raise
 
     @contextmanager
-    def _opened(self, path: str) -> Iterator[Any]:
+    def _opened(self, version: Version) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
-        version = self.storage.version(path)
+        path = version.path
         with self._failures(version):
             # Checksums are compared where the file has them.
             if is_remote(path):
@@ -237,14 +246,16 @@ class Footer:
     metadata: Any
     schema: Any
 
-    def bounds(self, group: int) -> dict[str, tuple[Any, Any]]:
-        """The least and the greatest value of columns of a row group, where its statistics tell."""
+    def bounds(self, group: int, wanted: Container[str]) -> dict[str, tuple[Any, Any]]:
+        """The least and the greatest value of some columns of a row group, where its statistics tell."""
         known = self.metadata.row_group(group)
         found = {}
         for number in range(known.num_columns):
             column = known.column(number)
-            if column.is_stats_set and column.statistics.has_min_max:
-                found[column.path_in_schema] = column.statistics.min, column.statistics.max
+            if column.path_in_schema in wanted and column.is_stats_set and column.statistics.has_min_max:
+                # Python has no dates as far away, and no times as short, as Parquet.
+                with suppress(ValueError, OverflowError):
+                    found[column.path_in_schema] = column.statistics.min, column.statistics.max
         return found
 
     @classmethod

@@ -314,6 +314,9 @@ class Ranges:
                     stop = None if begin is None else framing.boundary(data, max(part.stop - at, begin), is_end=is_end)
                 except Broken as error:
                     return Piece(data[: error.offset], at, f"at byte {at + error.offset}: {error.reason}")
+                if begin is None and at + len(data) >= part.stop + _MARGIN:
+                    # It is within one record, however far that goes on.
+                    return Piece(b"", part.stop)
                 if begin is not None and stop is not None:
                     return Piece(data if (begin, stop) == (0, len(data)) else data[begin:stop], at + begin)
                 more = file.read(margin)

@@ -10,7 +10,7 @@ from daskdist.core.block import Block, Bundle
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.formats import First, unlike
-from daskdist.formats.manifest import read_manifest
+from daskdist.formats.manifest import MANIFEST, is_manifest, read_manifest
 from daskdist.formats.store import read_part
 
 
@@ -20,11 +20,12 @@ class Saved:
 
     name = "saved"
     suffixes: ClassVar[tuple[str, ...]] = ()
+    marks = (MANIFEST,)
     is_splittable = True
 
     def guess(self, path: str, head: bytes) -> bool:
-        # What `save` writes is a directory.
-        return False
+        # Others call files so too.
+        return path.endswith(f"/{MANIFEST}") and is_manifest(head)
 
     def spec(self, path: str) -> ElementSpec:
         return read_manifest(path).spec

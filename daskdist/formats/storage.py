@@ -74,7 +74,7 @@ class Storage:
         if not paths:
             raise FileError("the list of files is empty; give a path, a glob, or a list of them")
         for path in paths:
-            if not isinstance(path, (str, os.PathLike)):
+            if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
                 raise ArgumentError(f"the list of files has {path!r:.80}; give paths and globs")
         return tuple(file for path in paths for file in self._expand_one(os.fspath(path), tuple(suffixes)))
 
@@ -148,10 +148,15 @@ class Storage:
         FileError
             It is missing, or may not be looked up.
         """
-        with failures(path, "cannot be looked up"):
-            if not is_remote(path):
+        if not is_remote(path):
+            # As there may be very many: what catches failures is only made where there is one.
+            try:
                 known = os.stat(path)
-                return Version(path, known.st_size, str(known.st_mtime_ns))
+            except OSError:
+                with failures(path, "cannot be looked up"):
+                    raise
+            return Version(path, known.st_size, str(known.st_mtime_ns))
+        with failures(path, "cannot be looked up"):
             fs, inner = self.located(path)
             info = fs.info(inner)
             # Each file system has its own word for it; not all tell the size without reading the file.

@@ -92,6 +92,8 @@ class Tables:
         ArgumentError
             There is no such column, or what stands for a null does not.
         """
+        if self.missing is not None and not isinstance(self.missing, Mapping):
+            raise ArgumentError(f"missing is {self.missing!r:.80}; give a dict by column: {{'count': -1}}")
         for name in self.missing or ():
             if name not in schema.names:
                 raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, schema.names))}")
@@ -127,9 +129,11 @@ class Tables:
         return spec_of(schema.field(name).type, f"{path}: column {name!r}", (self.missing or {}).get(name))
 
     def _leaves(self, table: Any, name: str, label: str, path: str) -> Sequence[Any]:
-        if name not in table.schema.names:
+        # Not by the list of names, which is made anew each time it is asked for.
+        place = table.schema.get_field_index(name)
+        if place < 0:
             return [np.full(table.num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
-        column = table.column(name)
+        column = table.column(place)
         missing = (self.missing or {}).get(name)
         return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
 

@@ -5,6 +5,7 @@ Lines end with ``\\n`` or ``\\r\\n``, which are no part of them; the last may do
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, AnyStr, Final
@@ -64,9 +65,12 @@ class Text:
     def __post_init__(self) -> None:
         if self.encoding is not None:
             try:
+                if codecs.lookup(self.encoding).name == "utf-8-sig":
+                    # The same, for a mark at the beginning is left out anyway; and within a file it is text.
+                    object.__setattr__(self, "encoding", "utf-8")
                 is_plain = "\n".encode(self.encoding) == b"\n"
-            except LookupError:
-                raise ArgumentError(f"encoding is {self.encoding!r}, which Python does not know") from None
+            except (LookupError, TypeError, ValueError):
+                raise ArgumentError(f"encoding is {self.encoding!r}, which Python does not know for text") from None
             if not is_plain:
                 raise ArgumentError(f"encoding is {self.encoding!r}, whose newline is not one byte; rewrite the files")
 

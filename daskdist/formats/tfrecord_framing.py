@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 HEADER_BYTES: Final = 12
 FOOTER_BYTES: Final = 4
-_AROUND_BYTES: Final = HEADER_BYTES + FOOTER_BYTES
+AROUND_BYTES: Final = HEADER_BYTES + FOOTER_BYTES
 # After so many records of one length it is looked for more of them, once in so many records of other lengths.
 _RUN: Final = 16
 _HOPS: Final = 256
@@ -85,9 +85,9 @@ def _lengths(headers: Array) -> Array:
 
 def _is_chain(data: Any, begins: Array) -> bool:
     # Whether records begin there and nowhere else, and the data ends with the last.
-    if not len(begins) or begins[0] or begins[-1] + _AROUND_BYTES > len(data):
+    if not len(begins) or begins[0] or begins[-1] + AROUND_BYTES > len(data):
         return False
-    steps = _lengths(rows_at(data, begins, 8)) + np.uint64(_AROUND_BYTES)
+    steps = _lengths(rows_at(data, begins, 8)) + np.uint64(AROUND_BYTES)
     return bool((np.diff(begins, append=len(data)).astype(np.uint64) == steps).all())
 
 
@@ -101,14 +101,14 @@ def _offsets(data: Any) -> tuple[Array, int]:
         some: list[int] = []
         for _ in range(count):
             some.append(at)
-            at += length_at(data, at)[0] + _AROUND_BYTES
+            at += length_at(data, at)[0] + AROUND_BYTES
             if at > last:
                 break
         parts.append(np.array(some, np.int64))
         count = _HOPS
         step = at - some[-1]
         if at <= last and at - some[0] >= _RUN * step == at - some[max(-_RUN, -len(some))]:
-            number = _run(data, at, step - _AROUND_BYTES, step)
+            number = _run(data, at, step - AROUND_BYTES, step)
             parts.append(at + step * np.arange(number))
             at += number * step
     return np.concatenate(parts), at
@@ -163,7 +163,7 @@ class Records:
         if not is_end:
             return None
         if found.stop < len(data):
-            reason = f"{len(data) - found.stop} bytes at its end, where a record takes {_AROUND_BYTES} and more"
+            reason = f"{len(data) - found.stop} bytes at its end, where a record takes {AROUND_BYTES} and more"
             raise Broken(found.stop, reason)
         last = int(begins[-1])
         raise Broken(last, f"a record has {found.lengths[-1]} bytes, and the file ends {found.stop - len(data)} before")

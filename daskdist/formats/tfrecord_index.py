@@ -18,7 +18,7 @@ from uuid import uuid4
 import numpy as np
 
 from daskdist.formats.storage import Storage, Version, failures, is_remote, local
-from daskdist.formats.tfrecord_framing import HEADER_BYTES, headers_of
+from daskdist.formats.tfrecord_framing import AROUND_BYTES, HEADER_BYTES, headers_of
 
 _VERSION: Final = 1
 # Records are stated in groups of about as many bytes, which no split is smaller than.
@@ -90,6 +90,8 @@ class Index:
             and all(isinstance(each, int) for values in pairs for each in values)
             and all(values[0] == 0 and list(values) == sorted(set(values)) for values in pairs)
             and self.starts[-1] <= self.version.num_bytes
+            # A number that no group of so many bytes holds would be believed where elements are counted.
+            and bool((AROUND_BYTES * np.diff(self.numbers) <= np.diff(self.starts)).all())
         )
 
 

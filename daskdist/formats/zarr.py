@@ -86,10 +86,12 @@ class Zarr:
 
     name = "zarr"
     suffixes = (".zarr", ".zarr.zip")
+    marks = (*_METADATA, ".zgroup")
     is_splittable = True
 
     def guess(self, path: str, head: bytes) -> bool:
-        return path.rstrip("/").endswith(self.suffixes)
+        is_mark = path.rpartition("/")[2] in self.marks and head.lstrip().startswith(b"{")
+        return is_mark or path.rstrip("/").endswith(self.suffixes)
 
     def spec(self, path: str) -> ElementSpec:
         return self._found(path, None)[0].spec
@@ -189,10 +191,17 @@ def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
     ------
     FileError
         A pattern names none.
+    ArgumentError
+        There is something else than a path among them.
     """
-    several: list[Any] = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    several: Any = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    if not isinstance(several, Sequence):
+        raise ArgumentError(f"expected a path or URL, a glob, or a list of them, got {type(paths).__name__}")
     if not several:
         raise FileError("the list of stores is empty; give a path or URL, a glob, or a list of them")
+    for path in several:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError(f"the list of stores has {path!r:.80}; give paths, URLs and globs")
     found: list[str] = []
     for path in map(os.fspath, several):
         if is_remote(path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.tolerant import stacked, tolerant, tolerant_cardinality
+from daskdist.core.primitive import Primitive, gathered
+from daskdist.core.tolerant import tolerant, tolerant_cardinality
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,4 @@ class IgnoreErrors(Transformation):
         return tolerant_cardinality(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        (source,) = inputs
-        if source.grouped:
-            source = Compute(source, stacked, "gather", factor=1)
-        return tolerant(source)
+        return tolerant(gathered(inputs[0]))

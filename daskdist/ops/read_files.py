@@ -69,9 +69,9 @@ class ReadFiles(Source):
         index, num_shards = self.shard or (0, 1)
         if self.known is None:
             by_file = (0, 1) if self.by_split else (index, num_shards)
-            far = 8 if is_remote(self.paths[0]) else 1
             files = range(by_file[0], len(self.paths), by_file[1])
-            listed = FileSplits(list_file, files, far * num_threads())
+            # What is far away is waited for most of the time; here, threads would only be in each other's way.
+            listed = FileSplits(list_file, files, 8 * num_threads() if is_remote(self.paths[0]) else 1)
             return tuple(listed)[index::num_shards] if self.by_split else listed
         if self.by_split:
             return self.known[index::num_shards]
@@ -174,9 +174,12 @@ class FileSplits(Sequence[Split]):
     def _list(self, number: int | None) -> None:
         with self._lock:
             files, rest = self._files[:number], self._files[len(self._files[:number]) :]
-            # Of what is far away most of the time goes by waiting.
-            with ThreadPoolExecutor(max(1, min(len(files), self._num_threads))) as pool:
-                found = list(pool.map(self._list_file, files) if len(files) > 1 else map(self._list_file, files))
+            num_threads = min(len(files), self._num_threads)
+            if num_threads > 1:
+                with ThreadPoolExecutor(num_threads) as pool:
+                    found = list(pool.map(self._list_file, files))
+            else:
+                found = list(map(self._list_file, files))
             self._found.extend(split for splits in found for split in splits)
             self._files = rest
 

@@ -59,7 +59,7 @@ class Snapshot(Transformation):
         write = WriteRows(self.directory, self.compression)
         # A file for as much as a call takes, however little the runs are that come.
         rows = Compute(inputs[0], same, "gather", factor=1, is_full=True)
-        parts = Fact(rows, write, f"{self.name}-write")
+        parts = Fact(rows, write, f"{self.name}-write", is_strict=True)
         return Arrange((parts,), SnapshotRows(self), grouped=0, name=self.name)
 
 

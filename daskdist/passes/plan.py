@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from daskdist.core.node import Node, lower
-from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
+from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, gathered
 from daskdist.core.tolerant import tolerant
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.fuse import fuse
@@ -19,7 +19,7 @@ def plan(node: Node) -> Primitive:
     if options.seed is not None:
         node = with_seed(node, options.seed)
     # What fails is left out where it fails, so nothing may move.
-    primitive = tolerant(lower(node)) if options.on_error == "skip" else lower(simplify(node))
+    primitive = tolerant(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
     if options.deterministic is False:
         primitive = in_any_order(primitive)
     return fuse(primitive)

@@ -106,11 +106,13 @@ def read_csv(
     >>> list(read_csv(path))
     [{'n': np.int64(1), 'word': 'one\ntwo'}, {'n': np.int64(2), 'word': 'three'}]
     """
-    names = None if isinstance(header, bool) else tuple(header)
-    if names is not None and not (names and all(isinstance(name, str) for name in names)):
+    names = tuple(header) if isinstance(header, Sequence) and not isinstance(header, str) else None
+    if not isinstance(header, bool) and not (names and all(isinstance(name, str) for name in names)):
         raise ArgumentError(f"header is {header!r:.80}; give True, False, or a list of names")
     if isinstance(null_values, str):
         raise ArgumentError(f"null_values is {null_values!r}; give a list: [{null_values!r}]")
+    if not (isinstance(null_values, Sequence) and all(isinstance(value, str) for value in null_values)):
+        raise ArgumentError(f"null_values is {null_values!r:.80}; give a list of text")
     storage = Storage(storage_options)
     dialect = Dialect(delimiter, quote, newlines_in_values, encoding, header is True, names, tuple(null_values))
     found = storage.expand(paths, endings(Csv()))

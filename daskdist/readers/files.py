@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final
 
 from daskdist.dataset import Dataset
-from daskdist.errors import FileError
-from daskdist.formats import Format, format_named, installed
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats import Format, InDirectories, format_named, installed
 from daskdist.formats.compression import SUFFIXES
-from daskdist.formats.storage import Paths, Storage
+from daskdist.formats.storage import Paths, Storage, failures
+from daskdist.formats.zarr import stores
 from daskdist.ops.read_files import ReadFiles
 
 StorageOptions = Mapping[str, Any] | None
@@ -24,12 +27,13 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
     Parameters
     ----------
     paths
-        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted.
+        A path, glob, directory or fsspec URL, or a list of them. What one pattern matches is sorted. A directory
+        that is one dataset, a Zarr store or what `Dataset.save` wrote, is read as such.
     format
         A format with its options; the name of one, ours or registered under the entry-point group
         ``daskdist.formats``, to have it without any; or None to tell it by the first file.
     storage_options
-        What the file system takes: credentials, an endpoint.
+        What the file system takes: credentials, an endpoint. A format that is given with its options has its own.
 
     Raises
     ------
@@ -40,18 +44,48 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
     """
     storage = Storage(storage_options)
     if format is None:
-        path = storage.expand(paths, ("",))[0]
-        format = _guessed(path, storage.read(path, 0, _HEAD_BYTES))
+        format = _guessed(paths, storage)
     if isinstance(format, str):
-        format = format_named(format)()
+        format = _opening(format_named(format)(), storage)
+    if isinstance(format, InDirectories):
+        return of_files(format, stores(paths, storage))
     return of_files(format, storage.expand(paths, endings(format)))
 
 
-def _guessed(path: str, head: bytes) -> str:
-    for name in installed():
-        if format_named(name)().guess(path, head):
+def _opening(form: Any, storage: Storage) -> Format:
+    # A format that opens files in the way said.
+    has_storage = is_dataclass(form) and any(each.name == "storage" for each in fields(form))
+    made: Format = replace(form, storage=storage) if has_storage else form
+    return made
+
+
+def _guessed(paths: Paths, storage: Storage) -> str:
+    forms = {name: format_named(name)() for name in installed()}
+    for name, form in forms.items():
+        if isinstance(form, InDirectories) and _is_marked(paths, form, storage):
+            return name
+    path = storage.expand(paths, ("",))[0]
+    head = storage.read(path, 0, _HEAD_BYTES)
+    for name, form in forms.items():
+        if form.guess(path, head):
             return name
     raise FileError(f"{path}: of no format that is known here; give format=, one of {', '.join(sorted(installed()))}")
+
+
+def _is_marked(paths: Paths, form: Any, storage: Storage) -> bool:
+    # Whether the first of what is named is a directory of the format.
+    first = paths[:1] if isinstance(paths, Sequence) and not isinstance(paths, str) else paths
+    # What is wrong with it is said where it is looked up as a file.
+    with suppress(FileError, ArgumentError):
+        path = stores(first, storage)[0]
+        fs, root = storage.located(path)
+        for mark in form.marks:
+            place = f"{root.rstrip('/')}/{mark}"
+            with failures(place, "cannot be looked up"):
+                if fs.isfile(place):
+                    with fs.open(place, "rb") as file:
+                        return bool(form.guess(place, file.read(_HEAD_BYTES)))
+    return False
 
 
 def endings(form: Format) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from dask.base import tokenize
 from daskdist.core.block import Bundle
 from daskdist.core.primitive import Split
 from daskdist.errors import FileError
-from daskdist.formats import First, Format, Salvages, Writes
+from daskdist.formats import First, Format, InDirectories, Salvages, Writes
 from daskdist.testing.equality import check, same_elements
 
 
@@ -69,7 +69,10 @@ class FormatLaws:
     def test_guesses_its_own(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for path in files:
-            if Path(path).is_file():
+            if isinstance(form, InDirectories) and Path(path).is_dir():
+                mark = next(Path(path, name) for name in form.marks if Path(path, name).is_file())
+                check(form.guess(str(mark), mark.read_bytes()[:64]), f"{path} is not taken for one of the format")
+            elif Path(path).is_file():
                 check(form.guess(path, Path(path).read_bytes()[:64]), f"{path} is not taken for a file of the format")
         check(
             not form.guess(str(tmp_path / "x.unheard-of"), b"\x01\x02\x03"), "any file is taken for one of the format"
