@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from daskdist.core.spec import RaggedTensorSpec as RaggedTensorSpec
     from daskdist.core.spec import TensorSpec as TensorSpec
     from daskdist.dataset import Dataset as Dataset
-    from daskdist.formats.example import FixedLenFeature as FixedLenFeature
-    from daskdist.formats.example import FixedLenSequenceFeature as FixedLenSequenceFeature
-    from daskdist.formats.example import VarLenFeature as VarLenFeature
+    from daskdist.files.example import FixedLenFeature as FixedLenFeature
+    from daskdist.files.example import FixedLenSequenceFeature as FixedLenSequenceFeature
+    from daskdist.files.example import VarLenFeature as VarLenFeature
     from daskdist.ops.with_options import Options as Options
     from daskdist.readers.arrow import read_arrow as read_arrow
     from daskdist.readers.csv import read_csv as read_csv
@@ -65,8 +65,8 @@ _NAMES: Final = {
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
-    "FixedLenFeature": "daskdist.formats.example:FixedLenFeature",
-    "FixedLenSequenceFeature": "daskdist.formats.example:FixedLenSequenceFeature",
+    "FixedLenFeature": "daskdist.files.example:FixedLenFeature",
+    "FixedLenSequenceFeature": "daskdist.files.example:FixedLenSequenceFeature",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "Options": "daskdist.ops.with_options:Options",
@@ -76,7 +76,7 @@ _NAMES: Final = {
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
-    "VarLenFeature": "daskdist.formats.example:VarLenFeature",
+    "VarLenFeature": "daskdist.files.example:VarLenFeature",
     "class_names_of": "daskdist.readers.images:class_names_of",
     "data": "daskdist.data",
     "distribute": "daskdist.distribute",

@@ -37,14 +37,14 @@ from daskdist.execute.callers import Caller, embedded
 from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.facts import Portions, facts_of, pass_over
 from daskdist.execute.graph import FromGraph, Recorded, record
+from daskdist.execute.writing import Files, Store, compression_to_write, npy_to_write, rows_of_chunk
+from daskdist.files.manifest import codec
+from daskdist.files.storage import Paths, Storage, is_remote, local
 from daskdist.formats import Writes
-from daskdist.formats.manifest import codec
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.saved import Saved
-from daskdist.formats.storage import Paths, Storage, is_remote, local
 from daskdist.formats.tfrecord import TFRecord
 from daskdist.formats.webdataset import WebDataset
-from daskdist.formats.writing import Files, Store, compression_to_write, npy_to_write, rows_of_chunk
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.batch import Batch
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength

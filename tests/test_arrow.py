@@ -16,7 +16,7 @@ import pyarrow.feather
 import pytest
 
 from daskdist import TensorSpec, errors, read_arrow, read_files
-from daskdist.formats import First
+from daskdist.files.first import First
 from daskdist.formats.arrow import Arrow
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled

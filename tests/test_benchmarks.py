@@ -12,6 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SPINE = BENCHMARKS / "spine.py"
 OPERATIONS = BENCHMARKS / "operations.py"
+READERS = BENCHMARKS / "readers.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
@@ -53,6 +54,18 @@ def test_operations_give_figures() -> None:
     assert any(figure["what"].startswith("memory of shuffle") and figure["target"] == 3 for figure in figures)
 
 
+def test_readers_give_figures() -> None:
+    figures = json.loads(run(READERS, "--json"))["figures"]
+    assert all(figure["ours"] >= 0 for figure in figures)
+    whats = [figure["what"].lower() for figure in figures]
+    formats = {path.stem for path in (BENCHMARKS / "formats").glob("*.py")} - {"__init__"}
+    assert len(formats) >= 12
+    for word in ("parquet", "csv", "json", "lines of text", "records", "arrow", "npy", "zarr", "hdf5", "webdataset"):
+        assert any(word in what for what in whats), word
+    assert any("list and plan" in what for what in whats)
+    assert sum("first batch" in what for what in whats) == 5
+
+
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho there is no such library >&2\nexit 3\n")
@@ -62,8 +75,8 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
     assert "tf.data ended with 3:\nthere is no such library" in done.stderr
 
 
-@pytest.mark.parametrize("script", [SPINE, OPERATIONS])
-def test_an_unknown_benchmark_is_refused(script: Path) -> None:
+@pytest.mark.parametrize(("script", "known"), [(SPINE, "memory"), (OPERATIONS, "memory"), (READERS, "parquet")])
+def test_an_unknown_benchmark_is_refused(script: Path, known: str) -> None:
     done = start(script, "--only", "nothing")
     assert done.returncode == 2
-    assert "memory" in done.stderr
+    assert known in done.stderr

@@ -19,10 +19,10 @@ import pytest
 
 import daskdist
 from daskdist import TensorSpec, errors, read_csv, read_files
+from daskdist.files.dialect import Dialect
+from daskdist.files.quotes import MARK, Quotes
+from daskdist.files.ranges import Broken
 from daskdist.formats.csv import Csv, Schema
-from daskdist.formats.dialect import Dialect
-from daskdist.formats.quotes import MARK, Quotes
-from daskdist.formats.ranges import Broken
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
@@ -217,7 +217,7 @@ def test_a_quote_that_is_not_closed(tmp_path, split_bytes):
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_a_field_without_end_is_not_waited_for(tmp_path, monkeypatch, compress):
-    monkeypatch.setattr("daskdist.formats.quotes._LONGEST_BYTES", 100_000)
+    monkeypatch.setattr("daskdist.files.quotes._LONGEST_BYTES", 100_000)
     path = write(tmp_path, compress(b'a,b\n1,"2\n' + b"3,4\n" * 200_000))
     with dask.config.set({"daskdist.split-bytes": 10_000}):
         ds = read_csv(path, dtypes={"b": "str"}, sample_bytes=10)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from daskdist import TensorSpec, data, errors, read_fixed_length
-from daskdist.formats import First
+from daskdist.files.first import First
 from daskdist.formats.fixed_length import FixedLength
 from daskdist.testing import FormatLaws
 

@@ -19,8 +19,8 @@ import pytest
 
 import daskdist
 from daskdist import errors, read_files, read_parquet, read_text
+from daskdist.files.storage import Storage
 from daskdist.formats import FORMATS, format_named
-from daskdist.formats.storage import Storage
 from daskdist.testing import FormatLaws
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 import daskdist
 from daskdist import TensorSpec, class_names_of, errors, read_images
 from daskdist.core.primitive import Split
+from daskdist.files.joined import JoinedSplits
 from daskdist.formats.images import Images
-from daskdist.formats.joined import JoinedSplits
 from daskdist.testing import FormatLaws
 
 

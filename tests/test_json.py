@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from daskdist import TensorSpec, errors, read_files, read_json
-from daskdist.formats import First
+from daskdist.files.first import First
 from daskdist.formats.json import Json
 from daskdist.testing import FormatLaws
 

@@ -23,6 +23,7 @@ RANKS = {
     "config": -1,
     "core": 0,
     "devices": 1,
+    "files": 0.5,
     "formats": 1,
     "sharding": 1,
     "ops": 2,
@@ -71,15 +72,15 @@ HEAVY = {"daskdist.execute.submit", "daskdist.strategy.multi_worker", "daskdist.
 HOMES = {
     "distributed": ("execute/submit.py", "strategy/multi_worker.py", "service/", "display/dashboard", "cli/"),
     "cupy": ("devices/",),
-    "pyarrow": ("formats/", "cli/"),
+    "pyarrow": ("formats/", "files/", "cli/"),
     "dask._task_spec": ("execute/graph.py",),
     "sklearn": ("cli/",),
     "matplotlib": ("cli/", "display/"),
-    "pandas": ("formats/",),
-    "google_crc32c": ("formats/",),
+    "pandas": ("formats/", "files/"),
+    "google_crc32c": ("files/",),
     "h5py": ("formats/",),
-    "PIL": ("formats/",),
-    "sqlalchemy": ("formats/",),
+    "PIL": ("formats/", "files/"),
+    "sqlalchemy": ("formats/", "files/"),
     "zarr": ("formats/",),
 }
 

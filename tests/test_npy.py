@@ -15,7 +15,7 @@ from daskdist import TensorSpec, errors, read_files, read_npy
 from daskdist.core.block import Bundle, from_items
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import LONE, Structure
-from daskdist.formats import First
+from daskdist.files.first import First
 from daskdist.formats.npy import Npy, Npz, npy_writer
 from daskdist.testing import FormatLaws
 

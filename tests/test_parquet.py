@@ -20,7 +20,7 @@ from daskdist import Dataset, errors, read_parquet, read_text
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
-from daskdist.formats import First
+from daskdist.files.first import First
 from daskdist.formats.parquet import Parquet
 from daskdist.testing import FormatLaws
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from daskdist import TensorSpec, data, errors, read_text
-from daskdist.formats import First, ranges
+from daskdist.files import ranges
+from daskdist.files.first import First
 from daskdist.formats.text import Lines, Text
 from daskdist.testing import FormatLaws
 

@@ -22,7 +22,8 @@ from daskdist import FixedLenFeature, TensorSpec, VarLenFeature, data, errors, r
 from daskdist.core.block import Block
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
-from daskdist.formats import First, crc, tfrecord_index
+from daskdist.files import crc, tfrecord_index
+from daskdist.files.first import First
 from daskdist.formats.tfrecord import TFRecord
 from daskdist.testing import FormatLaws
 

@@ -25,9 +25,10 @@ from PIL import Image
 import daskdist
 from daskdist import Dataset, TensorSpec, errors, read_webdataset
 from daskdist.core.spec import ElementSpec
-from daskdist.formats import First, ranges
-from daskdist.formats.decoding import Decoding
-from daskdist.formats.tar import Samples
+from daskdist.files import ranges
+from daskdist.files.decoding import Decoding
+from daskdist.files.first import First
+from daskdist.files.tar import Samples
 from daskdist.formats.webdataset import WebDataset
 from daskdist.testing import FormatLaws
 

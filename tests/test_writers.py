@@ -25,7 +25,7 @@ from daskdist.core.spec import RaggedTensorSpec
 from daskdist.core.structure import Structure
 from daskdist.execute.callers import Now, Threads, using
 from daskdist.execute.submit import Submit
-from daskdist.formats.columns_of import table_of
+from daskdist.files.columns_of import table_of
 from daskdist.formats.parquet import Parquet
 from daskdist.testing import same_elements
 

@@ -17,7 +17,8 @@ from typing import IO, Final, Protocol, runtime_checkable
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.errors import ArgumentError, FileError
+from daskdist.errors import ArgumentError
+from daskdist.files.first import First
 
 GROUP: Final = "daskdist.formats"
 
@@ -53,22 +54,6 @@ FORMATS: Final = {
     "webdataset": Known("daskdist.formats.webdataset:WebDataset", extra="images"),
     "zarr": Known("daskdist.formats.zarr:Zarr", extra="zarr"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first file, which the others are to be like.
-
-    Parameters
-    ----------
-    path
-        Its path.
-    spec
-        The spec of its elements.
-    """
-
-    path: str
-    spec: ElementSpec
 
 
 class Format(Protocol):
@@ -182,13 +167,6 @@ class Writes(Protocol):
             Where their bytes go; it is not closed here.
         """
         ...
-
-
-def unlike(path: str, spec: ElementSpec, first: First) -> FileError:
-    """What is raised for a file whose elements are others than those of the first."""
-    return FileError(
-        f"{path}: its elements are {spec.packed}, those of {first.path}, the first file, {first.spec.packed}"
-    )
 
 
 def format_named(name: str) -> type[Format]:

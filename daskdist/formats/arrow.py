@@ -20,11 +20,11 @@ from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First, unlike
-from daskdist.formats.arrow_messages import CONTINUES, FEATHER_1, MAGIC, Index, Message, damage, index_of
-from daskdist.formats.partitions import Partitions
-from daskdist.formats.storage import Storage, Version, is_remote
-from daskdist.formats.tables import Tables
+from daskdist.files.arrow_messages import CONTINUES, FEATHER_1, MAGIC, Index, Message, damage, index_of
+from daskdist.files.first import First, unlike
+from daskdist.files.partitions import Partitions
+from daskdist.files.storage import Storage, Version, is_remote
+from daskdist.files.tables import Tables
 
 # A batch that is at least this part of a split is one by itself.
 _LARGE: Final = 1 / 16

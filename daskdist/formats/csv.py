@@ -17,20 +17,20 @@ from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First, unlike
-from daskdist.formats.compression import without_suffix
-from daskdist.formats.dialect import TABS, Dialect, Sampled, header_of, sampled, without_unequal
-from daskdist.formats.fields import (
+from daskdist.files.compression import without_suffix
+from daskdist.files.dialect import TABS, Dialect, Sampled, header_of, sampled, without_unequal
+from daskdist.files.fields import (
     Fields,
     Misfit,
     arrow_type,
     kind_named,
     with_zone,
 )
-from daskdist.formats.partitions import Partitions
-from daskdist.formats.ranges import Piece, Range, Ranges
-from daskdist.formats.storage import Storage, failures
-from daskdist.formats.tables import Tables
+from daskdist.files.first import First, unlike
+from daskdist.files.partitions import Partitions
+from daskdist.files.ranges import GROWTH, Piece, Range, Ranges
+from daskdist.files.storage import Storage, failures
+from daskdist.files.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Csv:
         spec = self._spec(schema, first.path)
         if spec != first.spec:
             raise unlike(path, spec, first)
-        splits = self._ranges(path).list(path, file)
+        splits = self._ranges(path).list(path, file, GROWTH)
         if not splits:
             return splits
         names, begin = schema.names, 0

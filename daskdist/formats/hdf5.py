@@ -21,9 +21,9 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import FileError
-from daskdist.formats import First
-from daskdist.formats.arrays import Arrays, Stored, by_chunks, check_alike, check_rows, chosen, native, rows_label
-from daskdist.formats.storage import Storage, Version, failures, is_remote, local
+from daskdist.files.arrays import Arrays, Stored, by_chunks, check_alike, check_rows, chosen, native, rows_label
+from daskdist.files.first import First
+from daskdist.files.storage import Storage, Version, failures, is_remote, local
 
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _TEXT: Final = np.dtype(np.dtypes.StringDType())

@@ -19,13 +19,13 @@ from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First, unlike
-from daskdist.formats.compression import without_suffix
-from daskdist.formats.json_types import Kind, check_dtypes, common, kind_of, misfit, refuse_problem, schema_of
-from daskdist.formats.partitions import Partitions
-from daskdist.formats.ranges import Range, Ranges
-from daskdist.formats.storage import Storage, Version, failures
-from daskdist.formats.tables import Tables
+from daskdist.files.compression import without_suffix
+from daskdist.files.first import First, unlike
+from daskdist.files.json_types import Kind, check_dtypes, common, kind_of, misfit, refuse_problem, schema_of
+from daskdist.files.partitions import Partitions
+from daskdist.files.ranges import GROWTH, Range, Ranges
+from daskdist.files.storage import Storage, Version, failures
+from daskdist.files.tables import Tables
 from daskdist.formats.text import Lines
 
 _MARK: Final = b"\xef\xbb\xbf"
@@ -136,7 +136,7 @@ class Json:
         are_lines = self._are_lines(path)
         ranges = self._ranges(are_lines)
         if are_lines:
-            splits = ranges.list(path, file)
+            splits = ranges.list(path, file, GROWTH)
         else:
             version = self.storage.version(path)
             whole = Range(version, ranges.compression_of(path), 0, 0, version.num_bytes)

@@ -21,8 +21,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First, Writes
-from daskdist.formats.arrays import (
+from daskdist.files.arrays import (
     LONE_NAME,
     Arrays,
     Stored,
@@ -34,7 +33,9 @@ from daskdist.formats.arrays import (
     columns_of,
     rows_label,
 )
-from daskdist.formats.storage import Storage, Version, failures, is_remote, local
+from daskdist.files.first import First
+from daskdist.files.storage import Storage, Version, failures, is_remote, local
+from daskdist.formats import Writes
 
 _MAGIC: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK"

@@ -14,11 +14,11 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First, unlike
-from daskdist.formats.columns_of import check_columns, table_of
-from daskdist.formats.partitions import Partitions
-from daskdist.formats.storage import Storage, Version, failures, is_remote
-from daskdist.formats.tables import Tables
+from daskdist.files.columns_of import check_columns, table_of
+from daskdist.files.first import First, unlike
+from daskdist.files.partitions import Partitions
+from daskdist.files.storage import Storage, Version, failures, is_remote
+from daskdist.files.tables import Tables
 
 # How files that are written can be compressed.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")

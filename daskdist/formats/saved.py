@@ -9,9 +9,9 @@ from typing import ClassVar
 from daskdist.core.block import Block, Bundle
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
-from daskdist.formats import First, unlike
-from daskdist.formats.manifest import MANIFEST, is_manifest, read_manifest
-from daskdist.formats.store import read_part
+from daskdist.files.first import First, unlike
+from daskdist.files.manifest import MANIFEST, is_manifest, read_manifest
+from daskdist.files.store import read_part
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from daskdist.core.block import Block
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First, unlike
-from daskdist.formats.sql_login import Login, connected
-from daskdist.formats.sql_types import POSTGRESQL, Column, array_of, column_of, reflected_kind, sampled_kind
-from daskdist.formats.tables import Tables
+from daskdist.files.first import First, unlike
+from daskdist.files.sql_login import Login, connected
+from daskdist.files.sql_types import POSTGRESQL, Column, array_of, column_of, reflected_kind, sampled_kind
+from daskdist.files.tables import Tables
 
 # Rows looked at for what their columns hold and how large they are.
 _SAMPLED: Final = 1000

@@ -18,10 +18,10 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First
-from daskdist.formats.compression import without_suffix
-from daskdist.formats.ranges import Piece, Ranges
-from daskdist.formats.storage import Storage
+from daskdist.files.compression import without_suffix
+from daskdist.files.first import First
+from daskdist.files.ranges import Piece, Ranges
+from daskdist.files.storage import Storage
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _MARK: Final = b"\xef\xbb\xbf"

@@ -19,16 +19,16 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First
-from daskdist.formats.byte_rows import objects_at, rows_at
-from daskdist.formats.compression import compressed, inferred, suffix_of, without_suffix
-from daskdist.formats.crc import library, of_records
-from daskdist.formats.example import Examples, Feature
-from daskdist.formats.example_writer import block_of, check_example, examples_of
-from daskdist.formats.ranges import Broken, Piece, Ranges
-from daskdist.formats.storage import Storage, failures
-from daskdist.formats.tfrecord_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
-from daskdist.formats.tfrecord_index import Part, index_of
+from daskdist.files.byte_rows import objects_at, rows_at
+from daskdist.files.compression import compressed, inferred, suffix_of, without_suffix
+from daskdist.files.crc import library, of_records
+from daskdist.files.example import Examples, Feature
+from daskdist.files.example_writer import block_of, check_example, examples_of
+from daskdist.files.first import First
+from daskdist.files.ranges import Broken, Piece, Ranges
+from daskdist.files.storage import Storage, failures
+from daskdist.files.tfrecord_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
+from daskdist.files.tfrecord_index import Part, index_of
 
 Array = np.ndarray[Any, Any]
 

@@ -1,7 +1,7 @@
 """WebDataset: tar archives whose consecutive members of one key are a sample; a byte range of samples is a split.
 
 The key of a member is its name up to the first dot after the last slash, the field what comes after that dot, in
-small letters. What a field becomes, its name says: see `daskdist.formats.decoding`. Members without a dot there, or
+small letters. What a field becomes, its name says: see `daskdist.files.decoding`. Members without a dot there, or
 that begin with one, directories, and what lies below a top folder named ``__...__`` are of no sample. Nothing is ever
 unpacked to a disk, and members that could lead anywhere else are refused all the same.
 """
@@ -25,14 +25,14 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure, as_array
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First
-from daskdist.formats.columns import Columns
-from daskdist.formats.compression import without_suffix
-from daskdist.formats.decoding import Decoding, ImageOptions, pillow
-from daskdist.formats.ranges import Piece, Range, Ranges
-from daskdist.formats.storage import Storage
-from daskdist.formats.tables import leaves_of, spec_of
-from daskdist.formats.tar import KEY, Sample, Samples, parts_of, samples_of, why_no_key
+from daskdist.files.columns import Columns
+from daskdist.files.compression import without_suffix
+from daskdist.files.decoding import Decoding, ImageOptions, pillow
+from daskdist.files.first import First
+from daskdist.files.ranges import Piece, Range, Ranges
+from daskdist.files.storage import Storage
+from daskdist.files.tables import leaves_of, spec_of
+from daskdist.files.tar import KEY, Sample, Samples, parts_of, samples_of, why_no_key
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 # Of how much of the first file the spec comes: as many bytes as have a sample, and no more samples than that.

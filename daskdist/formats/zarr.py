@@ -20,8 +20,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First
-from daskdist.formats.arrays import (
+from daskdist.files.arrays import (
     LONE_NAME,
     Arrays,
     Stored,
@@ -33,7 +32,8 @@ from daskdist.formats.arrays import (
     columns_of,
     rows_label,
 )
-from daskdist.formats.storage import Paths, Storage, failures, is_remote, local
+from daskdist.files.first import First
+from daskdist.files.storage import Paths, Storage, failures, is_remote, local
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _KINDS: Final = "biufcmMSUTO"

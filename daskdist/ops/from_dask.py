@@ -22,8 +22,8 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError
-from daskdist.formats.columns import Columns
-from daskdist.formats.frames import Frames
+from daskdist.files.columns import Columns
+from daskdist.files.frames import Frames
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,10 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.tolerant import TolerantRead
 from daskdist.errors import FileError
-from daskdist.formats import First, Format, Joins, Salvages
-from daskdist.formats.joined import Joined, ReadJoined
-from daskdist.formats.storage import is_remote
+from daskdist.files.first import First
+from daskdist.files.joined import Joined, ReadJoined
+from daskdist.files.storage import is_remote
+from daskdist.formats import Format, Joins, Salvages
 
 
 @dataclass(frozen=True, eq=False)

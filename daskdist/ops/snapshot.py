@@ -14,9 +14,9 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
 from daskdist.core.selection import Run
 from daskdist.core.spec import ElementSpec
-from daskdist.formats.manifest import Manifest, Part, exists, located, remove_unfinished, spec_to_json, write_manifest
+from daskdist.files.manifest import Manifest, Part, exists, located, remove_unfinished, spec_to_json, write_manifest
+from daskdist.files.store import write_part
 from daskdist.formats.saved import Saved
-from daskdist.formats.store import write_part
 from daskdist.ops.read_files import ReadFiles
 
 

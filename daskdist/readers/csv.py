@@ -11,12 +11,12 @@ import numpy as np
 from daskdist.core.structure import as_array
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
-from daskdist.formats.compression import compression_of
+from daskdist.files.compression import compression_of
+from daskdist.files.dialect import Dialect
+from daskdist.files.fields import NULLS
+from daskdist.files.partitions import Partitions
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.csv import Csv
-from daskdist.formats.dialect import Dialect
-from daskdist.formats.fields import NULLS
-from daskdist.formats.partitions import Partitions
-from daskdist.formats.storage import Paths, Storage
 from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
 
 

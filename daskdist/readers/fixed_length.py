@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.formats.compression import compression_of
+from daskdist.files.compression import compression_of
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.fixed_length import FixedLength
-from daskdist.formats.storage import Paths, Storage
 from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.decoding import pillow
+from daskdist.files.decoding import pillow
+from daskdist.files.storage import Storage
 from daskdist.formats.images import Images, class_of, root_of, within
-from daskdist.formats.storage import Storage
 from daskdist.readers.files import StorageOptions, of_files
 
 _EXTENSIONS = Images.suffixes

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.formats.compression import compression_of
+from daskdist.files.compression import compression_of
+from daskdist.files.partitions import Partitions
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.json import Json
-from daskdist.formats.partitions import Partitions
-from daskdist.formats.storage import Paths, Storage
 from daskdist.readers.files import StorageOptions, endings, of_files
 
 

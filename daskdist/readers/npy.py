@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.dataset import Dataset
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.npy import Npy
-from daskdist.formats.storage import Paths, Storage
 from daskdist.readers.files import StorageOptions, of_files
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from daskdist.dataset import Dataset
+from daskdist.files.partitions import Partitions
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.parquet import Parquet
-from daskdist.formats.partitions import Partitions
-from daskdist.formats.storage import Paths, Storage
 from daskdist.readers.files import StorageOptions, of_files
 
 

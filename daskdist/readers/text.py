@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.formats.compression import compression_of
-from daskdist.formats.storage import Paths, Storage
+from daskdist.files.compression import compression_of
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.text import Text
 from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.formats.compression import compression_of
-from daskdist.formats.example import Feature, FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from daskdist.formats.storage import Paths, Storage
+from daskdist.files.compression import compression_of
+from daskdist.files.example import Feature, FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.tfrecord import TFRecord
 from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
-from daskdist.formats.compression import compression_of
-from daskdist.formats.storage import Paths, Storage, local
+from daskdist.files.compression import compression_of
+from daskdist.files.storage import Paths, Storage, local
 from daskdist.formats.webdataset import WebDataset
 from daskdist.readers.files import StorageOptions, endings, of_files
 

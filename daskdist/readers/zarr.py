@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.formats.storage import Paths, Storage
+from daskdist.files.storage import Paths, Storage
 from daskdist.formats.zarr import Zarr, stores
 from daskdist.readers.files import StorageOptions, of_files
 

@@ -16,7 +16,8 @@ from dask.base import tokenize
 from daskdist.core.block import Bundle
 from daskdist.core.primitive import Split
 from daskdist.errors import FileError
-from daskdist.formats import First, Format, InDirectories, Salvages, Writes
+from daskdist.files.first import First
+from daskdist.formats import Format, InDirectories, Salvages, Writes
 from daskdist.testing.equality import check, same_elements
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import ArgumentError
-from daskdist.formats.quotes import MARK
+from daskdist.files.quotes import MARK
 
 NULLS: Final = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import IO, Any, Final
 
 from daskdist.errors import FileError
-from daskdist.formats.storage import DAMAGE, Storage, Version, failures, is_remote
+from daskdist.files.storage import DAMAGE, Storage, Version, failures, is_remote
 
 MAGIC: Final = b"ARROW1"
 FEATHER_1: Final = b"FEA1"

@@ -17,8 +17,8 @@ from daskdist.core.block import Block, Bundle
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.columns import Columns
-from daskdist.formats.tables import leaves_of, spec_of
+from daskdist.files.columns import Columns
+from daskdist.files.tables import leaves_of, spec_of
 
 # What Dask has for categories that only the partitions know.
 _UNKNOWN: Final = "__UNKNOWN_CATEGORIES__"

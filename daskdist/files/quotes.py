@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.formats.ranges import Broken
+from daskdist.files.ranges import Broken
 
 MARK: Final = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13

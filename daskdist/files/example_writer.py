@@ -16,7 +16,7 @@ from daskdist.core.block import Block, Rows, from_items
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec
 from daskdist.errors import ArgumentError
-from daskdist.formats.byte_rows import Pieces
+from daskdist.files.byte_rows import Pieces
 
 Array = np.ndarray[Any, Any]
 

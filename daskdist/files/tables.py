@@ -35,8 +35,8 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.columns import Columns
-from daskdist.formats.partitions import Partitions
+from daskdist.files.columns import Columns
+from daskdist.files.partitions import Partitions
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)

@@ -20,11 +20,11 @@ from daskdist.config import in_bytes
 from daskdist.core.block import Rows
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.files.columns_of import no_rows
+from daskdist.files.compression import compression_of, without_suffix
+from daskdist.files.storage import DAMAGE, Storage, is_remote
 from daskdist.formats import Writes
-from daskdist.formats.columns_of import no_rows
-from daskdist.formats.compression import compression_of, without_suffix
 from daskdist.formats.npy import npy_writer
-from daskdist.formats.storage import DAMAGE, Storage, is_remote
 from daskdist.formats.zarr import Unfinished, check_store, create_store
 
 # How often a directory is removed again, where calls that nobody waits for any more still write to it, and after

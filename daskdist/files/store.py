@@ -29,8 +29,8 @@ from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import ArgumentError, DaskdistError, FileError
-from daskdist.formats.columns_of import columns_of
-from daskdist.formats.manifest import (
+from daskdist.files.columns_of import columns_of
+from daskdist.files.manifest import (
     KEY,
     Part,
     codec,

@@ -12,10 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.errors import FileError
-from daskdist.formats.byte_rows import Pieces, objects_at, rows_at
-from daskdist.formats.compression import inferred
-from daskdist.formats.crc import of_lengths, of_records
-from daskdist.formats.ranges import Broken
+from daskdist.files.byte_rows import Pieces, objects_at, rows_at
+from daskdist.files.compression import inferred
+from daskdist.files.crc import of_lengths, of_records
+from daskdist.files.ranges import Broken
 
 Array = np.ndarray[Any, Any]
 

@@ -28,8 +28,8 @@ from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import First, unlike
-from daskdist.formats.columns import Columns
+from daskdist.files.columns import Columns
+from daskdist.files.first import First, unlike
 
 # What the one array of a file that gives it none is called.
 LONE_NAME: Final = ""

@@ -20,8 +20,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 from daskdist.config import in_bytes, num_threads
 from daskdist.core.primitive import Split
 from daskdist.errors import FileError
-from daskdist.formats.compression import Reopened, decompressed, inferred
-from daskdist.formats.storage import Storage, Version, failures
+from daskdist.files.compression import Reopened, decompressed, inferred
+from daskdist.files.storage import Storage, Version, failures
 
 # What is read beyond a range for the end of its last record, at first.
 _MARGIN: Final = 2**16
@@ -29,6 +29,9 @@ _MARGIN: Final = 2**16
 _CHUNK: Final = 2**18
 # A part of a compressed file is a split for what it becomes, if that is about so many times as much.
 _RATIO: Final = 8
+# What text that is parsed is counted as: it takes so long to parse that smaller ranges let the first rows come soon,
+# and keep all threads at work.
+GROWTH: Final = 4
 # Files whose beginnings of ranges are remembered, and decompressors that are kept.
 _NUM_FILES: Final = 256
 _NUM_PARKED: Final = 16

@@ -14,7 +14,7 @@ from dask.base import normalize_token
 
 from daskdist.config import setting
 from daskdist.errors import ArgumentError, DaskdistError, FileError
-from daskdist.formats.storage import DAMAGE, failures, is_remote, local
+from daskdist.files.storage import DAMAGE, failures, is_remote, local
 
 # Parts of names of options that are secret.
 _SECRET: Final = ("pass", "pwd", "secret", "token", "cred", "odbc_connect", "private")

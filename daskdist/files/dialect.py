@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.compression import without_suffix
-from daskdist.formats.fields import NULLS, Fields, infer, names_in, num_fields_in
-from daskdist.formats.quotes import MARK, Quotes
-from daskdist.formats.ranges import Broken, Ranges
-from daskdist.formats.storage import Version, failures
+from daskdist.files.compression import without_suffix
+from daskdist.files.fields import NULLS, Fields, infer, names_in, num_fields_in
+from daskdist.files.quotes import MARK, Quotes
+from daskdist.files.ranges import Broken, Ranges
+from daskdist.files.storage import Version, failures
 
 TABS: Final = (".tsv", ".tab")
 

@@ -7,7 +7,7 @@ png, jpg, jpeg, webp, bmp, gif, tif, tiff,          an image: uint8, shape ``(he
 ppm, pgm, pbm, pnm
 cls, cls2, class, count, index, inx, id             a whole number in digits: int64
 txt, text, transcript                               text, UTF-8
-json, jsn                                           a nest of what `daskdist.formats.tables` has for Arrow's types
+json, jsn                                           a nest of what `daskdist.files.tables` has for Arrow's types
 npy                                                 an array; never one of Python objects
 anything else                                       the bytes as they are
 ==================================================  ==============================================================

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from daskdist.formats.byte_rows import objects_at, rows_at, spans
+from daskdist.files.byte_rows import objects_at, rows_at, spans
 
 Array = np.ndarray[Any, Any]
 

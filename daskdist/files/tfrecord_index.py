@@ -17,8 +17,8 @@ from uuid import uuid4
 
 import numpy as np
 
-from daskdist.formats.storage import Storage, Version, failures, is_remote, local
-from daskdist.formats.tfrecord_framing import AROUND_BYTES, HEADER_BYTES, headers_of
+from daskdist.files.storage import Storage, Version, failures, is_remote, local
+from daskdist.files.tfrecord_framing import AROUND_BYTES, HEADER_BYTES, headers_of
 
 _VERSION: Final = 1
 # Records are stated in groups of about as many bytes, which no split is smaller than.

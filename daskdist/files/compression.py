@@ -11,7 +11,7 @@ import zlib
 from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.storage import Storage, is_remote
+from daskdist.files.storage import Storage, is_remote
 
 # Compression -> how names end, and how content begins. What zlib makes begins in too many ways to tell it by that.
 _ENDS: Final[dict[str, tuple[str, ...]]] = {

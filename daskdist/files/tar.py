@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from daskdist.formats.ranges import Broken
+from daskdist.files.ranges import Broken
 
 # Gives the bytes from one place to another, fewer where they end before.
 Read = Callable[[int, int], bytes]

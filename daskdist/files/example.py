@@ -24,7 +24,7 @@ from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
-from daskdist.formats.example_walk import PADDING, Malformed, Wanted, integers_of, walk
+from daskdist.files.example_walk import PADDING, Malformed, Wanted, integers_of, walk
 
 Array = np.ndarray[Any, Any]
 
