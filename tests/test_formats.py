@@ -121,6 +121,14 @@ def test_storage_options_are_used_and_not_shown(tmp_path):
         read_text("dir://a.txt", storage_options={"path": str(inside), "target_protocol": "file"})
 
 
+def test_options_of_wrong_kinds(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    with pytest.raises(errors.ArgumentError, match="storage_options is int; give a dict by name"):
+        read_text(tmp_path / "a.txt", storage_options=5)
+    with pytest.raises(errors.ArgumentError, match="read_files: format is 5; give a format, its name, or None"):
+        read_files(tmp_path / "a.txt", 5)
+
+
 # --- what cannot be read is left out ---
 
 

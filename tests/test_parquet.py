@@ -465,8 +465,9 @@ def test_what_stands_for_a_null(tmp_path):
     np.testing.assert_array_equal(rows_of(read_parquet(path, "f", missing={"f": -1.0})), [1.5, -1, 2])
     with pytest.raises(errors.ArgumentError, match="missing: no column 'm'; there are 'n', 's', 'l', 'f'"):
         read_parquet(path, missing={"m": 0})
-    with pytest.raises(errors.ArgumentError, match="missing: 'x' cannot stand for a null of"):
-        list(read_parquet(path, "n", missing={"n": "x"}))
+    for column, value in [("n", "x"), ("n", None), ("n", [1]), ("s", 5), ("l", [1]), ("l", 0), ("f", "x")]:
+        with pytest.raises(errors.ArgumentError, match=r"missing: .*stand for a"):
+            read_parquet(path, missing={column: value})
 
 
 # --- files that are not as they should be ---

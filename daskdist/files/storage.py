@@ -46,6 +46,10 @@ class Storage:
 
     options: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise ArgumentError(f"storage_options is {type(self.options).__name__}; give a dict by name")
+
     def __repr__(self) -> str:
         return f"Storage(options for {', '.join(self.options)})" if self.options else "Storage()"
 

@@ -97,7 +97,10 @@ class Tables:
         for name in self.missing or ():
             if name not in schema.names:
                 raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, schema.names))}")
-        return self.chosen(schema.names).spec(lambda name: self._column_spec(schema, name, path))
+        spec = self.chosen(schema.names).spec(lambda name: self._column_spec(schema, name, path))
+        for name, value in (self.missing or {}).items():
+            _try_out(value, schema.field(name).type, f"{path}: column {name!r}")
+        return spec
 
     def block(self, table: Any, label: str, path: str) -> Block:
         """The rows of a table.
@@ -136,6 +139,16 @@ class Tables:
         column = table.column(place)
         missing = (self.missing or {}).get(name)
         return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
+
+
+def _try_out(missing: Any, kind: Any, where: str) -> None:
+    # See whether something can stand for a null, by having it stand for one.
+    import pyarrow as pa
+
+    try:
+        leaves_of(pa.nulls(1, kind), where, missing)
+    except FileError:
+        raise ArgumentError(f"missing: {missing!r:.80} cannot stand for a null of {where}, of type {kind}") from None
 
 
 def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
@@ -338,7 +351,7 @@ def _lone(array: Any, where: str) -> Any:
 
 
 def _ragged(array: Any, where: str, missing: Any) -> Ragged:
-    if missing is not None and list(missing):
+    if missing is not None and not (isinstance(missing, (list, tuple)) and not missing):
         raise ArgumentError(f"missing: only [] can stand for a list that is missing, and for {where} it is {missing!r}")
     if missing is None:
         _refuse_nulls(array, where)

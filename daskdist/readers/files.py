@@ -47,6 +47,10 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
         format = _guessed(paths, storage)
     if isinstance(format, str):
         format = _opening(format_named(format)(), storage)
+    if not hasattr(format, "list_splits"):
+        raise ArgumentError(
+            f"read_files: format is {format!r:.80}; give a format, its name, or None to tell it by the file"
+        )
     if isinstance(format, InDirectories):
         return of_files(format, stores(paths, storage))
     return of_files(format, storage.expand(paths, endings(format)))
