@@ -233,6 +233,35 @@ def test_at_once_is_as_one_by_one(seed):
                 assert np.array_equal(column[place], expected[0])
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_records_of_one_length_are_as_one_by_one(seed):
+    # Most have everything where the first has it; some bits are flipped, in what is the same in all or in values.
+    draws = random.Random(seed)
+    records = []
+    for number in range(200):
+        content = {"a": floats(*[draws.random() for _ in range(3)]), "s": strings(draws.randbytes(5))}
+        records.append(bytearray(example(entry("n", integers(number % 100)), **content, other=integers(number % 3))))
+    for _ in range(draws.choice([0, 1, 20, 300])):
+        record = records[draws.randrange(draws.choice([1, len(records)]))]
+        record[draws.randrange(len(record))] ^= 1 << draws.randrange(8)
+    reader = Examples(
+        {"a": FixedLenFeature((3,), "float32"), "n": VarLenFeature("int64"), "s": FixedLenFeature((), bytes, b"?")}
+    )
+    size, gap = len(records[0]), bytes(3)
+    starts, lengths = np.arange(len(records)) * (size + 3), np.full(len(records), size)
+    columns, rows, refused = reader.parse(b"".join(bytes(each) + gap for each in records), starts, lengths)
+    told = dict(refused)
+    for row, record in enumerate(records):
+        alone, _, why = reader.parse(bytes(record), np.zeros(1, np.int64), lengths[:1])
+        assert [reason for _, reason in why] == ([told[row]] if row in told else [])
+        if row not in told:
+            place = int(np.searchsorted(rows, row))
+            for column, expected in zip(columns, alone, strict=True):
+                assert np.asarray(column[place]).tobytes() == np.asarray(expected[0]).tobytes() or (
+                    column[place] == expected[0]
+                )
+
+
 def test_records_are_read_at_once(monkeypatch):
     # Whatever their lengths are; only odd ones are read one by one.
     draws = random.Random(0)

@@ -24,6 +24,7 @@ _FEW: Final = 24
 _LENGTH_BYTES: Final = 5
 _TOO_LONG: Final = 2**62
 _VARINT_BYTES: Final = 10
+_WORD_BYTES: Final = 8
 
 # Tag of a field of some length, by its number.
 _ONE, _TWO = 0x0A, 0x12
@@ -126,13 +127,61 @@ class _Lists:
 def _find(
     data: Array, starts: Array, stops: Array, keys: Sequence[bytes], lists: Sequence[_Lists], is_odd: Array
 ) -> None:
+    rows = np.arange(len(starts))
+    size, stride = int(stops[0] - starts[0]), int(starts[1] - starts[0])
+    if size >= _WORD_BYTES and (stops - starts == size).all() and (np.diff(starts) == stride).all():
+        rows = rows[~_find_alike(data, len(rows), int(starts[0]), size, stride, keys, lists)]
+        for found in lists:
+            found.start += starts
+            found.stop += starts
+    _find_each(data, rows, starts, stops, keys, lists, is_odd, few=_FEW)
+
+
+def _find_alike(
+    data: Array, num_rows: int, at: int, size: int, stride: int, keys: Sequence[bytes], lists: Sequence[_Lists]
+) -> Array:
+    # Records of one length mostly have everything where the first has it: all their bytes but values are its. Which
+    # these are; where their lists lie is noted from the beginning of each record on.
+    first = np.concatenate([data[at : at + size], np.zeros(PADDING, np.uint8)])
+    one, is_odd = [_Lists(1) for _ in keys], np.zeros(1, bool)
+    _find_each(first, np.arange(1), np.array([0]), np.array([size]), keys, one, is_odd, few=0)
+    if is_odd[0]:
+        return np.zeros(num_rows, bool)
+    mask = np.full(size, 255, np.uint8)
+    for each in one:
+        mask[each.start[0] : each.stop[0]] = 0
+    # Eight bytes at a time, the last eight once more.
+    is_alike = np.ones(num_rows, bool)
+    for begin, num_words in ((0, size // _WORD_BYTES), (size - _WORD_BYTES, 1)):
+        words = np.ndarray((num_rows, num_words), "<u8", data, at + begin, (stride, _WORD_BYTES))
+        stop = begin + num_words * _WORD_BYTES
+        is_alike &= ~((words ^ first[begin:stop].view("<u8")) & mask[begin:stop].view("<u8")).any(axis=1)
+    which: Any = slice(None) if is_alike.all() else is_alike
+    for each, found in zip(one, lists, strict=True):
+        found.field[which], found.start[which], found.stop[which] = each.field, each.start, each.stop
+    return is_alike
+
+
+def _find_each(
+    data: Array,
+    rows: Array,
+    starts: Array,
+    stops: Array,
+    keys: Sequence[bytes],
+    lists: Sequence[_Lists],
+    is_odd: Array,
+    *,
+    few: int,
+) -> None:
     # An example is one field, its features; these are entries of a key and a feature; and that is one list.
-    length, at = _lengths(data, starts + 1)
-    is_odd |= (_byte(data, starts) != _ONE) | (at + length != stops)
-    rows = np.flatnonzero(~is_odd & (at < stops))
-    at, stop = at[rows], stops[rows]
+    length, at = _lengths(data, starts[rows] + 1)
+    stop = stops[rows]
+    is_good = (_byte(data, starts[rows]) == _ONE) & (at + length == stop)
+    is_odd[rows[~is_good]] = True
+    is_good &= at < stop
+    rows, at, stop = rows[is_good], at[is_good], stop[is_good]
     while len(rows):
-        if len(rows) < _FEW:
+        if len(rows) < few:
             is_odd[rows] = True
             return
         length, key_tag = _lengths(data, at + 1)
