@@ -34,7 +34,8 @@ def read_arrow(
         What stands for a null, by column: ``{"count": -1}``; within structs a dict by field. Without, nulls are NaN
         in floats, NaT in times and an error in other columns.
     partitioned
-        Whether directories named ``name=value`` make columns: integers where all values are, else text.
+        Whether directories named ``name=value`` make columns, wherever in the path they are: integers
+        where all values are, else text.
     storage_options
         What the file system takes: credentials, an endpoint.
 

@@ -74,7 +74,8 @@ def read_csv(
         ``"infer"``, by the first bytes and the name of each file; ``"gzip"``, ``"zlib"``, ``"zstd"``, ``"bz2"`` or
         ``"xz"``; or None.
     partitioned
-        Whether directories named ``name=value`` make columns: integers where all values are, else text.
+        Whether directories named ``name=value`` make columns, wherever in the path they are: integers
+        where all values are, else text.
     storage_options
         What the file system takes: credentials, an endpoint.
 

@@ -38,7 +38,8 @@ def read_parquet(
         What stands for a null, by column: ``{"count": -1}``. Without, nulls are NaN in floats, NaT in times and an
         error in other columns.
     partitioned
-        Whether directories named ``name=value`` make columns: integers where all values are, else text.
+        Whether directories named ``name=value`` make columns, wherever in the path they are: integers
+        where all values are, else text.
     storage_options
         What the file system takes: credentials, an endpoint.
 
