@@ -210,8 +210,16 @@ class Batches:
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """The chunks from ``start`` to ``stop``, in order."""
-        pack = self.rows.structure.pack
-        return (pack(self.item(index)) for index in range(*slice(start, stop).indices(len(self))))
+        pack, rows = self.rows.structure.pack, self.rows
+        numbers = range(*slice(start, stop).indices(len(self)))
+        if (
+            self.inners is None
+            and isinstance(rows, Block)
+            and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
+        ):
+            bounds, leaves = self.bounds, rows.leaves
+            return (pack([leaf[bounds[k] : bounds[k + 1]] for leaf in leaves]) for k in numbers)
+        return (pack(self.item(k)) for k in numbers)
 
     def take(self, rows: Any) -> Bundle:
         return Bundle(self.structure, [self.item(row) for row in rows], self.label)

@@ -90,9 +90,13 @@ class Caller(Protocol):
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
+        is_light: bool = False,
         name: str,
     ) -> Handle:
-        """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be, or there only."""
+        """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be, or there only.
+
+        A light call, which only makes views or copies a few rows, is not worth handing from one thread to another.
+        """
         ...
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
@@ -148,6 +152,7 @@ class Now:
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
+        is_light: bool = False,
         name: str,
     ) -> Handle:
         return function(handles, *args)
@@ -200,6 +205,7 @@ class Threads:
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
+        is_light: bool = False,
         name: str,
     ) -> Handle:
         result: Future[Any] = Future()
@@ -218,6 +224,10 @@ class Threads:
             if next(missing) > 1:
                 return
             made = call.pop()
+            if is_light:
+                # In the thread that is here: the one that has made the last of them, or the one that asks.
+                _run(*made)
+                return
             try:
                 self._pool.submit(_run, *made)
             except RuntimeError:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
-from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
+from daskdist.core.selection import BlockRef, Groups, Run, RunQueue
 from daskdist.execute.callers import Handle, lengths_of
-from daskdist.execute.gather import bundle_size
+from daskdist.execute.gather import LIGHT_BYTES, bundle_size, is_view, run_bytes
 from daskdist.execute.interpreter import Interpreter
+
+_MANY_CUTS = 8
 
 
 @dataclass(slots=True)
@@ -125,13 +127,16 @@ class Delivery:
         try:
             waiting.fill(pull, num_lanes)
             self.interpreter.waits = False
-            in_place = self._in_place(waiting.runs[0])
-            if in_place is not None:
-                waiting.pop(len(waiting.runs[0]))
-                return in_place
+            if self._lies_here(waiting.runs[0]):
+                return self._as_it_lies(waiting.pop(len(waiting.runs[0])))
             num_steps = min(self.num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
             self.num_steps = 2 * num_steps
-            waiting.fill(pull, num_steps * num_lanes)
+            while len(waiting) < num_steps * num_lanes:
+                waiting.push(pull())
+                if self._lies_here(waiting.runs[-1]):
+                    # What need not be copied is left for a bundle of its own.
+                    num_steps = (len(waiting) - len(waiting.runs[-1])) // num_lanes
+                    break
         except Exhausted:
             if not waiting:
                 raise
@@ -142,17 +147,24 @@ class Delivery:
                 raise
         return self._gathered(waiting.pop(num_steps * num_lanes))
 
-    def _in_place(self, run: Run) -> Stretch | None:
+    def _lies_here(self, run: Run) -> bool:
         # Rows one after the other in a block that lies where they are wanted need no gathering.
-        if len(self.workers) > 1 or not isinstance(run, Selection) or not isinstance(run.rows, range):
-            return None
+        if len(self.workers) > 1 or not is_view(run):
+            return False
+        if isinstance(run, Groups):
+            # Batches of them are cuts, of which few are not worth a bundle of their own.
+            return self.workers[0] is None and (len(run) >= _MANY_CUTS or run_bytes(run) >= LIGHT_BYTES)
         (ref,) = run.blocks
-        if self.workers[0] not in (None, ref.worker):
-            return None
+        return self.workers[0] in (None, ref.worker)
+
+    def _as_it_lies(self, run: Run) -> Stretch:
+        if isinstance(run, Groups):
+            return self._gathered(run)
+        (ref,) = run.blocks
         # From here on it is a bundle: what is ready counts against the bundles' share of the window.
         bundles = self.interpreter.bundles
         ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, bundles, ref.recipe)
-        return Stretch([Lane(ready, run.rows, self._lengths(ready))])
+        return Stretch([Lane(ready, run.rows, self._lengths(ready))])  # type: ignore[arg-type]
 
     def _gathered(self, run: Run) -> Stretch:
         num_lanes = len(self.workers)

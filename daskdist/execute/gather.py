@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
 from daskdist.core.structure import Leaves, Structure
 from daskdist.execute.callers import Caller
+
+# To copy so much takes about as long as to hand it to another thread.
+LIGHT_BYTES: Final = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +225,13 @@ def run_bytes(run: Run | Zipped) -> float:
     if isinstance(run, Groups):
         run = run.flat
     return run.element_bytes * len(run)
+
+
+def is_view(run: Run | Zipped) -> bool:
+    """Whether a run is one stretch of a block, of which gathering makes no copy."""
+    if isinstance(run, Zipped):
+        return all(map(is_view, run.parts))
+    return isinstance((run.flat if isinstance(run, Groups) else run).rows, range)
 
 
 def bundle_size(caller: Caller, run: Run | Zipped) -> int:

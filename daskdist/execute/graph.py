@@ -50,6 +50,7 @@ class Record:
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
+        is_light: bool = False,
         name: str,
     ) -> Handle:
         return self._write(name, function, List(*handles), *args)

@@ -19,7 +19,7 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
 from daskdist.execute.callers import Caller
 from daskdist.execute.cursors import ChainCursor, ComputeCursor, FactCursor, ReadCursor, StreamCursor
-from daskdist.execute.gather import Joins, Picks, blocks_of, gather, run_bytes
+from daskdist.execute.gather import LIGHT_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.recipe import Key, Path, Recipe, described, traced_back
 from daskdist.execute.window import Window
 
@@ -128,7 +128,8 @@ class Interpreter:
             run = self._brought_to(run.without_unused(), on)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
-        return self.caller.call(gather, handles, picks, function, apart, on=on, name=name)
+        is_light = function is None and (is_view(run) or run_bytes(run) <= LIGHT_BYTES)
+        return self.caller.call(gather, handles, picks, function, apart, on=on, is_light=is_light, name=name)
 
     def refer(
         self, handle: Any, num_rows: int, nbytes: int, on: str | None, window: Window, recipe: Recipe

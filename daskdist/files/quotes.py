@@ -8,6 +8,7 @@ is cut here is read there as if it had never been cut. A row ends with ``\\n``, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -127,18 +128,29 @@ class Quotes:
         array = np.frombuffer(data, np.uint8)
         found = np.flatnonzero(array == self.quote[0])
         # All is well where every other one, from the first on, begins a field or is the second of two for one.
-        odd = np.flatnonzero(~(self._opens(data, found[::2]) | _follows(found)[::2]))
-        if not len(odd):
+        opening = found[::2]
+        is_well = self._opens(data, opening)
+        is_well[1:] |= opening[1:] == found[1:-1:2] + 1
+        if is_well.all():
             return found
-        first = 2 * int(odd[0])
+        first = 2 * int(np.argmin(is_well))
         rest = found[first:]
         return np.concatenate([found[:first], _walked(rest, self._opens(data, rest), _follows(found)[first:])])
 
     def _opens(self, data: bytes, found: Positions) -> Any:
         # Whether a field begins with each of some quotes.
-        before = np.frombuffer(data, np.uint8)[found - 1]
-        start = 3 if data.startswith(MARK) else 0
-        return (before == self.delimiter[0]) | (before == _NEWLINE) | (before == _RETURN) | (found == start)
+        before = np.frombuffer(data, np.uint8).take(found - 1, mode="wrap")
+        opens = self._ends_field.take(before)
+        if len(found) and found[0] == (3 if data.startswith(MARK) else 0):
+            opens[0] = True
+        return opens
+
+    @cached_property
+    def _ends_field(self) -> Any:
+        # Of each byte, whether a field begins after it.
+        found = np.zeros(256, bool)
+        found[[self.delimiter[0], _NEWLINE, _RETURN]] = True
+        return found
 
 
 def _follows(found: Positions) -> Any:

@@ -393,7 +393,7 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
 
 
 # Texts that are made at a time, and the longest that are cheaper made of bytes than of Python's own.
-_NUM_TEXTS: Final = 4096
+_NUM_TEXTS: Final = 16384
 _SHORT_BYTES: Final = 64
 
 
@@ -422,10 +422,9 @@ def _of_short(array: Any) -> Any:
         return None
     width = np.int32 if pa.types.is_string(array.type) else np.int64
     bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
-    lengths = np.diff(bounds)
-    longest = int(lengths.max())
+    longest = int(np.subtract(bounds[1:], bounds[:-1]).max())
     content = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
-    if not longest or not content.all():
+    if not longest or not content.min():
         return None
     if longest * len(array) == len(content):
         return content.view(f"S{longest}")
