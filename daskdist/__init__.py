@@ -48,14 +48,20 @@ if TYPE_CHECKING:
     from daskdist.readers.tfrecord import read_tfrecord as read_tfrecord
     from daskdist.readers.webdataset import read_webdataset as read_webdataset
     from daskdist.readers.zarr import read_zarr as read_zarr
+    from daskdist.sharding import SHARD_HINT as SHARD_HINT
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
     from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
     from daskdist.strategy.function import function as function
+    from daskdist.strategy.inputs import InputContext as InputContext
+    from daskdist.strategy.inputs import InputOptions as InputOptions
+    from daskdist.strategy.inputs import InputReplicationMode as InputReplicationMode
     from daskdist.strategy.iterator import DistributedIterator as DistributedIterator
     from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from daskdist.strategy.reduction import ReduceOp as ReduceOp
+    from daskdist.strategy.values import DistributedValues as DistributedValues
     from daskdist.strategy.values import PerReplica as PerReplica
+    from daskdist.strategy.values import ValueContext as ValueContext
 
 __version__ = "0.1.0"
 
@@ -65,8 +71,12 @@ _NAMES: Final = {
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
+    "DistributedValues": "daskdist.strategy.values:DistributedValues",
     "FixedLenFeature": "daskdist.files.example:FixedLenFeature",
     "FixedLenSequenceFeature": "daskdist.files.example:FixedLenSequenceFeature",
+    "InputContext": "daskdist.strategy.inputs:InputContext",
+    "InputOptions": "daskdist.strategy.inputs:InputOptions",
+    "InputReplicationMode": "daskdist.strategy.inputs:InputReplicationMode",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "Options": "daskdist.ops.with_options:Options",
@@ -75,7 +85,9 @@ _NAMES: Final = {
     "Ragged": "daskdist.core.ragged:Ragged",
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
+    "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
+    "ValueContext": "daskdist.strategy.values:ValueContext",
     "VarLenFeature": "daskdist.files.example:VarLenFeature",
     "class_names_of": "daskdist.readers.images:class_names_of",
     "data": "daskdist.data",

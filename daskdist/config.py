@@ -14,7 +14,8 @@ from dask.utils import parse_bytes
 
 DEFAULTS: Final[dict[str, Any]] = {
     # Bytes of blocks and bundles that may be outstanding (asked for, not yet released) on one worker, or in
-    # this process where there is no cluster. Half is for what is read, half for what is batched.
+    # this process where there is no cluster, of all iterators of this process together. Half is for what is read, half
+    # for what is batched. One iterator alone takes up to three quarters, so that one that comes later finds room.
     "window-bytes": "256 MiB",
     # The size at which a source that can be cut is cut.
     "split-bytes": "16 MiB",

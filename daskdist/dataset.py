@@ -36,7 +36,7 @@ from daskdist.execute.arrays import to_dask_array
 from daskdist.execute.callers import Caller, embedded
 from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.facts import Portions, facts_of, pass_over
-from daskdist.execute.graph import FromGraph, Recorded, record
+from daskdist.execute.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.writing import Files, Store, compression_to_write, npy_to_write, rows_of_chunk
 from daskdist.files.manifest import codec
 from daskdist.files.storage import Paths, Storage, is_remote, local
@@ -1664,9 +1664,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @property
     def __dask_scheduler__(self) -> Any:
-        from dask.threaded import get
-
-        return get
+        return scheduler_of(self._recorded.graph)
 
     def to_dask_array(self) -> Any:
         """The batches as Dask arrays, one for each leaf, a chunk a batch.

@@ -8,10 +8,16 @@ _NAMES: Final = {
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
     "DistributedValues": "daskdist.strategy.values:DistributedValues",
+    "InputContext": "daskdist.strategy.inputs:InputContext",
+    "InputOptions": "daskdist.strategy.inputs:InputOptions",
+    "InputReplicationMode": "daskdist.strategy.inputs:InputReplicationMode",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
+    "PerReplica": "daskdist.strategy.values:PerReplica",
+    "PerReplicaSpec": "daskdist.core.spec:PerReplicaSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "Strategy": "daskdist.strategy.strategy:Strategy",
+    "ValueContext": "daskdist.strategy.values:ValueContext",
     "experimental": "daskdist.distribute",
 }
 

@@ -13,6 +13,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SPINE = BENCHMARKS / "spine.py"
 OPERATIONS = BENCHMARKS / "operations.py"
 READERS = BENCHMARKS / "readers.py"
+SCALE = BENCHMARKS / "scale.py"
+SOAK = BENCHMARKS / "soak.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
@@ -66,6 +68,33 @@ def test_readers_give_figures() -> None:
     assert sum("first batch" in what for what in whats) == 5
 
 
+def test_what_a_large_cluster_costs_gives_figures() -> None:
+    only = [word for name in ("planning", "first-graph", "stepping", "tasks") for word in ("--only", name)]
+    figures = json.loads(run(SCALE, *only, "--json"))["figures"]
+    assert all(figure["ours"] >= 0 for figure in figures)
+    whats = [figure["what"] for figure in figures]
+    for word in ("FILE", "DATA", "plan", "calls", "bytes sent", "a step and worker", "1,000 batches"):
+        assert any(word in what for what in whats), word
+    # Of these no time is taken, so that they hold on any machine.
+    assert all(figure["holds"] for figure in figures if figure["unit"] in ("calls", "bytes", "tasks"))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_real_cluster_gives_the_tasks_that_were_counted() -> None:
+    (file, data) = json.loads(run(SCALE, "--only", "cluster", "--json"))["figures"]
+    assert file["holds"]
+    assert data["holds"]
+
+
+@pytest.mark.parametrize("name", ["embedded", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])])
+def test_a_soak_records_memory(name: str) -> None:
+    figures = json.loads(run(SOAK, "--only", name, "--json"))["figures"]
+    assert figures[0]["unit"] == "steps/s"
+    assert figures[0]["ours"] > 0
+    assert any("growth of the driver" in figure["what"] and figure["target"] == 5 for figure in figures)
+
+
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho there is no such library >&2\nexit 3\n")
@@ -75,7 +104,10 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
     assert "tf.data ended with 3:\nthere is no such library" in done.stderr
 
 
-@pytest.mark.parametrize(("script", "known"), [(SPINE, "memory"), (OPERATIONS, "memory"), (READERS, "parquet")])
+@pytest.mark.parametrize(
+    ("script", "known"),
+    [(SPINE, "memory"), (OPERATIONS, "memory"), (READERS, "parquet"), (SCALE, "planning"), (SOAK, "embedded")],
+)
 def test_an_unknown_benchmark_is_refused(script: Path, known: str) -> None:
     done = start(script, "--only", "nothing")
     assert done.returncode == 2

@@ -757,3 +757,20 @@ def test_make_csv_dataset_leaves_out_errors(tmp_path):
 def test_make_csv_dataset_refuses(tmp_path, options, message):
     with pytest.raises(errors.ArgumentError, match=message):
         make_csv_dataset(write(tmp_path, TABLE), 2, **options)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_newlines_in_quotes_are_found_as_one_by_one(seed):
+    # A byte at a time: a quote opens where a field begins, the next closes, and one right after that opens again.
+    draws = np.random.default_rng(seed)
+    quotes = Quotes()
+    for length in draws.integers(1, 300, size=300):
+        data = bytes(draws.choice(list(b'ab,,"""\n\r'), length).astype(np.uint8))
+        is_open = has_closed = found = False
+        for byte, before in zip(data, b"\n" + data[:-1], strict=True):
+            is_quote = byte == ord('"')
+            was_open = is_open
+            is_open = was_open != is_quote if was_open else is_quote and (before in b",\n\r" or has_closed)
+            has_closed = was_open and is_quote
+            found |= is_open and byte in b"\n\r"
+        assert quotes.has_quoted_newline(data) == (found or is_open), data

@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Iterator
 
+import dask
+import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
@@ -39,3 +41,23 @@ def test_a_killed_worker_loses_no_row_and_hangs_nothing(own_client):
     with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
         strategy.local_results(strategy.run(os.getpid))
     strategy.close()
+
+
+@pytest.mark.cluster
+def test_values_of_a_killed_worker_are_not_waited_for(own_client):
+    with daskdist.MultiWorkerMirroredStrategy(own_client) as strategy:
+        values = strategy.run(lambda: np.ones(3))
+        kept = strategy.run(lambda: np.zeros(3)).persist()
+        strategy.local_results((values.values[0] + 0, kept.values[0] + 0))
+        rows = Dataset.from_tensor_slices(np.arange(10)).map(lambda x: x + 0).batch(2)
+        lost = strategy.workers[0]
+        os.kill(own_client.run(os.getpid)[lost], signal.SIGKILL)
+        for look in (
+            lambda: strategy.local_results(kept),
+            lambda: strategy.local_results(strategy.gather(values, 0)),
+            lambda: dask.compute(values),
+            lambda: values.persist(),
+            lambda: list(strategy.distribute_dataset(rows)),
+        ):
+            with pytest.raises(errors.ClusterError, match=f"lost {lost}"):
+                look()

@@ -14,7 +14,7 @@ import pytest
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.execute.callers import Now, using
+from daskdist.execute.callers import Now, Threads, using
 
 
 def with_options(ds, **fields):
@@ -75,7 +75,7 @@ def test_bad_values(field, value, message):
 
 
 def test_an_unknown_field_names_those_there_are():
-    with pytest.raises(AttributeError, match=r"no 'speed'; there are auto_shard_policy, deterministic"):
+    with pytest.raises(AttributeError, match=r"no 'speed'; there are auto_shard_policy, balance, deterministic"):
         Options().speed = 3
     with pytest.raises(errors.ArgumentError, match="expected Options, got dict"):
         Dataset.range(3).with_options({"num_threads": 2})
@@ -270,3 +270,14 @@ def test_settings_stay_though_one_was_set_before_they_were_known():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["30", "30", "16", "MiB", "8"]
+
+
+def test_a_pool_is_closed_by_a_thread_of_its_own():
+    # As the garbage collector does that comes upon a pipeline there.
+    caller = Threads(1)
+    assert caller.result(caller.source(caller.close, name="close")) is None
+    for thread in threading.enumerate():
+        if thread.name == "daskdist-close":
+            thread.join(10)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        caller.source(list, name="list")

@@ -17,6 +17,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(block, "README.md", "exec"), shared)
     shown = capsys.readouterr().out
     assert "[ 1.  -2.   0.5  3. ]" in shown
+    assert "[250, 250] 124750" in shown
     assert "[[110, 111, 116], [116, 111, 0], [98, 101, 0]]" in shown
     assert "# vectorised: multiply, add" in shown
     assert "part-00002.parquet" in shown
@@ -24,7 +25,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
 
 
 def test_the_two_commands_set_themselves_up() -> None:

@@ -188,6 +188,23 @@ def test_get_next_as_optional(two_replicas: Any) -> None:
     assert [[list(values) for values in step] for step in seen] == [[[0, 1], [2, 3]], [[4], []]]
 
 
+def test_datasets_from_a_function(two_replicas: Any) -> None:
+    strategy = two_replicas
+    global_batch_size = 8
+
+    def dataset_fn(input_context: Any) -> Any:
+        batch_size = input_context.get_per_replica_batch_size(global_batch_size)
+        d = tf.data.Dataset.from_tensors([[1.0]]).repeat().batch(batch_size)
+        return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+
+    inputs = strategy.experimental_distribute_datasets_from_function(dataset_fn)
+    found = []
+    for _, batch in zip(range(3), inputs, strict=False):
+        replica_results = strategy.experimental_run_v2(lambda x: x.sum(), args=(batch,))
+        found.append(strategy.experimental_local_results(replica_results))
+    assert found == [(4.0, 4.0)] * 3
+
+
 def test_the_loop_of_the_tpu_page(two_replicas: Any, tmp_path: Any) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

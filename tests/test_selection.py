@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
-from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, concat, places_by_value
+from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, Stretches, concat, places_by_value
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 from daskdist.execute.gather import Picks, gather
@@ -32,7 +32,9 @@ def block(first, num_rows):
 
 @st.composite
 def refs(draw):
-    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    # Long ones are told in stretches, short ones row by row.
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5) | st.lists(st.integers(20, 60), max_size=4))
+    lengths = lengths or [1]
     return [BlockRef(block(100 * number, length), length, 8 * length) for number, length in enumerate(lengths)]
 
 
@@ -98,6 +100,37 @@ def test_nothing_unused_is_kept(made):
     assert rows_of(kept) == expected
     used = {value // 100 for value in expected}
     assert {int(ref.handle.leaves[0][0]) // 100 for ref in kept.blocks} == used
+
+
+@given(selections(), st.data())
+@quick
+def test_spans_are_slices(made, data):
+    run, expected = made
+    places = st.integers(0, len(run))
+    spans = sorted(tuple(sorted(data.draw(st.tuples(places, places)))) for _ in range(data.draw(st.integers(1, 5))))
+    starts, stops = np.array(spans).T
+    found = run.spans(starts, stops)
+    assert rows_of(found) == [row for start, stop in spans for row in expected[start:stop]]
+    numbers = tuple(range(len(found.blocks)))
+    copied = pickle.loads(pickle.dumps(found.of_blocks(numbers)))
+    assert copied.blocks == numbers
+    assert rows_of(copied.of_blocks(found.blocks)) == rows_of(found)
+
+
+def test_long_stretches_take_a_few_numbers():
+    refs = [BlockRef(block(1_000 * number, 1_000), 1_000, 8_000) for number in range(4)]
+    run = concat([Selection.whole(ref)[10:900] for ref in refs])
+    assert type(run) is Stretches
+    assert len(pickle.dumps(Picks.of(run))) < 600
+    batches = run.group(np.arange(0, 3_001, 100))
+    every_fourth = batches.take(np.arange(0, 30, 4))
+    assert type(every_fourth.flat) is Stretches
+    assert gathered(every_fourth) == [rows_of(batches)[k] for k in range(0, 30, 4)]
+    # Rows in another order take a number each.
+    assert type(run.take(np.arange(100)[::-1])) is Selection
+    # What is one stretch is a view.
+    assert type(run[900:1_000]) is Selection
+    assert run[900:1_000].is_range
 
 
 @st.composite

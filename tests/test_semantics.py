@@ -331,6 +331,17 @@ def test_enumerate():
 # --- which elements ---
 
 
+def test_an_empty_pass_is_not_the_last():
+    # Which source is drawn first differs from pass to pass; where it is the one at its end, the pass has nothing.
+    sources = [Dataset.range(1), Dataset.range(0)]
+    for seed in range(10):
+        drawn = Dataset.sample_from_datasets(sources, [0.5, 0.5], seed=seed, stop_on_empty_dataset=True)
+        lengths = [len(list(drawn.repeat(number))) for number in range(8)]
+        assert set(np.diff(lengths)) == {0, 1}
+    assert list(Dataset.range(5).filter(lambda x: x > 9).repeat()) == []
+    assert list(Dataset.range(5).filter(lambda x: x > 9).repeat(10**9)) == []
+
+
 @pytest.mark.parametrize(
     ("build", "expected"),
     [
@@ -842,3 +853,9 @@ def test_rejection_resample(initial):
     assert 0.45 < np.mean([number for number, _ in kept]) < 0.55
     # The class that is rarest against what is wanted is kept whole, but for the start where that is being learned.
     assert sum(number for number, _ in kept) > 990
+
+
+def test_strings_of_batches_in_new_batches():
+    # Each batch by itself, and so of rows that are given one by one.
+    ds = Dataset.range(3).map(lambda x: "ab"[: int(x)], vectorized=False).padded_batch(1).rebatch(2)
+    assert [batch.tolist() for batch in ds] == [["", "a"], ["ab"]]

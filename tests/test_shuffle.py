@@ -221,7 +221,7 @@ class PeakWindow(Window):
 def peak_of(ds, caller=None):
     """The most bytes of blocks that were alive at once, and the number of elements that came."""
     interpreter = Interpreter(caller or Now())
-    interpreter.reads = window = PeakWindow(interpreter.reads.limit_bytes)
+    interpreter.reads[None] = window = PeakWindow(interpreter.reads[None].limit_bytes)
     elements = 0
     for stretch in Delivery(interpreter, fuse(lower(ds.node)), (0,)):
         elements += len(stretch)
@@ -266,10 +266,10 @@ def test_all_bytes_are_given_back_when_it_is_left_half_way():
         delivery = Delivery(interpreter, fuse(lower(ds.node)), (0,))
         stretches = iter(delivery)
         next(stretches), next(stretches)
-        assert interpreter.reads.used_bytes > 0
+        assert interpreter.reads[None].used_bytes > 0
         del stretches, delivery
-    assert interpreter.reads.used_bytes == 0
-    assert interpreter.bundles.used_bytes == 0
+    assert interpreter.reads[None].used_bytes == 0
+    assert interpreter.bundles[None].used_bytes == 0
 
 
 @pytest.mark.cluster

@@ -505,3 +505,17 @@ def test_shapes_that_differ_once_reduced_are_not_stretched(strategy):
 def test_a_tree_that_would_not_narrow_is_refused(strategy):
     with dask.config.set({"daskdist.split-every": 1}), pytest.raises(errors.ArgumentError, match="split-every is 1"):
         strategy.reduce("SUM", PerReplica((1, 2)), axis=None)
+
+
+def test_what_was_read_before_an_error_is_handed_out(strategy):
+    def count():
+        yield from range(5)
+        raise ValueError("at five")
+
+    ds = Dataset.from_generator(count, output_signature=TensorSpec((), np.int64)).batch(2)
+    iterator = iter(strategy.distribute_dataset(ds))
+    for expected in (0, 1), (2, 3):
+        assert [value.tolist() for value in strategy.local_results(next(iterator))] == [[row] for row in expected]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="at five"):
+            next(iterator)

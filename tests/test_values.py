@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import operator
+import threading
 
+import dask
 import numpy as np
 import pytest
 
 import daskdist
-from daskdist import PerReplica
+from daskdist import PerReplica, errors
 from daskdist.strategy.values import AsyncValue
 
 pytestmark = pytest.mark.cluster
@@ -130,6 +132,12 @@ def test_an_array_is_added_to_in_place(reduced):
     assert totals is same
 
 
+def test_it_says_where_an_operation_applies(reduced):
+    v = reduced(np.array([1.0, 2.0, 3.0]))
+    assert np.add(v, 1, where=v > 1, out=np.zeros(3)).tolist() == [0, 3, 4]
+    assert np.add(np.ones(3), 1, where=v > 2, out=np.zeros(3)).tolist() == [0, 0, 2]
+
+
 def test_an_array_takes_it_as_an_item(reduced):
     losses = np.zeros(2)
     losses[1] = reduced(np.float64(2.5))
@@ -211,3 +219,41 @@ def test_values_do_not_travel_when_they_are_arguments(on_cluster, client):
     after = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
     assert after - before <= 3  # a task a replica, and one that learns the structure
     assert on_cluster.local_results(total) == (0, 0)
+
+
+def test_waiting_leaves_the_scheduler_of_others_alone(on_cluster, tmp_path):
+    go_on = tmp_path / "go on"
+
+    def wait_for_it():
+        while not go_on.exists():
+            threading.Event().wait(0.01)
+        return 1
+
+    waiting = [threading.Thread(target=lambda: on_cluster.run(wait_for_it)) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    try:
+        for _ in range(20):
+            assert dask.config.get("scheduler", None) is None
+            assert dask.compute(dask.delayed(abs)(-3)) == (3,)
+            threading.Event().wait(0.005)
+    finally:
+        go_on.touch()
+        for thread in waiting:
+            thread.join()
+    assert dask.config.get("scheduler", None) is None
+
+
+def test_values_of_a_closed_connection(client):
+    strategy = daskdist.MultiWorkerMirroredStrategy(client.scheduler.address)
+    value = strategy.run(lambda: np.ones(3))
+    strategy.close()
+    for look in (
+        lambda: repr(value),
+        lambda: dask.compute(value),
+        lambda: value._repr_html_(),
+        lambda: strategy.gather(value, 0),
+        lambda: strategy.run(abs, args=(1,)),
+    ):
+        with pytest.raises(errors.ClusterError, match=r"connection to the cluster is closed.* bring results here"):
+            look()

@@ -269,7 +269,7 @@ def test_threads_are_as_many_as_set():
 
 
 def test_iterators_side_by_side():
-    # Each has its own window and threads, and none waits for another.
+    # Each has its own threads, and none waits for another.
     counter = Counter()
     ds = Dataset(Counted(12, counter)).batch(100)
     pairs = list(zip(ds, ds, strict=True))

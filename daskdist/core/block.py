@@ -58,6 +58,10 @@ class Block:
         """Bytes of the rows themselves, whatever arrays they are views of."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
+    def __sizeof__(self) -> int:
+        # Dask asks for it: by it workers know when to spill, and the scheduler what is worth moving.
+        return object.__sizeof__(self) + self.nbytes
+
     def item(self, index: int) -> Leaves:
         """The leaves of one element."""
         return tuple([as_array(leaf[index]) for leaf in self.leaves])
@@ -124,6 +128,9 @@ class Bundle:
     def nbytes(self) -> int:
         return sum(getattr(leaf, "nbytes", 0) for item in self._items for leaf in item)
 
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes
+
     def item(self, index: int) -> Leaves:
         """The leaves of one element."""
         return self._items[index]
@@ -185,6 +192,9 @@ class Batches:
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes
 
     def item(self, index: int) -> Leaves:
         """The leaves of one chunk: views."""

@@ -36,6 +36,9 @@ class Facts:
         It means the same on each worker's share of the files as it does on the whole.
     by_count
         It keeps or drops the first ``count`` elements; ``count`` is a field of its.
+    pairs
+        It puts together what its inputs have at the same place: it means the same on each worker's share of the
+        files only where its inputs are shared out alike.
     regroups
         Each of its elements is made of several of its input's: on other shares of them it makes others.
     leaves_out_failed
@@ -50,6 +53,7 @@ class Facts:
     keeps_spec: bool = False
     per_worker: bool = False
     by_count: bool = False
+    pairs: bool = False
     regroups: bool = False
     leaves_out_failed: bool = False
 
@@ -77,6 +81,13 @@ class Node:
 
     # Whether what it reads is in memory, small, and can be sent anywhere.
     is_light: ClassVar[bool] = True
+    # Whether reading it several times gives the same elements each time, at little cost.
+    is_repeatable: ClassVar[bool] = True
+
+    @property
+    def reads_files(self) -> bool | None:
+        """Whether it reads files, its own or those that its elements name; None where only an element tells."""
+        return False
 
     @property
     def group_size(self) -> int | None:
@@ -107,6 +118,10 @@ class Node:
     def cardinality(self) -> int:
         """The number of its elements, or `UNKNOWN`, or `INFINITE`."""
         raise NotImplementedError
+
+    def on_share(self, index: int, num_shards: int) -> Node:
+        """The same operation on one worker's share, where it has something that shares must not have in common."""
+        return self
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         """The primitive it comes down to, on inputs already lowered."""

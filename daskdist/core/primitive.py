@@ -186,10 +186,17 @@ class Stream:
         Starts it anew, and gives what pulls: ``pull(num_rows)`` gives so many elements, fewer at the end.
     name
         What plans call it.
+    held
+        Where it is not of this process: the handle of what it is of, on the worker that has it, which ``begin`` makes
+        a pass of: ``begin([value], epoch)`` gives what has the method ``pull(num_rows)``.
+    begin
+        As said there.
     """
 
     start: Callable[[], Callable[[int], Rows]]
     name: str
+    held: Any = None
+    begin: Callable[[Sequence[Any], Epoch], Any] | None = None
     grouped = 0
 
 
@@ -310,12 +317,16 @@ class Arrange:
         Of how many levels of batches that are not gathered yet its elements are (a run of such is `Groups`).
     name
         What plans call it.
+    is_counted
+        Whether what it does stands or falls with the order of its inputs, which is then kept in any case: where
+        several pipelines count the same elements.
     """
 
     inputs: tuple[Primitive, ...]
     arrangement: Arrangement
     grouped: int
     name: str
+    is_counted: bool = False
 
 
 Primitive = Read | Stream | Compute | Chain | Fact | Arrange
@@ -324,6 +335,11 @@ Primitive = Read | Stream | Compute | Chain | Fact | Arrange
 def same(rows: Rows) -> Rows:
     """The rows as they are: a computation that only has them gathered."""
     return rows
+
+
+def value_itself(split: Split, value: Any) -> Any:
+    """The function of a `Read` with a ``graph`` whose values are blocks already: there is nothing to call."""
+    return value
 
 
 def gathered(primitive: Primitive) -> Primitive:

@@ -3,7 +3,8 @@
 A **run** is a sequence of elements on their way through arrange operations. There are two kinds, with the
 same methods (``len``, slicing, ``take``, ``concat``, ``group``), so that an operation need not know which it
 has: a `Selection`, whose elements are rows of blocks, and `Groups`, whose elements are the batches that
-``batch`` makes of them.
+``batch`` makes of them. Where rows come in long stretches, as they do unless they are shuffled, a Selection is
+`Stretches`: a few numbers for each stretch, and none for each row.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.stretched import Stretched
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 
 Index = np.ndarray[Any, Any]
+
+# With fewer rows than so many in a stretch, on the average, a number for each row is no more.
+_MANY_ROWS: Final = 8
 
 
 class BlockRef:
@@ -102,8 +107,24 @@ class Selection:
         """All rows of a block."""
         return cls((ref,), range(ref.num_rows))
 
+    @staticmethod
+    def of(blocks: tuple[BlockRef, ...], stretches: Stretched, *, is_view: bool = True) -> Selection:
+        """The rows of some stretches; of just one as a view, if that will do."""
+        num_rows, num_stretches = int(stretches.bounds[-1]), len(stretches.which)
+        if num_stretches == 1 and is_view:
+            start = int(stretches.starts[0])
+            return Selection((blocks[stretches.which[0]],), range(start, start + num_rows))
+        if num_rows >= _MANY_ROWS * num_stretches:
+            return Stretches(blocks, stretches)
+        return Selection(blocks, stretches.rows, None if len(blocks) == 1 else stretches.which_rows)
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def is_range(self) -> bool:
+        """Whether they are contiguous, so that they can be had as a view."""
+        return isinstance(self.rows, range)
 
     @property
     def row_numbers(self) -> Index:
@@ -123,6 +144,29 @@ class Selection:
     def __getitem__(self, part: slice) -> Selection:
         return Selection(self.blocks, self.rows[part], None if self.which is None else self.which[part])
 
+    @property
+    def stretches(self) -> Stretched | None:
+        """What tells the rows without a number for each; None where that takes one for each."""
+        if not isinstance(self.rows, range):
+            return None
+        return Stretched(np.zeros(1, np.intp), np.array([self.rows.start]), np.array([0, len(self.rows)]))
+
+    def by_stretch(self) -> Stretched:
+        """The same, of one row each where there is no other way."""
+        return self.stretches or Stretched(self.places, self.row_numbers, np.arange(len(self) + 1))
+
+    def of_blocks(self, blocks: tuple[Any, ...]) -> Selection:
+        """The same rows of other blocks."""
+        return Selection(blocks, self.rows, self.which)
+
+    def spans(self, starts: Index, stops: Index) -> Selection:
+        """The elements from each start to its stop, one span after the other."""
+        stretches = self.stretches
+        if stretches is not None:
+            return Selection.of(self.blocks, stretches.spans(starts, stops))
+        lengths = stops - starts
+        return self.take(np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum()))
+
     def take(self, index: Index) -> Selection:
         """The elements at these places."""
         rows = index + self.rows.start if isinstance(self.rows, range) else self.rows.take(index)
@@ -139,15 +183,18 @@ class Selection:
             return joined
         places: dict[int, int] = {}
         refs: list[BlockRef] = []
-        which = []
+        numbers = []
         for part in parts:
             for ref in part.blocks:
                 if id(ref) not in places:
                     places[id(ref)] = len(refs)
                     refs.append(ref)
-            to = np.array([places[id(ref)] for ref in part.blocks], np.intp)
-            which.append(np.full(len(part), to[0]) if part.which is None else to.take(part.which))
+            numbers.append(np.array([places[id(ref)] for ref in part.blocks], np.intp))
+        stretches = [part.stretches for part in parts]
+        if None not in stretches:
+            return Selection.of(tuple(refs), Stretched.concat(stretches, numbers))  # type: ignore[arg-type]
         rows = np.concatenate([part.row_numbers for part in parts])
+        which = [to.take(part.places) for part, to in zip(parts, numbers, strict=True)]
         return Selection(tuple(refs), rows, None if len(refs) == 1 else np.concatenate(which))
 
     def without_unused(self) -> Selection:
@@ -175,17 +222,80 @@ class Selection:
         return Groups(self[: bounds[-1]], bounds)
 
 
+class Stretches(Selection):
+    """A selection whose rows come in long stretches.
+
+    Parameters
+    ----------
+    blocks
+        The blocks the rows are of.
+    stretches
+        Which rows.
+    """
+
+    __slots__ = ("_num_rows", "_stretches")
+
+    def __init__(self, blocks: tuple[BlockRef, ...], stretches: Stretched) -> None:
+        self.blocks = blocks
+        self._stretches = stretches
+        self._num_rows = int(stretches.bounds[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stretches, (self.blocks, self._stretches)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @property
+    def rows(self) -> Index:  # type: ignore[override]
+        return self._stretches.rows
+
+    @property
+    def which(self) -> Index | None:  # type: ignore[override]
+        return self._stretches.which_rows if len(self.blocks) > 1 else None
+
+    is_range = False
+
+    @property
+    def stretches(self) -> Stretched:
+        return self._stretches
+
+    def of_blocks(self, blocks: tuple[Any, ...]) -> Selection:
+        return Stretches(blocks, self._stretches)
+
+    def __getitem__(self, part: slice) -> Selection:
+        start, stop, _ = part.indices(len(self))
+        return self.spans(np.array([start]), np.array([max(stop, start)]))
+
+    def take(self, index: Index) -> Selection:
+        stretches = self._stretches
+        at = np.searchsorted(stretches.bounds, index, "right") - 1
+        rows = index - stretches.bounds[at] + stretches.starts[at]
+        return Selection(self.blocks, rows, stretches.which[at] if len(self.blocks) > 1 else None)
+
+    def without_unused(self) -> Selection:
+        stretches = self._stretches
+        if len(self.blocks) == 1 and len(self):
+            return self
+        is_used = np.bincount(stretches.which, minlength=len(self.blocks)) > 0
+        if is_used.all():
+            return self
+        blocks = tuple([self.blocks[place] for place in np.flatnonzero(is_used).tolist()])
+        which = (np.cumsum(is_used) - 1).take(stretches.which)
+        return Stretches(blocks, Stretched(which, stretches.starts, stretches.bounds))
+
+
 def _join_ranges(parts: Sequence[Selection]) -> Selection | None:
     # Contiguous rows that follow on in one block stay a range, and so a view.
     first = parts[0]
-    if not isinstance(first.rows, range):
+    if not all(part.is_range for part in parts):
         return None
-    stop = first.rows.start
+    start = stop = first.rows.start  # type: ignore[union-attr]
     for part in parts:
-        if not isinstance(part.rows, range) or part.rows.start != stop or part.blocks != first.blocks:
+        if part.rows.start != stop or part.blocks != first.blocks:  # type: ignore[union-attr]
             return None
-        stop = part.rows.stop
-    return Selection(first.blocks, range(first.rows.start, stop))
+        stop = part.rows.stop  # type: ignore[union-attr]
+    return Selection(first.blocks, range(start, stop))
 
 
 def places_by_value(values: Index) -> Iterator[tuple[int, Index]]:
@@ -244,12 +354,10 @@ class Groups:
         return Groups(self.flat[bounds[0] : bounds[-1]], bounds - bounds[0], inners)
 
     def take(self, index: Index) -> Groups:
-        starts, num_rows = self.bounds[index], np.diff(self.bounds)[index]
-        bounds = np.concatenate([[0], np.cumsum(num_rows)])
-        # Of each row: where its batch begins there, less where it begins here, plus the row's place here.
-        rows = np.repeat(starts - bounds[:-1], num_rows) + np.arange(bounds[-1])
+        starts, stops = self.bounds[index], self.bounds[index + 1]
+        bounds = np.concatenate([[0], np.cumsum(stops - starts)])
         inners = None if self.inners is None else tuple(self.inners[i] for i in index.tolist())
-        return Groups(self.flat.take(rows), bounds, inners)
+        return Groups(self.flat.spans(starts, stops), bounds, inners)
 
     @staticmethod
     def concat(parts: Sequence[Groups]) -> Groups:

@@ -306,7 +306,8 @@ _OF_ZEROS: Final = (2, 0)
 def learned_spec(try_one: Callable[[int, int], ElementSpec]) -> ElementSpec:
     """The spec of what a function makes of elements, tried on made-up ones.
 
-    An axis whose length follows one that is not known, or the values, is not known either.
+    An axis whose length follows one that is not known, or the values, is not known either; nor is one of which nothing
+    is left, as of a selection that no made-up value is in.
 
     Parameters
     ----------
@@ -331,7 +332,12 @@ def learned_spec(try_one: Callable[[int, int], ElementSpec]) -> ElementSpec:
     with contextlib.suppress(UserFunctionError), np.errstate(all="ignore"):
         wider = common and common.most_general_common_spec(try_one(*_OF_ZEROS))
         common = wider or common
-    return common  # type: ignore[return-value]  # there are made-up elements
+    # There are made-up elements.
+    return common.with_leaves([_without_empty_axes(leaf) for leaf in common.leaves])  # type: ignore[union-attr]
+
+
+def _without_empty_axes(leaf: TensorSpec) -> TensorSpec:
+    return replace(leaf, shape=tuple(size or None for size in leaf.shape)) if 0 in leaf.shape else leaf
 
 
 def known_spec(node: Any) -> ElementSpec | None:

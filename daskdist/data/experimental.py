@@ -24,6 +24,7 @@ from daskdist.files.sql_login import path_of
 from daskdist.formats.sql import Sql, nothing_of
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options as Options
+from daskdist.sharding import SHARD_HINT as SHARD_HINT
 from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTOTUNE",
     "INFINITE_CARDINALITY",
+    "SHARD_HINT",
     "UNKNOWN_CARDINALITY",
     "AutoShardPolicy",
     "Counter",

@@ -95,6 +95,8 @@ class Share:
     worker: str
     num_replicas: int
     splits: Sequence[Split]
+    # Whether those are all: of a generator, say, there are none to be looked at.
+    is_all: bool = True
 
 
 def shares_table(shares: Sequence[Share]) -> str:
@@ -109,9 +111,9 @@ def shares_table(shares: Sequence[Share]) -> str:
                 f"{number} {share.worker}",
                 f"{share.num_replicas}",
                 f"{len(files)}" if files else "-",
-                f"{len(share.splits)}",
-                f"{sum(num_rows):,}" if len(num_rows) == len(share.splits) else "?",
-                size(sum(num_bytes)) if len(num_bytes) == len(share.splits) else "?",
+                f"{len(share.splits)}" if share.is_all else "?",
+                f"{sum(num_rows):,}" if share.is_all and len(num_rows) == len(share.splits) else "?",
+                size(sum(num_bytes)) if share.is_all and len(num_bytes) == len(share.splits) else "?",
             )
         )
     return table(rows)

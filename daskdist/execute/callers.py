@@ -22,16 +22,20 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Thread, get_ident
 from typing import Any, Protocol
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.node import Node, walk
 from daskdist.core.origin import Skipped
-from daskdist.errors import DaskdistError
+from daskdist.core.primitive import Read, Split
+from daskdist.errors import ClusterError, DaskdistError
 
 Handle = Any
 Graph = dict[Any, Any]
+# Tells the workers that have the data of a split already.
+Places = Callable[[Split], Sequence[str]]
 MIB = 2**20
 
 
@@ -60,10 +64,10 @@ def report_of(rows: Rows) -> Report:
 
 
 def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:
-    """Of each element of a block, the length of its first leaf along axis 0."""
+    """Of each element of a block, the length of its longest leaf along axis 0; 1 where it has none."""
     (rows,) = blocks
-    shapes = [rows.item(index)[0].shape for index in range(len(rows))]
-    return tuple(shape[0] if shape else 1 for shape in shapes)
+    shapes = ([leaf.shape for leaf in rows.item(index)] for index in range(len(rows)))
+    return tuple(max((shape[0] if shape else 1 for shape in each), default=1) for each in shapes)
 
 
 class Caller(Protocol):
@@ -105,6 +109,10 @@ class Caller(Protocol):
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         """The value of a key of a Dask graph."""
+        ...
+
+    def places(self, read: Read) -> Places | None:
+        """What tells for each split of a source where its data lies already; None where nothing is known of that."""
         ...
 
     def stream(
@@ -163,6 +171,9 @@ class Now:
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         return compute_key(graph(), key)
 
+    def places(self, read: Read) -> Places | None:
+        return None
+
     def stream(
         self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
     ) -> Handle:
@@ -196,7 +207,11 @@ class Threads:
 
     def __init__(self, number: int | None = None) -> None:
         self.num_ahead = number or num_threads()
-        self._pool = ThreadPoolExecutor(self.num_ahead, thread_name_prefix="daskdist")
+        own_threads: set[int] = set()
+        self._own_threads = own_threads
+        self._pool = ThreadPoolExecutor(
+            self.num_ahead, thread_name_prefix="daskdist", initializer=lambda: own_threads.add(get_ident())
+        )
 
     def call(
         self,
@@ -246,6 +261,9 @@ class Threads:
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
         return self._pool.submit(compute_key, graph(), key)
 
+    def places(self, read: Read) -> Places | None:
+        return None
+
     def stream(
         self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
     ) -> Handle:
@@ -264,6 +282,11 @@ class Threads:
         return [handle.result() for handle in handles]
 
     def close(self) -> None:
+        if get_ident() in self._own_threads:
+            # The garbage collector, come upon what was let go of: a thread cannot wait for itself, and may have the
+            # lock of the pool.
+            Thread(target=self.close, name="daskdist-close", daemon=True).start()
+            return
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -289,6 +312,9 @@ class NeverRun:
         raise DaskdistError("a call was made where none may be")
 
     call = source = upstream = stream = is_done = report = result = results = _refuse
+
+    def places(self, read: Read) -> Places | None:
+        return None
 
     def close(self) -> None:
         pass
@@ -320,11 +346,34 @@ def compute_key(graph: Graph, key: Any) -> Any:
     from dask.local import get_sync
     from dask.optimization import cull
 
-    # What was persisted is where its cluster has it, and is fetched from there.
-    there = {name: (task.result,) for name, task in graph.items() if _is_future(task)}
-    return get_sync(cull({**graph, **there} if there else graph, [key])[0], key)
+    wanted = cull(graph, [key])[0]
+    # What is on a cluster is brought here, straight from the workers.
+    there = {name: task for name, task in wanted.items() if is_future(task)}
+    for name, task in there.items():
+        if task.cancelled():
+            raise gone(name)
+    return get_sync({**wanted, **{name: (Brought(task),) for name, task in there.items()}}, key)
 
 
-def _is_future(task: Any) -> bool:
+@dataclass(frozen=True)
+class Brought:
+    """The result of a future of a cluster, waited for."""
+
+    future: Any
+
+    def __call__(self) -> Any:
+        return self.future.client.gather(self.future, direct=True)
+
+
+def is_future(task: Any) -> bool:
+    """Whether a task of a graph stands for a result that a cluster has or is to have."""
     # By its name: this is no place to load distributed.
     return type(task).__name__ == "Future" and type(task).__module__ == "distributed.client"
+
+
+def gone(key: Any) -> ClusterError:
+    """What is raised where data was on a cluster only, and is no longer."""
+    return ClusterError(
+        f"{key} is no longer on the cluster: the strategy that put it there is closed, or the worker that had it is "
+        "lost; make the data again"
+    )

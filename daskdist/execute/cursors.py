@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +25,10 @@ from daskdist.core.primitive import (
     Split,
     Stream,
     same,
+    value_itself,
 )
 from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
-from daskdist.execute.callers import Handle
+from daskdist.execute.callers import Handle, Places
 from daskdist.execute.gather import bundle_size, run_bytes
 from daskdist.execute.recipe import Path, Recipe, described
 
@@ -58,12 +59,14 @@ class BlockCursor:
         self.growth = 1.0
         self._sample: tuple[BlockRef, int] | None = None
         self._has_sampled = False
+        self._failure: Exception | None = None
 
     def pull(self) -> Run:
         while True:
             self._ask_ahead()
             if not self.pending:
-                raise Exhausted
+                failure, self._failure = self._failure, None
+                raise failure or Exhausted
             ref = self._first()
             if ref.num_rows < 0:
                 self._count(ref)
@@ -94,13 +97,13 @@ class BlockCursor:
 
     def _resize(self, ref: BlockRef, nbytes: int) -> None:
         if ref.on_release is not None:
-            self.interpreter.reads.acquire(nbytes - ref.nbytes)
+            self.interpreter.reads[ref.worker].acquire(nbytes - ref.nbytes)
         ref.nbytes = nbytes
 
     def _ask_ahead(self) -> None:
-        caller, window = self.interpreter.caller, self.interpreter.reads
+        caller, windows = self.interpreter.caller, self.interpreter.reads
         while not self.is_over and len(self.pending) <= caller.num_ahead:
-            if self.pending and not window.has_room(self.pending[-1].nbytes):
+            if self.pending and not windows[self.pending[-1].worker].has_room(self.pending[-1].nbytes):
                 return
             try:
                 ref = self._ask()
@@ -110,6 +113,10 @@ class BlockCursor:
                 if not self.pending:
                     raise
                 return
+            except Exception as error:
+                # What was asked for before comes first.
+                self._failure = error
+                self.is_over = True
             else:
                 self.pending.append(ref)
                 self._learn(ref)
@@ -158,6 +165,10 @@ class ReadCursor(BlockCursor):
         self.num_rows = 64
         self._splits: Iterator[Split] | None = None
         self._split: Split | None = None
+        # Where the data of splits lies already, and how many each worker was given for that.
+        self._places: Places | None = None
+        self._has_asked = False
+        self._num_given: Counter[str] = Counter()
 
     def _ask(self) -> BlockRef:
         split = self._current()
@@ -174,16 +185,29 @@ class ReadCursor(BlockCursor):
         return self._part(next(self._splits_from(number)), number, start, stop)
 
     def _part(self, split: Split, number: int, start: int, stop: int | None) -> BlockRef:
-        read, caller, worker = self.read, self.interpreter.caller, self.interpreter.next_worker()
+        read, caller, worker = self.read, self.interpreter.caller, self._worker(split)
         if stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows):
             split = read.divide(split, start, stop)
         if read.graph is None:
             handle = caller.source(read.function, split, on=worker, name=read.name)
         else:
             value = caller.upstream(read.graph, split.payload, on=worker)
-            handle = caller.call(OnValue(read.function), [value], split, on=worker, name=read.name)
+            handle = value
+            if read.function is not value_itself:
+                handle = caller.call(OnValue(read.function), [value], split, on=worker, name=read.name)
         num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
         return self._refer(handle, split.num_rows, num_bytes, worker, (number, start, stop))
+
+    def _worker(self, split: Split) -> str | None:
+        # One that has the data, or else the next: what is read, and in what order, is the same.
+        if not self._has_asked:
+            self._places, self._has_asked = self.interpreter.caller.places(self.read), True
+        there = self._places(split) if self._places is not None else ()
+        if not there:
+            return self.interpreter.next_worker()
+        worker = min(there, key=self._num_given.__getitem__)
+        self._num_given[worker] += 1
+        return worker
 
     def _current(self) -> Split:
         if self._splits is None:
@@ -196,13 +220,7 @@ class ReadCursor(BlockCursor):
 
     def _splits_from(self, number: int) -> Iterator[Split]:
         by_epoch = self.read.splits_of
-        splits = self.read.splits() if by_epoch is None else by_epoch(self.epoch)
-        for place in itertools.count(number):
-            try:
-                split = splits[place]
-            except IndexError:
-                return
-            yield split
+        return _each_from(number, self.read.splits() if by_epoch is None else by_epoch(self.epoch))
 
     def _stop(self, split: Split) -> int | None:
         # Up to which row of the split to read now; None for a split that is read whole.
@@ -212,6 +230,17 @@ class ReadCursor(BlockCursor):
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
         self.num_rows = 2 * num_rows
         return min(self.offset + num_rows, split.num_rows)
+
+
+def _each_from(number: int, splits: Any) -> Iterator[Split]:
+    # Not a method: a cursor that is let go of is to go at once, with all it has asked for, and not when the garbage
+    # collector comes round.
+    for place in itertools.count(number):
+        try:
+            split = splits[place]
+        except IndexError:
+            return
+        yield split
 
 
 class StreamCursor(BlockCursor):
@@ -226,6 +255,8 @@ class StreamCursor(BlockCursor):
         self._latest: BlockRef | None = None
         self.row_bytes = 0.0
         self._pull: Callable[[int], Rows] | None = None
+        # Where it runs on the worker that has it: the handle of the pass.
+        self._pass: Handle | None = None
 
     def _ask(self) -> BlockRef:
         interpreter = self.interpreter
@@ -236,15 +267,26 @@ class StreamCursor(BlockCursor):
         return self._next(num_rows)
 
     def _next(self, num_rows: int) -> BlockRef:
-        if self._pull is None:
-            self._pull = self.stream.start()
-        caller, worker = self.interpreter.caller, self.interpreter.next_worker()
+        worker = self.interpreter.next_worker()
         before = None if self._latest is None else self._latest.handle
-        handle = caller.stream(self._pull, num_rows, before, on=worker, name=self.stream.name)
+        handle = (self._pulled if self.stream.begin is None else self._pulled_there)(num_rows, before, worker)
         extent = (self._number, num_rows)
         self._number += num_rows
         self._latest = self._refer(handle, None, int(num_rows * self.row_bytes), worker, extent)
         return self._latest
+
+    def _pulled(self, num_rows: int, before: Handle | None, worker: str | None) -> Handle:
+        if self._pull is None:
+            self._pull = self.stream.start()
+        return self.interpreter.caller.stream(self._pull, num_rows, before, on=worker, name=self.stream.name)
+
+    def _pulled_there(self, num_rows: int, before: Handle | None, worker: str | None) -> Handle:
+        stream, call = self.stream, self.interpreter.caller.call
+        if self._pass is None:
+            name = f"{stream.name}-begin"
+            self._pass = call(stream.begin, [stream.held], self.epoch, on=worker, is_pinned=True, name=name)  # type: ignore[arg-type]
+        handles = [self._pass] if before is None else [self._pass, before]
+        return call(pulled, handles, num_rows, on=worker, is_pinned=True, name=stream.name)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
         # It runs from its start again: what is not wanted is pulled and let go of, a little at a time.
@@ -451,6 +493,12 @@ class Part:
 
     def __call__(self, values: Sequence[Any]) -> Any:
         return values[0][self.number]
+
+
+def pulled(values: Sequence[Any], num_rows: int) -> Rows:
+    """The next rows of a pass that is on a worker; called after the call that gave those before."""
+    rows: Rows = values[0].pull(num_rows)
+    return rows
 
 
 def with_report(values: Sequence[Any]) -> tuple[int, tuple[Skipped, ...], Any]:

@@ -15,6 +15,8 @@ from daskdist.execute.gather import LIGHT_BYTES, bundle_size, is_view, run_bytes
 from daskdist.execute.interpreter import Interpreter
 
 _MANY_CUTS = 8
+# Bundles built before one is handed out: the first element is not to wait until the window is full.
+_BUILT_AT_ONCE = 3
 
 
 @dataclass(slots=True)
@@ -67,6 +69,9 @@ class Delivery:
         For each consumer the worker on which its elements are wanted; None for this process.
     asks_lengths
         Whether to ask how many rows each element has.
+    num_steps_ahead
+        Steps that are built ahead of use whatever that takes, the next one among them; with none, each is built when it
+        is asked for.
     """
 
     def __init__(
@@ -77,9 +82,11 @@ class Delivery:
         workers: Sequence[str | None] = (None,),
         *,
         asks_lengths: bool = False,
+        num_steps_ahead: int = 1,
     ) -> None:
         self.interpreter = interpreter
         self.asks_lengths = asks_lengths
+        self.num_steps_ahead = num_steps_ahead
         self.workers = workers
         self.source: Cursor = interpreter.open(primitive)(epoch)
         self.waiting = RunQueue()
@@ -87,6 +94,7 @@ class Delivery:
         self.is_over = False
         # Bundles begin small, so that the first elements come soon, and double.
         self.num_steps = 1
+        self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Stretch]:
         while True:
@@ -104,24 +112,31 @@ class Delivery:
             There is none.
         """
         self._build_ahead()
-        if not self.ready:
-            raise Exhausted
-        return self.ready.popleft()
+        if self.ready:
+            return self.ready.popleft()
+        failure, self._failure = self._failure, None
+        raise failure or Exhausted
 
     def _build_ahead(self) -> None:
-        interpreter, window = self.interpreter, self.interpreter.bundles
-        while not self.is_over and len(self.ready) <= interpreter.caller.num_ahead:
-            if self.ready and not window.has_room():
-                return
+        num_built = 0
+        while not self.is_over and (not self.ready or self._is_room(num_built)):
             try:
                 self.ready.append(self._build())
+                num_built += 1
             except Exhausted:
                 self.is_over = True
             except NotReady:
                 return
 
+    def _is_room(self, num_built: int) -> bool:
+        if not self.num_steps_ahead or sum(map(len, self.ready)) < self.num_steps_ahead:
+            return bool(self.num_steps_ahead)
+        interpreter = self.interpreter
+        is_worth = num_built < _BUILT_AT_ONCE and len(self.ready) <= interpreter.caller.num_ahead
+        return is_worth and interpreter.bundles.has_room()
+
     def _build(self) -> Stretch:
-        num_lanes, waiting, pull = len(self.workers), self.waiting, self.source.pull
+        num_lanes, waiting, pull = len(self.workers), self.waiting, self._pulled
         # Waited for is only what the consumer needs now; a bundle may hold more steps if they are there.
         self.interpreter.waits = not self.ready
         try:
@@ -130,7 +145,7 @@ class Delivery:
             if self._lies_here(waiting.runs[0]):
                 return self._as_it_lies(waiting.pop(len(waiting.runs[0])))
             num_steps = min(self.num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
-            self.num_steps = 2 * num_steps
+            self.num_steps = 2 * num_steps if self.num_steps_ahead else 1
             while len(waiting) < num_steps * num_lanes:
                 waiting.push(pull())
                 if self._lies_here(waiting.runs[-1]):
@@ -146,6 +161,19 @@ class Delivery:
             if not num_steps:
                 raise
         return self._gathered(waiting.pop(num_steps * num_lanes))
+
+    def _pulled(self) -> Run:
+        if self._failure is not None:
+            raise Exhausted
+        try:
+            run: Run = self.source.pull()
+        except (Exhausted, NotReady):
+            raise
+        except Exception as error:
+            # What came before it is handed out first.
+            self._failure = error
+            raise Exhausted from None
+        return run
 
     def _lies_here(self, run: Run) -> bool:
         # Rows one after the other in a block that lies where they are wanted need no gathering.
@@ -180,7 +208,7 @@ class Delivery:
             return Lane(None, [-1] * num_steps)
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(full)
-        ref = interpreter.gather(run, on=worker, name="gather", window=interpreter.bundles)
+        ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles)
         return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist(), self._lengths(ref))
 
     def _lengths(self, ref: BlockRef) -> Handle | None:

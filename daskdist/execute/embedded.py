@@ -8,8 +8,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from daskdist.core.block import Rows
-from daskdist.core.primitive import Primitive
+from daskdist.core.block import Bundle, Rows
+from daskdist.core.primitive import Epoch, Primitive
+from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Now
 from daskdist.execute.delivery import Delivery, Stretch
@@ -72,7 +73,7 @@ class ElementIterator(Iterator[Any]):
         self._primitive = primitive
         self._iteration = iteration
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive)
-        self._delivery = Delivery(self._interpreter, primitive, (iteration,))
+        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,))
         self._current = _Current()
         self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
         self._number = 0
@@ -85,9 +86,10 @@ class ElementIterator(Iterator[Any]):
         return element
 
     def close(self) -> None:
-        """Stop reading ahead; nothing comes after it."""
+        """Stop reading ahead and let go of what was read; nothing comes after it, and it has no position."""
         self._elements.close()
         self._interpreter.caller.close()
+        self._delivery, self._current.stretch = None, None
 
     @property
     def num_skipped(self) -> int:
@@ -115,11 +117,17 @@ class ElementIterator(Iterator[Any]):
             Data that can be pickled: numbers, and for rows that a shuffle or the like holds which rows of which
             splits those are. No data of the elements, but for what ``scan`` carries on.
 
+        Raises
+        ------
+        ArgumentError
+            This iterator is closed.
+
         Notes
         -----
         Going on reads the splits of which rows are still to come and no others; a generator is run again from
         its start.
         """
+        delivery = self._open_delivery("state_dict")
         recorder = Recorder(self._interpreter)
         current = self._current
         rest = [] if current.stretch is None else [recorder.stretch(current.stretch, self._number - current.first)]
@@ -130,7 +138,7 @@ class ElementIterator(Iterator[Any]):
             "iteration": self._iteration,
             "number": self._number,
             "current": rest,
-            "delivery": recorder.delivery(self._delivery),
+            "delivery": recorder.delivery(delivery),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,8 +147,9 @@ class ElementIterator(Iterator[Any]):
         Raises
         ------
         ArgumentError
-            It is of another pipeline, or of another version, or this iterator has begun.
+            It is of another pipeline, or of another version, or this iterator has begun or is closed.
         """
+        delivery = self._open_delivery("load_state_dict")
         if self._number:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         if state.get("version") != _VERSION:
@@ -155,14 +164,19 @@ class ElementIterator(Iterator[Any]):
             # Operations without a seed of their own have drawn others.
             self._identity = replace(self._identity, seeds=state["seeds"])
             self._primitive = self._identity.planned(state["seeds"])
-            self._delivery.source = self._interpreter.open(self._primitive)((state["iteration"],))
+            delivery.source = self._interpreter.open(self._primitive)((state["iteration"],))
         resumer = Resumer(self._interpreter, self._primitive)
         resumer.streams([state["current"], state["delivery"]])
         self._iteration, self._number = state["iteration"], state["number"]
-        resumer.delivery(self._delivery, state["delivery"])
+        resumer.delivery(delivery, state["delivery"])
         for lanes in reversed(state["current"]):
-            self._delivery.ready.appendleft(resumer.stretch(lanes))
+            delivery.ready.appendleft(resumer.stretch(lanes))
         self._current.first = self._number
+
+    def _open_delivery(self, operation: str) -> Delivery:
+        if self._delivery is None:
+            raise ArgumentError(f"{operation}: this iterator is closed; take the position of one before it is closed")
+        return self._delivery
 
 
 class _Current:
@@ -207,15 +221,40 @@ def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIter
 
 def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows]:
     """The elements as rows, computed in this thread unless by a caller, which is closed at the end."""
-    caller = caller or Now()
+    return rows_by(Interpreter(caller or Now()), primitive, (0,))
+
+
+def rows_by(
+    interpreter: Interpreter,
+    primitive: Primitive,
+    epoch: Epoch,
+    empty: Callable[[], tuple[Structure, Leaves]] | None = None,
+) -> Iterator[Rows]:
+    """The elements of a pass as rows; the interpreter's caller is closed at the end.
+
+    Parameters
+    ----------
+    interpreter, primitive, epoch
+        Who runs what, and which pass.
+    empty
+        Makes an element without rows, where a pipeline can have such; else they are left out.
+    """
+    caller = interpreter.caller
     try:
-        for stretch in Delivery(Interpreter(caller), primitive, (0,)):
+        for stretch in Delivery(interpreter, primitive, epoch):
             (lane,) = stretch.lanes
+            places = [place for place in lane.places if place >= 0]
+            rows: Rows | None = None
             if lane.ref is not None:
-                rows: Rows = caller.result(lane.ref.handle)
-                # Steps without rows are in no block; the others are there one after the other.
-                first = next(place for place in lane.places if place >= 0)
-                stop = next(place for place in reversed(lane.places) if place >= 0) + 1
-                yield rows if stop - first == len(rows) else rows.slice(first, stop)
+                # Elements without rows are in no block; the others are there one after the other.
+                rows = caller.result(lane.ref.handle)
+                first, stop = places[0], places[-1] + 1
+                rows = rows if stop - first == len(rows) else rows.slice(first, stop)
+            if empty is not None and len(places) < len(lane.places):
+                structure, leaves = empty()
+                items = iter([] if rows is None else map(rows.item, range(len(rows))))
+                rows = Bundle(structure, [leaves if place < 0 else next(items) for place in lane.places])
+            if rows is not None:
+                yield rows
     finally:
         caller.close()

@@ -13,6 +13,7 @@ from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stac
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
+from daskdist.core.stretched import Stretched
 from daskdist.core.structure import Leaves, Structure
 from daskdist.execute.callers import Caller
 
@@ -27,12 +28,12 @@ class Picks:
     Parameters
     ----------
     rows, which
-        The rows of all elements, as in a `Selection`.
+        The rows of all elements, as in a `Selection`, or in stretches.
     bounds, inners
         How they are batches, as in `Groups`; None where the elements are the rows themselves.
     """
 
-    rows: range | Index
+    rows: range | Index | Stretched
     which: Index | None
     bounds: Index | None
     inners: tuple[tuple[int, ...], ...] | None
@@ -40,9 +41,17 @@ class Picks:
     @classmethod
     def of(cls, run: Run) -> Picks:
         """What gathers a run."""
-        if isinstance(run, Selection):
-            return cls(run.rows, run.which, None, None)
-        return cls(run.flat.rows, run.flat.which, run.bounds, run.inners)
+        flat, bounds, inners = (run, None, None) if isinstance(run, Selection) else (run.flat, run.bounds, run.inners)
+        stretches = None if flat.is_range else flat.stretches
+        if stretches is None:
+            return cls(flat.rows, flat.which, bounds, inners)
+        return cls(stretches, None, bounds, inners)
+
+    def by_row(self) -> tuple[range | Index, Index | None]:
+        """``rows`` and ``which`` with a number for each row."""
+        if isinstance(self.rows, Stretched):
+            return self.rows.rows, self.rows.which_rows
+        return self.rows, self.which
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Index arrays travel through the scheduler with their task: four bytes do for any block there can be.
@@ -50,6 +59,8 @@ class Picks:
 
 
 def _narrow(index: Any) -> Any:
+    if isinstance(index, Stretched):
+        return Stretched(_narrow(index.which), _narrow(index.starts), _narrow(index.bounds))
     return index.astype(np.int32) if isinstance(index, np.ndarray) else index
 
 
@@ -118,7 +129,7 @@ def _gathered(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], A
         rows.origin = (
             Origin(label, is_exact=False)
             if function is None
-            else Chosen([block.origin for block in columnar], picks.rows, picks.which)
+            else Chosen([block.origin for block in columnar], *picks.by_row())
         )
     else:
         rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)
@@ -130,6 +141,8 @@ def _gathered(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], A
 
 def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
     first, rows, which = blocks[0], picks.rows, picks.which
+    if isinstance(rows, Stretched):
+        return Block.concat([blocks[place].slice(start, stop) for place, start, stop in rows.triples()], label)
     if isinstance(rows, range):
         return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label)
     if which is None:
@@ -198,10 +211,11 @@ def _stretches(rows: Index, which: Index, at_most: int) -> list[tuple[int, int, 
 
 
 def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
-    rows = picks.rows if isinstance(picks.rows, range) else picks.rows.tolist()
-    if picks.which is None:
+    by_row, which = picks.by_row()
+    rows = by_row if isinstance(by_row, range) else by_row.tolist()
+    if which is None:
         return [blocks[0].item(row) for row in rows]
-    return [blocks[place].item(row) for place, row in zip(picks.which.tolist(), rows, strict=True)]
+    return [blocks[place].item(row) for place, row in zip(which.tolist(), rows, strict=True)]
 
 
 def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...] | None, like: Leaves) -> Bundle:
@@ -231,7 +245,7 @@ def is_view(run: Run | Zipped) -> bool:
     """Whether a run is one stretch of a block, of which gathering makes no copy."""
     if isinstance(run, Zipped):
         return all(map(is_view, run.parts))
-    return isinstance((run.flat if isinstance(run, Groups) else run).rows, range)
+    return (run.flat if isinstance(run, Groups) else run).is_range
 
 
 def bundle_size(caller: Caller, run: Run | Zipped) -> int:

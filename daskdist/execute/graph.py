@@ -7,15 +7,17 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dask import threaded
+
 # Not public, and where graphs are made of: kept to this file.
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import GraphNode, List, Task, TaskRef
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.callers import MIB, Graph, Handle, Now, Report
+from daskdist.execute.callers import MIB, Graph, Handle, Now, Places, Report, is_future
 from daskdist.execute.delivery import Delivery
 from daskdist.execute.interpreter import Interpreter
 
@@ -63,6 +65,9 @@ class Record:
         if key not in self.graph:
             self.graph.update(graph())
         return TaskRef(key)
+
+    def places(self, read: Read) -> Places | None:
+        return None
 
     def _write(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
         key = (f"{name}-{self.token}", len(self.graph))
@@ -254,3 +259,22 @@ class Bundled:
         elements = [value] if self.is_one else value
         flatten = self.spec.structure.flatten
         return Bundle(self.spec.structure, [flatten(element)[0] for element in elements], split.label)
+
+
+def one_task(key: Any, function: Callable[..., Any], handles: Sequence[Handle], *args: Any) -> Graph:
+    """A graph with a task ``function(results of the handles, *args)``; handles are futures of a cluster."""
+    return {**{handle.key: handle for handle in handles}, key: Task(key, function, List(*handles), *args)}
+
+
+def is_undone(task: Any) -> bool:
+    """Whether this, found in a graph, is something still to be called, not what came of it."""
+    return isinstance(task, GraphNode) and not is_future(task)
+
+
+def scheduler_of(graph: Graph) -> Callable[..., Any]:
+    """What computes a graph by default: the cluster that has part of it already, or else threads."""
+    for task in graph.values():
+        if is_future(task):
+            get: Callable[..., Any] = task.client.get
+            return get
+    return threaded.get  # type: ignore[no-any-return]

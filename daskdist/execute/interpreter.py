@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -17,11 +17,12 @@ from daskdist.config import in_bytes
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
+from daskdist.core.stretched import Stretched
 from daskdist.execute.callers import Caller
 from daskdist.execute.cursors import ChainCursor, ComputeCursor, FactCursor, ReadCursor, StreamCursor
 from daskdist.execute.gather import LIGHT_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.recipe import Key, Path, Recipe, described, traced_back
-from daskdist.execute.window import Window
+from daskdist.execute.window import Windows
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -40,16 +41,18 @@ class Interpreter:
     workers
         The workers that read, in turn; ``(None,)`` for this process.
     budget_bytes
-        Bytes that may be outstanding on each; the setting ``window-bytes`` if None.
+        Bytes that may be outstanding on each, if less than the setting ``window-bytes``, which all pipelines of this
+        process share.
     """
 
     def __init__(
         self, caller: Caller, workers: Sequence[str | None] = (None,), budget_bytes: int | None = None
     ) -> None:
         self.caller = caller
-        budget = (budget_bytes or in_bytes("window-bytes")) * len(workers) // 2
-        self.reads = Window(budget)
-        self.bundles = Window(budget)
+        shared = in_bytes("window-bytes")
+        halves = (budget_bytes or shared) // 2, None if caller.home is None else shared // 2
+        self.reads = Windows("reads", *halves)
+        self.bundles = Windows("bundles", *halves)
         # Whether a cursor may wait for a count: not while there is something to hand out already.
         self.waits = True
         self.num_workers = len(workers)
@@ -101,10 +104,16 @@ class Interpreter:
         """The worker whose turn it is."""
         return next(self._turns)
 
-    def gather(self, run: Run, *, on: str | None, name: str, window: Window) -> BlockRef:
+    def gather(self, run: Run, *, on: str | None, name: str, windows: Windows) -> BlockRef:
         """The rows of a run as one block, on a worker."""
-        recipe = Recipe(None, (), None, described(run))
-        return self.refer(self.ask(run, on=on, name=name), len(run), int(run_bytes(run)), on, window, recipe)
+        run = run.without_unused()
+        return self._put_together(self._brought_to(run, on), described(run), on, name, windows)
+
+    def _put_together(self, run: Run, recipes: Any, on: str | None, name: str, windows: Windows) -> BlockRef:
+        handles, num_bytes = [ref.handle for ref in blocks_of(run)], run_bytes(run)
+        is_light = num_bytes <= LIGHT_BYTES or is_view(run)
+        handle = self.caller.call(gather, handles, Picks.of(run), on=on, is_light=is_light, name=name)
+        return self.refer(handle, len(run), int(num_bytes), on, windows, Recipe(None, (), None, recipes))
 
     def near(self, run: Run | Zipped) -> str | None:
         """The worker that has all blocks of a run, else the one whose turn it is."""
@@ -117,10 +126,10 @@ class Interpreter:
         *,
         on: str | None,
         name: str,
-        function: Callable[[Any], Any] | None = None,
+        function: Callable[[Any], Any],
         apart: bool = False,
     ) -> Any:
-        """Ask for the rows of a run, or what a function makes of them, as one block, on a worker."""
+        """Ask for what a function makes of the rows of a run, as one block, on a worker."""
         if isinstance(run, Zipped):
             run = Zipped(tuple(self._brought_to(part.without_unused(), on) for part in run.parts), run.structure)
             picks: Joins | Picks = Joins.of(run)
@@ -128,13 +137,13 @@ class Interpreter:
             run = self._brought_to(run.without_unused(), on)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
-        is_light = function is None and (is_view(run) or run_bytes(run) <= LIGHT_BYTES)
-        return self.caller.call(gather, handles, picks, function, apart, on=on, is_light=is_light, name=name)
+        return self.caller.call(gather, handles, picks, function, apart, on=on, name=name)
 
     def refer(
-        self, handle: Any, num_rows: int, nbytes: int, on: str | None, window: Window, recipe: Recipe
+        self, handle: Any, num_rows: int, nbytes: int, on: str | None, windows: Windows, recipe: Recipe
     ) -> BlockRef:
         """A reference that holds its bytes of a window for as long as it lives."""
+        window = windows[on]
         window.acquire(nbytes)
         return BlockRef(handle, num_rows, nbytes, on, window.release, recipe)
 
@@ -145,30 +154,42 @@ class Interpreter:
         return self._rows_brought_to(run, on)
 
     def _rows_brought_to(self, selection: Selection, on: str | None) -> Selection:
-        elsewhere = sorted({ref.worker for ref in selection.blocks if ref.worker not in (None, on)} if on else ())
-        if not elsewhere or not len(selection):
+        if not on or not len(selection):
             return selection
-        for worker in elsewhere:
-            there = [place for place, ref in enumerate(selection.blocks) if ref.worker == worker]
-            selection = self._merged(selection, there, worker, "take", self.bundles)
-        return selection.without_unused()
+        elsewhere: dict[str | None, list[int]] = {}
+        for place, ref in enumerate(selection.blocks):
+            if ref.worker not in (None, on):
+                elsewhere.setdefault(ref.worker, []).append(place)
+        return self._merged(selection, elsewhere, "take", self.bundles) if elsewhere else selection
 
     def _merged(
-        self, selection: Selection, places: list[int], worker: str | None, name: str, window: Window
+        self, selection: Selection, places: dict[str | None, list[int]], name: str, windows: Windows
     ) -> Selection:
-        # The rows that are of some of the blocks, all on one worker, made a block there.
-        is_one = np.zeros(len(selection.blocks), bool)
-        is_one[places] = True
-        at = np.flatnonzero(is_one.take(selection.places))
-        if not len(at):
-            return selection
-        # Block by block they are put together by one copy.
-        at = at[np.argsort(selection.places[at], kind="stable")]
-        merged = self.gather(selection.take(at), on=worker, name=name, window=window)
-        merged.recipe.run = traced_back(merged.recipe.run)
-        rows, which = selection.row_numbers.copy(), selection.places.copy()
-        rows[at], which[at] = np.arange(len(at)), len(selection.blocks)
-        return Selection((*selection.blocks, merged), rows, which)
+        # Of each worker the rows that are of some of its blocks, which all have some, made a block there. Block by
+        # block they are put together by one copy.
+        stretches, num_blocks = selection.by_stretch(), len(selection.blocks)
+        in_order = np.array([place for each in places.values() for place in each])
+        rank = np.full(num_blocks, num_blocks)
+        rank[in_order] = np.arange(len(in_order))
+        ranks = rank.take(stretches.which)
+        order = np.argsort(ranks.astype(np.uint16) if num_blocks < 2**16 else ranks, kind="stable")
+        # In that order: at which rank the blocks of each worker begin, and at which place their stretches.
+        first_ranks = np.cumsum([0, *map(len, places.values())])
+        cuts = np.searchsorted(ranks[order], first_ranks)
+        order = order[: cuts[-1]]
+        bounds = np.concatenate([[0], np.cumsum(np.diff(stretches.bounds)[order])])
+        which, starts = stretches.which.copy(), stretches.starts.copy()
+        which[order] = np.repeat(np.arange(len(places)) + num_blocks, np.diff(cuts))
+        starts[order] = bounds[:-1] - np.repeat(bounds[cuts[:-1]], np.diff(cuts))
+        blocks = list(selection.blocks)
+        pieces = zip(places.items(), first_ranks.tolist(), pairwise(cuts.tolist()), strict=False)
+        for (worker, own), first_rank, (start, stop) in pieces:
+            at = order[start:stop]
+            part = Stretched(ranks[at] - first_rank, stretches.starts[at], bounds[start : stop + 1] - bounds[start])
+            # A view would keep the whole block.
+            rows = Selection.of(tuple([selection.blocks[place] for place in own]), part, is_view=False)
+            blocks.append(self._put_together(rows, traced_back(described(rows)), worker, name, windows))
+        return Selection.of(tuple(blocks), Stretched(which, starts, stretches.bounds)).without_unused()
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
         """See `daskdist.core.primitive.Context`."""
@@ -184,15 +205,13 @@ class Interpreter:
         few: dict[str | None, list[int]] = {}
         freed_bytes: dict[str | None, float] = {}
         for place, (ref, count) in enumerate(zip(selection.blocks, counts, strict=True)):
-            if id(ref) not in kept and count < _FEW_ROWS_LEFT * ref.num_rows:
+            if id(ref) not in kept and 0 < count < _FEW_ROWS_LEFT * ref.num_rows:
                 few.setdefault(ref.worker, []).append(place)
                 freed = (ref.num_rows - count) * ref.row_bytes
                 freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed
-        for worker, places in few.items():
-            # One call for all of a worker, and only when it frees as much as is worth one.
-            if freed_bytes[worker] >= self.caller.bundle_bytes:
-                selection = self._merged(selection, places, worker, "compact", self.reads)
-        return selection.without_unused()
+        # One call for all of a worker, and only when it frees as much as is worth one.
+        worthy = {worker: each for worker, each in few.items() if freed_bytes[worker] >= self.caller.bundle_bytes}
+        return self._merged(selection, worthy, "compact", self.reads) if worthy else selection.without_unused()
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:

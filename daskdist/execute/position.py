@@ -236,7 +236,7 @@ class Resumer:
             if recipe.path is None:
                 interpreter = self._interpreter
                 worker = interpreter.near(run)
-                ref = interpreter.gather(run, on=worker, name="gather", window=interpreter.bundles)
+                ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles)
             else:
                 ref = self._opened(recipe).remade(recipe.extent, run)
                 if recipe.num_rows >= 0:

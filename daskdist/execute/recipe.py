@@ -61,7 +61,7 @@ def with_blocks(run: Any, change: Any) -> Any:
         return Zipped(tuple(with_blocks(part, change) for part in run.parts), run.structure)
     if isinstance(run, Groups):
         return Groups(with_blocks(run.flat, change), run.bounds, run.inners)
-    return Selection(tuple(map(change, run.blocks)), run.rows, run.which)
+    return run.of_blocks(tuple(map(change, run.blocks)))
 
 
 def described(run: Any) -> Any:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import wait as futures_wait
 from typing import Any
 
 from dask.optimization import cull
-from distributed import Client, Future, wait
+from distributed import Client, Future
+from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
-from daskdist.core.primitive import Split
+from daskdist.core.primitive import Read, Split
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import Graph, Handle, Report, report_of
+from daskdist.execute.callers import Graph, Handle, Places, Report, gone, report_of
+from daskdist.execute.holders import Held
 
 # Seconds between two looks at whether the workers are still there, while something is waited for.
 _LOOK_EVERY_S = 2
@@ -35,6 +39,11 @@ class Submit:
         The addresses of the workers that take part.
     futures
         Where its futures are kept note of, for as long as somebody has them.
+    located
+        Gives the addresses of the workers that have a file, by its path, on a disk of their own: one of them reads it,
+        and no other worker can.
+    home
+        What callers have in common whose handles are of use to each other; its own if None.
     """
 
     bundle_chunks = 64
@@ -42,15 +51,23 @@ class Submit:
     reports_freely = False
     divides = True
 
-    def __init__(self, client: Client, workers: Sequence[str], futures: weakref.WeakSet[Future] | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        workers: Sequence[str],
+        futures: weakref.WeakSet[Future] | None = None,
+        located: Callable[[str], Sequence[str]] | None = None,
+        home: Hashable | None = None,
+    ) -> None:
         self.client = client
-        self.home: Hashable | None = ("cluster", client.id)
+        self.home: Hashable | None = home or ("cluster", uuid.uuid4().hex)
         self.workers = tuple(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
         self._keys = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count())
         self._reports: dict[str, Future] = {}
+        self._located = located
 
     def call(
         self,
@@ -67,15 +84,42 @@ class Submit:
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
         # Data is sent to its worker, where a task of its size would have to go by way of the scheduler.
         placed = [self.place(arg, on) if _has_data(arg) else arg for arg in args]
-        return self._submit(name, on, function, *placed)
+        is_there = on is not None and any(isinstance(arg, Split) and on in self._places_of(arg) for arg in args)
+        return self._submit(name, on, function, *placed, is_pinned=is_there)
+
+    def places(self, read: Read) -> Places | None:
+        self._check_open()
+        held = None if read.graph is None else Held(self.client, read.graph(), self.workers)
+        if held:
+            return lambda split: held(split.payload)
+        return None if self._located is None else self._places_of
+
+    def _places_of(self, split: Split) -> Sequence[str]:
+        if self._located is None or not split.path:
+            return ()
+        return [worker for worker in self._located(split.path) if worker in self.workers]
 
     def place(self, data: Any, on: str | None = None) -> Future:
-        """Send data to a worker, or to all."""
-        future = self.client.scatter(data, workers=[on] if on else None, broadcast=on is None, hash=False)
+        """Send data to a worker, or to all, straight and not by way of the scheduler."""
+        self._check_open()
+        workers = [on] if on else None
+        try:
+            future = self.client.scatter(
+                data, workers=workers, broadcast=on is None, direct=True, hash=False, timeout=_LOOK_EVERY_S
+            )
+        except (OSError, TimeoutError):
+            self._check_workers()
+            raise
         self.futures.add(future)
         return future
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
+        there = graph()[key]
+        if isinstance(there, Future) and there.client is self.client:
+            # It is not ours to let go of.
+            if there.cancelled():
+                raise gone(key)
+            return there
         future: Future = self.client.get(cull(graph(), [key])[0], key, sync=False)
         self.futures.add(future)
         return future
@@ -91,6 +135,7 @@ class Submit:
     def _submit(
         self, name: str, on: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
     ) -> Future:
+        self._check_open()
         future = self.client.submit(
             function,
             *args,
@@ -110,6 +155,7 @@ class Submit:
         if not (wait or asked.done()):
             return None
         del self._reports[handle.key]
+        self.wait([asked])
         report: Report = asked.result()
         return report
 
@@ -119,7 +165,23 @@ class Submit:
     def results(self, handles: Sequence[Future]) -> list[Any]:
         self.wait(handles)
         # Straight from the workers that have them: by way of the scheduler it would be five times slower.
-        return list(self.client.gather(list(handles), direct=True))
+        try:
+            return self._gathered(handles)
+        except FutureCancelledError as error:
+            self._check_workers()
+            raise gone(error.key) from error
+
+    def _gathered(self, handles: Sequence[Future]) -> list[Any]:
+        loop = self.client.loop.asyncio_loop
+        task = asyncio.run_coroutine_threadsafe(self.client.gather(list(handles), direct=True, asynchronous=True), loop)
+        try:
+            while not futures_wait([task], timeout=_LOOK_EVERY_S).done:
+                # A worker may be lost with what was done: then the client waits until that is made anew.
+                if not all(handle.done() for handle in handles):
+                    self._check_workers()
+            return list(task.result())
+        finally:
+            task.cancel()
 
     def wait(self, handles: Sequence[Future]) -> None:
         """Wait until calls are over, however they end.
@@ -127,18 +189,47 @@ class Submit:
         Raises
         ------
         ClusterError
-            A worker that takes part is lost: what is pinned to it would be waited for without end.
+            A worker that takes part is lost: what is pinned to it would be waited for without end. Or what a call
+            needs is no longer there.
         """
+        self._check_open()
         while True:
             try:
-                with self.client.as_current():
-                    wait(handles, timeout=_LOOK_EVERY_S)
+                # Not `distributed.wait`: to tell it the client, `Client.as_current` sets Dask's scheduler for the whole
+                # process, and for good where two threads wait.
+                self.client.sync(_wait, handles, timeout=_LOOK_EVERY_S)
             except TimeoutError:
                 self._check_workers()
+            except FuturesCancelledError as error:
+                self._check_workers()
+                raise gone(error.error_groups[0].errors[0].key) from error
             else:
                 return
 
+    def check(self, handles: Sequence[Future]) -> None:
+        """Refuse what would be waited for without end, or has gone.
+
+        Raises
+        ------
+        ClusterError
+            The connection is closed, a result is no longer there, or it is still to come and a worker is lost.
+        """
+        self._check_open()
+        for handle in handles:
+            if handle.cancelled():
+                raise gone(handle.key)
+        if not all(handle.done() for handle in handles):
+            self._check_workers()
+
+    def _check_open(self) -> None:
+        if self.client.status != "running":
+            raise ClusterError(
+                "the connection to the cluster is closed, and what was computed there is gone with it; bring results "
+                "here, with local_results say, before the strategy or its client is closed"
+            )
+
     def _check_workers(self) -> None:
+        self._check_open()
         there = workers_of(self.client)
         lost = [worker for worker in self.workers if worker not in there]
         if lost:

@@ -24,17 +24,20 @@ class Joined:
         Gives those that are joined.
     most
         The most of them in one.
+    place
+        Tells by its path where a file is: those of different places are not joined. None where all can be.
     """
 
     splits: Callable[[], Sequence[Split]]
     most: int
+    place: Callable[[str], Any] | None = None
 
     def __call__(self) -> Sequence[Split]:
         return self._joined
 
     @cached_property
     def _joined(self) -> JoinedSplits:
-        return JoinedSplits(self.splits(), self.most)
+        return JoinedSplits(self.splits(), self.most, self.place)
 
 
 class JoinedSplits(Sequence[Split]):
@@ -46,11 +49,14 @@ class JoinedSplits(Sequence[Split]):
         What is joined.
     most
         The most of them in one. They are fewer where they are larger than the setting ``split-bytes`` together.
+    place
+        As in `Joined`.
     """
 
-    def __init__(self, splits: Sequence[Split], most: int) -> None:
+    def __init__(self, splits: Sequence[Split], most: int, place: Callable[[str], Any] | None = None) -> None:
         self._splits = splits
         self._most = most
+        self._place_of = place
         self._most_bytes = in_bytes("split-bytes")
         self._found: list[Split] = []
         self._place = 0
@@ -75,13 +81,16 @@ class JoinedSplits(Sequence[Split]):
                     except IndexError:
                         break
                     num_bytes += split.num_bytes or 0
-                    if parts and num_bytes > self._most_bytes:
+                    if parts and (num_bytes > self._most_bytes or self._are_apart(parts[-1], split)):
                         break
                     parts.append(split)
                     self._place += 1
                 if not parts:
                     return
                 self._found.append(_joined(parts))
+
+    def _are_apart(self, split: Split, other: Split) -> bool:
+        return self._place_of is not None and self._place_of(split.path) != self._place_of(other.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (list(self),)

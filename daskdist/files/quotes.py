@@ -7,6 +7,7 @@ is cut here is read there as if it had never been cut. A row ends with ``\\n``, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -22,6 +23,11 @@ _NEWLINE, _RETURN = 10, 13
 _LONGEST_BYTES: Final = 2**28
 
 Positions = np.ndarray[Any, np.dtype[np.intp]]
+Bits = np.ndarray[Any, np.dtype[np.uint64]]
+
+_ONE, _LAST = np.uint64(1), np.uint64(63)
+# Bytes looked at together.
+_AT_ONCE: Final = 2**17
 
 
 @dataclass(frozen=True)
@@ -49,24 +55,24 @@ class Quotes:
     def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
         if not at_least:
             return 0
-        marks = _NONE if self.is_local else self.marks(data)
+        quoted = _Quoted.of(self, data) if not self.is_local and self.quote in data else None
         at: int | None = at_least - 1
         while at is not None:
             place = _line_end(data, at, is_end)
             if place is None:
                 break
             last, begin = place
-            number = int(np.searchsorted(marks, last))
-            if number % 2:
-                # In quotes: on with where they are closed.
-                at = int(marks[number]) if number < len(marks) else None
+            if quoted is not None and quoted.has(last):
+                # On with where they are closed.
+                closing = data.find(self.quote, last)
+                at = None if closing < 0 else closing
             elif not _may_be_marked(data, begin, is_end):
                 return begin
             else:
                 # What reads a part would take a mark at its beginning for one of the encoding, so none begins so.
                 at = begin
-        if len(marks) % 2:
-            self._see_that_it_closes(data, marks, is_end)
+        if quoted is not None and quoted.is_open:
+            self._see_that_it_closes(data, self.marks(data), is_end)
         return len(data) if is_end else None
 
     def _see_that_it_closes(self, data: bytes, marks: Positions, is_end: bool) -> None:
@@ -114,12 +120,10 @@ class Quotes:
 
     def has_quoted_newline(self, data: bytes) -> bool:
         """Whether a newline is in quotes, or a quote is not closed."""
-        marks = self.marks(data)
-        if not len(marks):
+        if not self.quote or self.quote not in data:
             return False
-        array = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero((array == _NEWLINE) | (array == _RETURN))
-        return bool(len(marks) % 2 or (np.searchsorted(marks, ends) % 2).any())
+        quoted = _Quoted.of(self, data)
+        return quoted.is_open or quoted.has_newline()
 
     def marks(self, data: bytes) -> Positions:
         """Where quotes open and close in data that begins with a row, in turns; of two for one both are there."""
@@ -151,6 +155,64 @@ class Quotes:
         found = np.zeros(256, bool)
         found[[self.delimiter[0], _NEWLINE, _RETURN]] = True
         return found
+
+
+@dataclass(frozen=True)
+class _Quoted:
+    # Which bytes of some data, which begins with a row, are in quotes.
+    data: bytes
+    # A bit a byte: from a quote that opens on, up to the one that closes.
+    bits: Bits
+
+    @classmethod
+    def of(cls, quotes: Quotes, data: bytes) -> _Quoted:
+        delimiter, quote = quotes.delimiter[0], quotes.quote[0]
+        marks = _packed(data, lambda part: part == quote)
+        bits = _toggled(marks)
+        # All is well where each that opens begins a field, or comes right after another, two for one.
+        before = _packed(data, lambda part: _ends_line(part) | (part == delimiter) | (part == quote))
+        may_open = before << _ONE
+        may_open[1:] |= before[:-1] >> _LAST
+        may_open[0] |= np.uint64(1 << (3 if data.startswith(MARK) else 0))
+        if (marks & bits & ~may_open).any():
+            counts = np.zeros(len(data), bool)
+            counts[quotes.marks(data)] = True
+            bits = _toggled(_packed(counts, lambda part: part))
+        return cls(data, bits)
+
+    @property
+    def is_open(self) -> bool:
+        return self.has(len(self.data) - 1)
+
+    def has(self, at: int) -> bool:
+        return bool(int(self.bits[at // 64]) >> at % 64 & 1)
+
+    def has_newline(self) -> bool:
+        return bool((self.bits & _packed(self.data, _ends_line)).any())
+
+
+def _packed(data: Any, is_one: Callable[[Any], Any]) -> Bits:
+    # A bit a byte, 64 in each number, the first the lowest; made a little at a time, which stays in the cache.
+    array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    found = np.zeros(-(-len(array) // 64) * 8, np.uint8)
+    for start in range(0, len(array), _AT_ONCE):
+        packed = np.packbits(is_one(array[start : start + _AT_ONCE]), bitorder="little")
+        found[start // 8 : start // 8 + len(packed)] = packed
+    return found.view("<u8")
+
+
+def _toggled(marks: Bits) -> Bits:
+    # Of each bit whether an odd number of those up to it is set: within each number by doubling, then from one on.
+    bits = marks.copy()
+    for distance in (1, 2, 4, 8, 16, 32):
+        bits ^= bits << np.uint64(distance)
+    odd = np.bitwise_xor.accumulate(bits >> _LAST)
+    bits[1:] ^= np.uint64(0) - odd[:-1]
+    return bits
+
+
+def _ends_line(array: Any) -> Any:
+    return (array == _NEWLINE) | (array == _RETURN)
 
 
 def _follows(found: Positions) -> Any:

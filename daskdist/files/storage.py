@@ -7,7 +7,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -171,6 +171,45 @@ class Storage:
                 with fs.open(inner, "rb") as file:
                     return Version(path, file.seek(0, os.SEEK_END), tag)
             return Version(path, int(info["size"]), tag)
+
+    def sizes(self, paths: Sequence[str]) -> list[int]:
+        """The bytes of each file; 0 of one that is not there, which is said when it is read.
+
+        Notes
+        -----
+        Far away, files of one directory are looked up together.
+        """
+        remote: dict[str, list[int]] = {}
+        found = [0] * len(paths)
+        for number, path in enumerate(paths):
+            if is_remote(path):
+                remote.setdefault(path.rpartition("/")[0], []).append(number)
+                continue
+            with suppress(OSError):
+                found[number] = os.stat(path.removeprefix("file://")).st_size
+        for numbers in remote.values():
+            known = self._sizes_in(paths[numbers[0]]) if len(numbers) > 1 else {}
+            for number in numbers:
+                size = known.get(paths[number].rpartition("/")[2])
+                found[number] = self._size(paths[number]) if size is None else size
+        return found
+
+    def _sizes_in(self, path: str) -> dict[str, Any]:
+        # Of the files beside a file by name, as far as the file system tells them together.
+        if "::" in path:
+            return {}
+        try:
+            fs, inner = self.located(path)
+            entries = fs.ls(inner.rpartition("/")[0], detail=True)
+            return {entry["name"].rpartition("/")[2]: entry.get("size") for entry in entries}
+        except (OSError, ValueError, NotImplementedError, DaskdistError):
+            return {}
+
+    def _size(self, path: str) -> int:
+        try:
+            return self.version(path).num_bytes
+        except FileError:
+            return 0
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file from ``start`` to ``stop``, fewer where it ends before."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
+from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive, gathered
 from daskdist.core.selection import Groups, Run
 from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ShardingError
 
 
 def piece_bounds(num_rows: int, num_pieces: int) -> list[int]:
@@ -22,11 +25,29 @@ def piece_bounds(num_rows: int, num_pieces: int) -> list[int]:
     return [min(k * size, num_rows) for k in range(num_pieces + 1)]
 
 
+def num_pieces_with_rows(num_rows: int, num_pieces: int) -> int:
+    """Of the pieces of a batch, how many have rows: the first ones.
+
+    >>> num_pieces_with_rows(5, 4), num_pieces_with_rows(0, 4)
+    (3, 0)
+    """
+    return -(-num_rows // -(-num_rows // num_pieces)) if num_rows else 0
+
+
 @dataclass(frozen=True, eq=False)
 class Deal(Transformation):
-    """Each batch as ``num_pieces`` elements: its rows, cut into contiguous pieces."""
+    """Each batch as ``num_pieces`` elements: its rows, cut into contiguous pieces.
+
+    Parameters
+    ----------
+    num_pieces
+        Into how many each batch is cut.
+    is_whole
+        Whether a batch is put together before it is cut, so that one that cannot be is left out as a whole.
+    """
 
     num_pieces: int
+    is_whole: bool = False
 
     name = "deal"
     facts = Facts(per_worker=True)
@@ -37,8 +58,8 @@ class Deal(Transformation):
 
     def _piece(self, leaf: TensorSpec) -> TensorSpec:
         num_rows = leaf.shape[0]
-        even = num_rows is not None and num_rows % self.num_pieces == 0
-        return TensorSpec((num_rows // self.num_pieces if even and num_rows else None, *leaf.shape[1:]), leaf.dtype)
+        is_even = num_rows is not None and num_rows % self.num_pieces == 0
+        return replace(leaf, shape=(num_rows // self.num_pieces if is_even and num_rows else None, *leaf.shape[1:]))
 
     @property
     def cardinality(self) -> int:
@@ -48,9 +69,9 @@ class Deal(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         # Batches that are not gathered yet are cut by arithmetic, and only the pieces are gathered, each where
         # it is wanted. What a function made of a batch is cut where it lies.
-        if inputs[0].grouped:
+        if inputs[0].grouped and not self.is_whole:
             return Arrange(inputs, DealGroups(self.num_pieces), inputs[0].grouped, name=self.name)
-        return Compute(inputs[0], DealRows(self.num_pieces), "deal", factor=self.num_pieces)
+        return Compute(gathered(inputs[0]), DealRows(self.num_pieces), "deal", factor=self.num_pieces)
 
 
 @dataclass(frozen=True)
@@ -83,10 +104,24 @@ class DealRows:
 
     def __call__(self, rows: Rows) -> Rows:
         pieces = []
-        for leaves in map(rows.item, range(len(rows))):
-            cuts = [piece_bounds(len(leaf), self.num_pieces) for leaf in leaves]
+        for index in range(len(rows)):
+            leaves = rows.item(index)
+            cuts = [self._cut(leaf, number, rows, index) for number, leaf in enumerate(leaves)]
             pieces += [
                 tuple(leaf[cut[k] : cut[k + 1]] for leaf, cut in zip(leaves, cuts, strict=True))
                 for k in range(self.num_pieces)
             ]
         return Bundle(rows.structure, pieces, rows.label)
+
+    def _cut(self, leaf: Any, number: int, rows: Rows, index: int) -> list[int]:
+        if not getattr(leaf, "shape", ()):
+            raise ShardingError(
+                f"{rows.where(index)} cannot be split over {self.num_pieces} replicas: its leaf "
+                f"{_path(rows.structure, number)} is a scalar here and has no batch dimension. Give it a row for each "
+                "row of the batch"
+            )
+        return piece_bounds(len(leaf), self.num_pieces)
+
+
+def _path(structure: Structure, number: int) -> str:
+    return structure.paths[number] or "(the element)"

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
-from daskdist.core.spec import ElementSpec
 from daskdist.ops.interleave import InterleaveRows
-from daskdist.ops.nested import ExpandRows, NestedFunction, elements_of
+from daskdist.ops.nested import ExpandRows, Expansion, elements_of
 
 
 @dataclass(frozen=True, eq=False)
-class FlatMap(Transformation):
+class FlatMap(Expansion):
     """The elements of the dataset made of the first element, then those of the second's, and so on."""
 
-    function: NestedFunction
-
     name = "flat_map"
-    facts = Facts(per_worker=True, regroups=True)
-
-    @property
-    def background(self) -> bool:
-        return not self.function.outlook(self.source).is_light
-
-    @property
-    def spec(self) -> ElementSpec:
-        return self.function.outlook(self.source).spec_or_raise()
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         if self.function.outlook(self.source).is_light:

@@ -52,6 +52,7 @@ class FromDask(Source):
     facts = Facts()
     background = True
     is_light = False
+    is_repeatable = False
 
     @classmethod
     def of(

@@ -39,6 +39,7 @@ class FromGenerator(Source):
     facts = Facts()
     is_listed = False
     is_light = False
+    is_repeatable = False
 
     def __post_init__(self) -> None:
         if not callable(self.generator):

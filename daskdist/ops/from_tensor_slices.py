@@ -29,19 +29,19 @@ class FromTensorSlices(Source):
     facts = Facts()
 
     @classmethod
-    def of(cls, tensors: object, label: str | None = None) -> FromTensorSlices:
+    def of(cls, tensors: object, label: str | None = None, operation: str = "from_tensor_slices") -> FromTensorSlices:
         """From a nest of arrays of the same length along axis 0."""
-        leaves, structure = _arrays("from_tensor_slices", tensors)
+        leaves, structure = _arrays(operation, tensors)
         lengths = {}
         for path, leaf in zip(structure.paths, leaves, strict=True):
             if np.ndim(leaf) == 0:
                 raise ArgumentError(
-                    f"from_tensor_slices: leaf {path or '(the element)'} is a scalar and has no rows; "
-                    "use from_tensors for one element"
+                    f"{operation}: leaf {path or '(the element)'} is a scalar and has no rows; "
+                    "use Dataset.from_tensors for one element"
                 )
             lengths[path or "(the element)"] = len(leaf)
         if len(set(lengths.values())) > 1:
-            raise ArgumentError(f"from_tensor_slices: leaves differ in their number of rows: {lengths}")
+            raise ArgumentError(f"{operation}: leaves differ in their number of rows: {lengths}")
         return cls(structure, leaves, label=label)
 
     @classmethod

@@ -57,7 +57,8 @@ class GroupByWindow(Transformation):
     make: MakeDataset = field(repr=False)
 
     name = "group_by_window"
-    facts = Facts(per_worker=True, regroups=True)
+    # What becomes of a window is up to a function, and on each worker's share windows are of other elements.
+    facts = Facts(regroups=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.window_size, UserFunction):

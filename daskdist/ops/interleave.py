@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.arguments import whole_number
-from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -25,42 +23,27 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.selection import Run, RunQueue, concat
-from daskdist.core.spec import ElementSpec
-from daskdist.ops.nested import ExpandRows, NestedFunction, elements_of
+from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
 # Elements worth handing on together.
 _ENOUGH = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Interleave(Transformation):
+class Interleave(Expansion):
     """``block_length`` elements of each of ``cycle_length`` datasets in turn.
 
     A dataset at its end makes room: when its turn comes again, the next element's takes its place.
     """
 
-    function: NestedFunction
     cycle_length: int
     block_length: int = 1
 
     name = "interleave"
-    facts = Facts(per_worker=True, regroups=True)
 
     def __post_init__(self) -> None:
         whole_number(self.name, "cycle_length", self.cycle_length, at_least=1)
         whole_number(self.name, "block_length", self.block_length, at_least=1)
-
-    @property
-    def background(self) -> bool:
-        return not self.function.outlook(self.source).is_light
-
-    @property
-    def spec(self) -> ElementSpec:
-        return self.function.outlook(self.source).spec_or_raise()
-
-    @property
-    def cardinality(self) -> int:
-        return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         source = gathered(inputs[0])

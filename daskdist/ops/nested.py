@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, merge
-from daskdist.core.cardinality import INFINITE
+from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.function import UserFunction
-from daskdist.core.node import Node, walk
+from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown
 from daskdist.core.structure import Nested
@@ -46,10 +46,13 @@ class Outlook:
         The spec of their elements, or why it is not known.
     is_light
         Whether they are finite and of data in memory.
+    reads_files
+        Whether they read files; None where only an element tells.
     """
 
     spec: ElementSpec | SpecUnknown
     is_light: bool
+    reads_files: bool | None = None
 
     def spec_or_raise(self) -> ElementSpec:
         """The spec.
@@ -99,9 +102,13 @@ class NestedFunction(UserFunction):
         except SpecUnknown as unknown:
             return Outlook(unknown, False)
         except Exception as error:
-            return Outlook(SpecUnknown(str(error)), False)
+            # A file of the made-up name is not there.
+            return Outlook(SpecUnknown(str(error)), False, True if isinstance(error.__cause__, OSError) else None)
         nodes = list(walk(made.node))
-        return Outlook(spec, all(each.is_light for each in nodes) and made.node.cardinality != INFINITE)
+        is_light = all(each.is_light for each in nodes) and made.node.cardinality != INFINITE
+        # A dataset that was handed on says nothing where it was made up too.
+        is_told = not any(isinstance(leaf, DatasetSpec) for leaf in source.spec.leaves)
+        return Outlook(spec, is_light, reads_files(made) if is_told else None)
 
     def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
         """The elements of a dataset it made, checked to be of the structure of those before, if there are any.
@@ -122,6 +129,53 @@ class NestedFunction(UserFunction):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NestedFunction, (self.function, self.operation)
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion(Transformation):
+    """A node that makes a dataset of each element, and gives the elements of those."""
+
+    function: NestedFunction
+
+    name = "nested"
+    facts = Facts(per_worker=True, regroups=True)
+
+    @property
+    def background(self) -> bool:
+        return not self.function.outlook(self.source).is_light
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.function.outlook(self.source).spec_or_raise()
+
+    @property
+    def cardinality(self) -> int:
+        return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    @property
+    def reads_files(self) -> bool | None:
+        return self.function.outlook(self.source).reads_files
+
+    def made_of(self, element: Any) -> Node | None:
+        """The pipeline made of an element; None where a file that it is to read is not there.
+
+        Raises
+        ------
+        UserFunctionError
+            The function fails otherwise.
+        """
+        try:
+            return self.function.dataset(element, where=lambda: "the first element").node
+        except UserFunctionError as error:
+            if isinstance(error.__cause__, OSError):
+                return None
+            raise
+
+
+def reads_files(dataset: AnyDataset) -> bool | None:
+    """Whether a dataset reads files; None where that cannot be told."""
+    found = [each.reads_files for each in walk(dataset.node)]
+    return True if True in found else None if None in found else False
 
 
 @dataclass(frozen=True)

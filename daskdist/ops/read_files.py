@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,8 +19,24 @@ from daskdist.core.tolerant import TolerantRead
 from daskdist.errors import FileError
 from daskdist.files.first import First
 from daskdist.files.joined import Joined, ReadJoined
-from daskdist.files.storage import is_remote
-from daskdist.formats import Format, Joins, Salvages
+from daskdist.files.storage import Storage, is_remote
+from daskdist.formats import Format, InDirectories, Joins, Salvages
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The files that are dealt to one worker by their sizes.
+
+    Parameters
+    ----------
+    files
+        Their numbers, in order.
+    parts
+        Of files that several workers share, by number: which of their splits are this worker's, in order.
+    """
+
+    files: Sequence[int]
+    parts: Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,17 +54,23 @@ class ReadFiles(Source):
         ``index``-th on; None for all.
     by_split
         Whether shards are of splits, for want of files.
+    dealt
+        Which files the shard is of, where they are dealt otherwise.
+    whole
+        What it is a shard of; what that has found out is not found out again.
     """
 
     format: Format
     paths: tuple[str, ...]
     shard: tuple[int, int] | None = None
     by_split: bool = False
-    known: tuple[Split, ...] | None = field(default=None, repr=False)
+    dealt: Dealt | None = field(default=None, repr=False)
+    whole: ReadFiles | None = field(default=None, repr=False)
 
     facts = Facts(per_worker=True)
     background = True
     is_light = False
+    reads_files = True
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -56,7 +78,7 @@ class ReadFiles(Source):
 
     @cached_property
     def spec(self) -> ElementSpec:
-        return self.format.spec(self.paths[0])
+        return self.format.spec(self.paths[0]) if self.whole is None else self.whole.spec
 
     def splits(self) -> Sequence[Split]:
         """The splits to read, from the files' own indexes (a Parquet footer, say); kept once found."""
@@ -64,31 +86,9 @@ class ReadFiles(Source):
 
     @cached_property
     def _splits(self) -> Sequence[Split]:
-        return self._shared(self.list_file)
-
-    def _shared(self, list_file: Callable[[int], Sequence[Split]]) -> Sequence[Split]:
-        index, num_shards = self.shard or (0, 1)
-        if self.known is None:
-            by_file = (0, 1) if self.by_split else (index, num_shards)
-            files = range(by_file[0], len(self.paths), by_file[1])
-            # What is far away is waited for most of the time; here, threads would only be in each other's way.
-            listed = FileSplits(list_file, files, 8 * num_threads() if is_remote(self.paths[0]) else 1)
-            return tuple(listed)[index::num_shards] if self.by_split else listed
-        if self.by_split:
-            return self.known[index::num_shards]
-        return tuple(split for split in self.known if (split.file or 0) % num_shards == index)
-
-    def list_file(self, file: int) -> Sequence[Split]:
-        """The splits of one file."""
-        return self.format.list_splits(self.paths[file], file, First(self.paths[0], self.spec))
-
-    def list_file_leniently(self, file: int) -> Sequence[Split]:
-        """The same; of a file that has none, because it is damaged say, one that cannot be read."""
-        try:
-            return self.list_file(file)
-        except FileError as error:
-            path = self.paths[file]
-            return [Split(path, Unlisted(str(error)), None, 0, file, path)]
+        if self.shard is not None and self.by_split:
+            return (self.whole or replace(self, shard=None)).splits()[self.shard[0] :: self.shard[1]]
+        return self._listed(self._list_own)
 
     def lenient_splits(self) -> Sequence[Split]:
         """As `splits`, where files that cannot be listed have a split all the same."""
@@ -96,7 +96,70 @@ class ReadFiles(Source):
 
     @cached_property
     def _lenient_splits(self) -> Sequence[Split]:
-        return self._shared(self.list_file_leniently)
+        if self.shard is not None and self.by_split:
+            return (self.whole or replace(self, shard=None)).lenient_splits()[self.shard[0] :: self.shard[1]]
+        return self._listed(lambda file: self._leniently(self._list_own, file))
+
+    def _listed(self, list_file: Callable[[int], Sequence[Split]]) -> FileSplits:
+        # What is far away is waited for most of the time; here, threads would only be in each other's way.
+        return FileSplits(list_file, self.files, 8 * num_threads() if is_remote(self.paths[0]) else 1)
+
+    @property
+    def files(self) -> Sequence[int]:
+        """The numbers of the files it is of, in order."""
+        if self.dealt is not None:
+            return self.dealt.files
+        index, num_shards = (0, 1) if self.shard is None or self.by_split else self.shard
+        return range(index, len(self.paths), num_shards)
+
+    def _list_own(self, file: int) -> Sequence[Split]:
+        whole = self.whole or self
+        part = self.dealt.parts.get(file) if self.dealt is not None else None
+        if part is not None:
+            splits = whole.listed_once(file)
+            return [splits[number] for number in part]
+        known = whole._known.get(file)
+        return whole.list_file(file) if known is None else known
+
+    def list_file(self, file: int) -> Sequence[Split]:
+        """The splits of one file."""
+        return self.format.list_splits(self.paths[file], file, First(self.paths[0], self.spec))
+
+    def listed_once(self, file: int) -> Sequence[Split]:
+        """The same, kept for others."""
+        if file not in self._known:
+            self._known[file] = self.list_file(file)
+        return self._known[file]
+
+    def list_file_leniently(self, file: int) -> Sequence[Split]:
+        """The same; of a file that has none, because it is damaged say, one that cannot be read."""
+        return self._leniently(self.listed_once, file)
+
+    def _leniently(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
+        try:
+            return list_file(file)
+        except FileError as error:
+            path = self.paths[file]
+            return [Split(path, Unlisted(str(error)), None, 0, file, path)]
+
+    @cached_property
+    def _known(self) -> dict[int, Sequence[Split]]:
+        # The splits of files that were listed already.
+        listed = self.__dict__.get("_splits")
+        if not isinstance(listed, FileSplits) or not listed.is_complete:
+            return {}
+        known: dict[int, Any] = {file: [] for file in self.files}
+        for split in listed:
+            known[split.file or 0].append(split)
+        return known
+
+    def file_bytes(self) -> Sequence[int]:
+        """The size of each file: where it lies, or of what is no single file, in memory."""
+        storage = getattr(self.format, "storage", None)
+        if isinstance(storage, Storage) and not isinstance(self.format, InDirectories):
+            return storage.sizes(self.paths)
+        listed = map(self.list_file_leniently, range(len(self.paths)))
+        return [sum(split.num_bytes or 0 for split in splits) for splits in listed]
 
     def state(self) -> Any:
         # Of remote files it would take a question each.
@@ -105,17 +168,22 @@ class ReadFiles(Source):
 
     def sharded(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
         """One worker's share; files already listed are not listed again."""
-        known = self.__dict__.get("_splits") if self.shard is None else None
-        if isinstance(known, FileSplits) and not known.is_complete:
-            known = None
-        return replace(self, shard=(index, num_shards), by_split=by_split, known=known)
+        return replace(self, shard=(index, num_shards), by_split=by_split, whole=self)
+
+    def dealt_to(self, index: int, num_shards: int, dealt: Dealt) -> ReadFiles:
+        """The share of a worker to which those files are dealt."""
+        return replace(self, shard=(index, num_shards), dealt=dealt, whole=self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Elsewhere, what others read is of no use.
+        return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def __str__(self) -> str:
-        shard = (
-            ""
-            if self.shard is None
-            else f", {'splits' if self.by_split else 'files'} {self.shard[0]} mod {self.shard[1]}"
-        )
+        shard = ""
+        if self.shard is not None and self.dealt is not None:
+            shard = f", {len(self.dealt.files)} files by size, {self.shard[0]} of {self.shard[1]}"
+        elif self.shard is not None:
+            shard = f", {'splits' if self.by_split else 'files'} {self.shard[0]} mod {self.shard[1]}"
         first = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files: {self.paths[0]} ..."
         return f"{self.name}({first}{shard})"
 
@@ -147,7 +215,7 @@ class FileSplits(Sequence[Split]):
         How many are listed at the same time.
     """
 
-    def __init__(self, list_file: Callable[[int], Sequence[Split]], files: range, num_threads: int) -> None:
+    def __init__(self, list_file: Callable[[int], Sequence[Split]], files: Sequence[int], num_threads: int) -> None:
         self._list_file = list_file
         self._files = files
         self._num_threads = num_threads

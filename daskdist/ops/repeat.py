@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
@@ -36,6 +37,10 @@ class Repeat(Transformation):
         return Arrange(inputs, RepeatRows(self._count), inputs[0].grouped, name=self.name)
 
 
+# A pass may have elements where those before had none: what is drawn at random differs.
+_MOST_EMPTY: Final = 1000
+
+
 @dataclass(frozen=True)
 class RepeatRows:
     """The arithmetic of it."""
@@ -64,8 +69,8 @@ class RepeatCursor:
             try:
                 run: Run = self.current.pull()
             except Exhausted:
-                if self.is_empty:
-                    # Nothing in the first pass: there never will be, and endless passes would hang.
+                if self.is_empty and (self.count < 0 or self.passes == _MOST_EMPTY):
+                    # Nothing so far: passes without end, or as good as that, would hang.
                     raise
                 self.current = None
                 self.passes += 1

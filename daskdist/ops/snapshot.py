@@ -6,11 +6,11 @@ import contextlib
 import uuid
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from daskdist.core.block import Rows
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
 from daskdist.core.selection import Run
 from daskdist.core.spec import ElementSpec
@@ -45,7 +45,8 @@ class Snapshot(Transformation):
     is_reused: bool = True
 
     name = "snapshot"
-    facts = Facts(keeps_count=True, per_worker=True)
+    # There is one directory for all workers.
+    facts = Facts(keeps_count=True)
 
     def __post_init__(self) -> None:
         # What cannot be written is refused before anything is.
@@ -54,6 +55,9 @@ class Snapshot(Transformation):
     @property
     def spec(self) -> ElementSpec:
         return self.element_spec
+
+    def on_share(self, index: int, num_shards: int) -> Node:
+        return replace(self, directory=f"{self.directory}/shard-{index}-of-{num_shards}")
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         write = WriteRows(self.directory, self.compression)

@@ -16,6 +16,7 @@ from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Op
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Groups, Run
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
+from daskdist.core.structure import as_array
 from daskdist.errors import ArgumentError, StackError
 
 
@@ -116,7 +117,8 @@ def unbatch_rows(rows: Rows) -> Block | Bundle:
         lengths = {path or "(the element)": len(leaf) for path, leaf in zip(rows.structure.paths, leaves, strict=True)}
         if len(set(lengths.values())) > 1:
             raise StackError(f"unbatch: leaves of {rows.where(index)} differ in their number of rows: {lengths}")
-        items += zip(*leaves, strict=True)
+        # Of an array of strings, each comes as one of Python's.
+        items += zip(*[map(as_array, leaf) for leaf in leaves], strict=True)
     return from_items(rows.structure, items, rows.label)
 
 

@@ -38,7 +38,8 @@ class Window(Transformation):
     make: MakeDataset = field(repr=False)
 
     name = "window"
-    facts = Facts(per_worker=True, regroups=True)
+    # Of other elements, and where windows overlap of another number; what becomes of one is up to a function.
+    facts = Facts(regroups=True)
 
     def __post_init__(self) -> None:
         for name in ("size", "shift", "stride"):

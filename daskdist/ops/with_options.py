@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from dask.utils import parse_bytes
 
-from daskdist.core.arguments import whole_number
+from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.tolerant import tolerant_cardinality
 from daskdist.errors import ArgumentError
+from daskdist.files.locations import Locations
 from daskdist.sharding import AutoShardPolicy, policy_of
 
 # TensorFlow's names of settings that are called otherwise here.
@@ -35,12 +36,24 @@ class Options(_Options):
     ----------
     auto_shard_policy
         How it is sharded over the workers of a cluster: an `AutoShardPolicy` or its name. AUTO if never set.
+    balance
+        Under `AutoShardPolicy.FILE`, ``"files"`` for file i to worker i mod n; or ``"bytes"`` for the largest files
+        first, each to the worker that has the least so far, and large ones in parts, so that workers have about as
+        many bytes. Files if never set.
+    drop_uneven
+        Whether a distributed dataset ends before the first step in which a replica would have no rows, as where workers
+        read files of different size. Where False, replicas that run out early have zero rows until the last is done.
+        False if never set.
     deterministic
         Whether elements come in order. Where False, blocks are handed on as they are done: the same elements,
         and a slow one holds up none of the others. True if never set.
+    locations
+        Which workers of a cluster have files on a disk of their own, and so read them: a mapping of files, or folders
+        of them, to the name or address of a worker or a list of such; or a function of a path that returns this, or
+        None. The elements and their order are the same wherever they are read. Workers read in turn if never set.
     memory_budget_bytes
         Bytes that may be read ahead on each worker, or in this process: a number, or text such as ``"64 MiB"``.
-        The setting ``daskdist.window-bytes`` if never set.
+        All iterators of a process together stay within the setting ``daskdist.window-bytes`` besides.
     num_threads
         Threads that read ahead in this process. The setting ``daskdist.num-threads`` if never set.
     on_error
@@ -55,7 +68,10 @@ class Options(_Options):
     """
 
     auto_shard_policy: AutoShardPolicy | None = None
+    balance: str | None = None
     deterministic: bool | None = None
+    drop_uneven: bool | None = None
+    locations: Locations | None = None
     memory_budget_bytes: int | None = None
     num_threads: int | None = None
     on_error: str | None = None
@@ -79,10 +95,12 @@ class Options(_Options):
                 yield each.name, value
 
 
-def _bool(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"Options: deterministic is {value!r}; give True or False")
-    return value
+def _bool(name: str) -> Callable[[object], bool]:
+    def checked(value: object) -> bool:
+        yes_or_no("Options", name, value)
+        return bool(value)
+
+    return checked
 
 
 def _bytes(value: object) -> int:
@@ -99,9 +117,18 @@ def _on_error(value: object) -> str:
     return str(value)
 
 
+def _balance(value: object) -> str:
+    if value not in ("files", "bytes"):
+        raise ArgumentError(f"Options: balance is {value!r}; give 'files' or 'bytes'")
+    return str(value)
+
+
 _CHECKS: Final[dict[str, Any]] = {
     "auto_shard_policy": policy_of,
-    "deterministic": _bool,
+    "balance": _balance,
+    "deterministic": _bool("deterministic"),
+    "drop_uneven": _bool("drop_uneven"),
+    "locations": Locations.of,
     "memory_budget_bytes": _bytes,
     "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),
     "on_error": _on_error,

@@ -21,8 +21,7 @@ class Zip(Node):
     sources: tuple[Node, ...] = field(repr=False)
 
     name = "zip"
-    # On each worker's share of the files it would pair other elements.
-    facts = Facts()
+    facts = Facts(pairs=True)
 
     @property
     def inputs(self) -> tuple[Node, ...]:

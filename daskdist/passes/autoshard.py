@@ -2,35 +2,184 @@
 
 from __future__ import annotations
 
-from daskdist.core.node import Node, walk
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.node import Node, Source, walk
+from daskdist.core.primitive import Split
+from daskdist.errors import ShardingError, UserFunctionError
+from daskdist.ops.nested import Expansion
 from daskdist.ops.read_files import ReadFiles
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, decide
+from daskdist.ops.shard import Shard
+from daskdist.ops.with_options import merged_options
+from daskdist.passes.dealing import deal
+from daskdist.passes.pairing import pairing, tied
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing, decide
+
+# Gives the first elements of a pipeline, so many at most.
+First = Callable[[Node, int], Sequence[Any]]
 
 
-def autoshard(node: Node, policy: AutoShardPolicy, num_pipelines: int) -> tuple[Decision, list[Node]]:
+def autoshard(
+    node: Node, policy: AutoShardPolicy, num_pipelines: int, first: First | None = None
+) -> tuple[Decision, list[Node]]:
     """What the policy comes to, and the input pipelines: one that serves all workers, or one for each.
+
+    Parameters
+    ----------
+    node
+        The pipeline.
+    policy
+        How it is to be sharded.
+    num_pipelines
+        Over how many workers.
+    first
+        Looks at first elements, which may tell whether a function reads files; never, if None.
 
     Raises
     ------
     ShardingError
         The policy cannot be followed.
     """
+    num_hints = sum(isinstance(each, Shard) and each.is_hint for each in walk(node))
+    if num_hints and policy is not AutoShardPolicy.HINT:
+        raise ShardingError(
+            f"the dataset has shard(SHARD_HINT, SHARD_HINT), which AutoShardPolicy.HINT fills in, and its policy is "
+            f"{policy.name}. Use Options(auto_shard_policy='hint'), or leave the shard out"
+        )
     if num_pipelines == 1:
-        return Decision(AutoShardPolicy.OFF, "one worker reads everything"), [node]
-    decision = decide(policy, outlook(node, num_pipelines))
+        return Decision(AutoShardPolicy.OFF, "one worker reads everything"), [filled(node, 0, 1)]
+    if policy in (AutoShardPolicy.FILE, AutoShardPolicy.AUTO):
+        survey = _Survey(num_pipelines, first)
+        survey.look(node)
+        decision = decide(policy, survey.outlook())
+        if decision.policy is AutoShardPolicy.FILE:
+            return _by_file(node, decision, survey)
+    else:
+        decision = decide(policy, Outlook(num_pipelines, (), (), num_hints=num_hints))
     if decision.policy is AutoShardPolicy.DATA:
         return decision, [node]
     if decision.policy is AutoShardPolicy.OFF:
         return decision, [node] * num_pipelines
-    return decision, [_shard(node, index, num_pipelines, decision.by_split) for index in range(num_pipelines)]
+    return decision, [filled(node, index, num_pipelines) for index in range(num_pipelines)]
 
 
-def outlook(node: Node, num_pipelines: int) -> Outlook:
+def filled(node: Node, index: int, num_shards: int) -> Node:
+    """The pipeline with a worker's shard at every place that was left for one."""
+    inputs = tuple(filled(each, index, num_shards) for each in node.inputs)
+    if isinstance(node, Shard) and node.is_hint:
+        return replace(node, source=inputs[0], num_shards=num_shards, index=index, is_share=True)
+    if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+        return node
+    return node.with_inputs(inputs).on_share(index, num_shards)
+
+
+def outlook(node: Node, num_pipelines: int, first: First | None = None) -> Outlook:
     """What a policy looks at."""
-    nodes = list(walk(node))
-    sources = [each for each in nodes if not each.inputs]
-    obstacles = [each.name for each in nodes if each.inputs and not each.facts.per_worker]
-    return Outlook(num_pipelines, tuple(map(_source, sources)), tuple(obstacles))
+    survey = _Survey(num_pipelines, first)
+    survey.look(node)
+    return survey.outlook()
+
+
+def read_by(node: Node) -> Iterator[Sequence[Split]]:
+    """What a pipeline reads, a sequence for each source; of files that a function reads, one split for each."""
+    if isinstance(node, Expansion) and _is_dealt(node):
+        number = node.source.cardinality
+        label = f"a file that {node.name} reads"
+        yield [Split(label, None, file=file) for file in range(number)] if number >= 0 else [Split(label, None)]
+    elif isinstance(node, Source):
+        if node.is_listed:
+            yield node.splits()
+    else:
+        for each in node.inputs:
+            yield from read_by(each)
+
+
+def _is_dealt(node: Expansion) -> bool:
+    return isinstance(node.source, Shard) and node.source.is_share and node.reads_files is not False
+
+
+@dataclass
+class _Survey:
+    # What is found on the way from the end of a pipeline to where files are read.
+    num_pipelines: int
+    first: First | None
+    sources: list[FileSource] = field(default_factory=list)
+    obstacles: list[str] = field(default_factory=list)
+    pairings: list[Pairing] = field(default_factory=list)
+    droppers: list[str] = field(default_factory=list)
+    # The ids of nodes that read files by the names they are given.
+    readers: set[int] = field(default_factory=set)
+
+    def outlook(self) -> Outlook:
+        return Outlook(
+            self.num_pipelines,
+            tuple(self.sources),
+            tuple(self.obstacles),
+            tuple(self.pairings),
+            droppers=tuple(self.droppers),
+        )
+
+    def look(self, node: Node) -> None:
+        if not node.inputs:
+            self.sources.append(_source(node))
+            return
+        if isinstance(node, Expansion) and self._reads_files(node):
+            self.readers.add(id(node))
+            self.sources.append(self._by_name(node))
+            return
+        if getattr(node, "drop_remainder", False):
+            self.droppers.append(node.name)
+        if node.facts.pairs:
+            self.pairings.append(pairing(node))
+        elif not node.facts.per_worker:
+            self.obstacles.append(node.name)
+        for each in node.inputs:
+            self.look(each)
+
+    def _reads_files(self, node: Node) -> bool:
+        if node.reads_files is not None or not isinstance(node, Expansion) or not _is_repeatable(node.source):
+            return bool(node.reads_files)
+        try:
+            made = [node.made_of(element) for element in self._first(node.source, 1)]
+        except UserFunctionError:
+            # It shows when it is iterated over.
+            return False
+        return any(each is None or any(map(self._reads_files, walk(each))) for each in made)
+
+    def _by_name(self, node: Expansion) -> FileSource:
+        if not _is_repeatable(node.source):
+            names = ", ".join(each.name for each in walk(node.source) if not each.is_repeatable)
+            why = f"{node.name} reads files whose names come from {names}, which may give each worker others"
+            advice = "Give the names with list_files or from_tensor_slices"
+            return FileSource(node.name, 0, False, lambda: 0, objection=why, advice=advice)
+        known = number = node.source.cardinality
+        if known == UNKNOWN:
+            number = len(self._first(node.source, self.num_pipelines))
+        if known == INFINITE or number >= self.num_pipelines:
+            label = f"{f'{known} ' if known > 0 else ''}files that {node.name} reads"
+            return FileSource(node.name, max(number, self.num_pipelines), False, lambda: 0, label=label)
+        why = (
+            f"{node.name} reads {number} files for {self.num_pipelines} workers, and files that a function reads are "
+            "not split"
+        )
+        advice = f"Give the files to the reader itself, which splits them, or write at least {self.num_pipelines}"
+        return FileSource(node.name, number, False, lambda: 0, objection=why, advice=advice)
+
+    def _first(self, node: Node, number: int) -> Sequence[Any]:
+        if self.first is None:
+            return ()
+        try:
+            return self.first(node, number)
+        except Exception:
+            # What is wrong with it shows when it is iterated over.
+            return ()
+
+
+def _is_repeatable(node: Node) -> bool:
+    return all(each.is_repeatable for each in walk(node))
 
 
 def _source(node: Node) -> FileSource:
@@ -39,7 +188,30 @@ def _source(node: Node) -> FileSource:
     return FileSource(node.name, len(node.paths), node.format.is_splittable, lambda: len(node.lenient_splits()))
 
 
-def _shard(node: Node, index: int, num_shards: int, by_split: bool) -> Node:
-    if isinstance(node, ReadFiles):
-        return node.sharded(index, num_shards, by_split=by_split)
-    return node.with_inputs(tuple(_shard(each, index, num_shards, by_split) for each in node.inputs))
+def _by_file(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, list[Node]]:
+    number = survey.num_pipelines
+    dealt: dict[int, list[ReadFiles]] = {}
+    if merged_options(node).balance == "bytes":
+        decision, dealt = _balanced(node, decision, survey)
+
+    def share(each: Node, index: int) -> Node:
+        if id(each) in survey.readers:
+            return each.with_inputs((Shard(each.inputs[0], number, index, is_share=True),))
+        if isinstance(each, ReadFiles):
+            known = dealt.get(id(each))
+            return known[index] if known else each.sharded(index, number, by_split=decision.by_split)
+        return each.with_inputs(tuple(share(source, index) for source in each.inputs))
+
+    return decision, [share(node, index) for index in range(number)]
+
+
+def _balanced(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, dict[int, list[ReadFiles]]]:
+    groups = list(tied(node, lambda each: id(each) in survey.readers))
+    reason, dealt = decision.reason, {}
+    if groups:
+        shares = deal(groups, survey.num_pipelines, by_split=decision.by_split)
+        dealt = shares.by_source
+        reason += f"; dealt largest first, the most a worker has is {shares.excess:.2f} times the mean"
+    if survey.readers:
+        reason += "; files that a function reads are dealt in turn"
+    return replace(decision, reason=reason), dealt

@@ -7,6 +7,8 @@ from dataclasses import replace
 from daskdist.core.node import Node, lower
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, gathered
 from daskdist.core.tolerant import tolerant
+from daskdist.files.joined import Joined
+from daskdist.files.locations import Locations
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.fuse import fuse
 from daskdist.passes.seed import with_seed
@@ -20,6 +22,8 @@ def plan(node: Node) -> Primitive:
         node = with_seed(node, options.seed)
     # What fails is left out where it fails, so nothing may move.
     primitive = tolerant(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
+    if options.locations is not None:
+        primitive = apart(primitive, options.locations)
     if options.deterministic is False:
         primitive = in_any_order(primitive)
     return fuse(primitive)
@@ -34,7 +38,21 @@ def in_any_order(primitive: Primitive) -> Primitive:
             return replace(primitive, source=in_any_order(primitive.source), in_order=False)
         case Chain() | Fact():
             return replace(primitive, source=in_any_order(primitive.source))
-        case Arrange():
+        case Arrange() if not primitive.is_counted:
             return replace(primitive, inputs=tuple(map(in_any_order, primitive.inputs)))
+        case _:
+            return primitive
+
+
+def apart(primitive: Primitive, locations: Locations) -> Primitive:
+    """The stream with no files read together that are on disks of different workers."""
+    match primitive:
+        case Read(splits=Joined()):
+            splits = replace(primitive.splits, place=locations.names_of)  # type: ignore[type-var]
+            return replace(primitive, splits=splits)
+        case Compute() | Chain() | Fact():
+            return replace(primitive, source=apart(primitive.source, locations))
+        case Arrange():
+            return replace(primitive, inputs=tuple(apart(each, locations) for each in primitive.inputs))
         case _:
             return primitive

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from daskdist.core.node import Node
-from daskdist.core.spec import ElementSpec
+from daskdist.core.node import Node, walk
+from daskdist.core.spec import DatasetSpec, ElementSpec, TensorSpec
 from daskdist.errors import ShardingError
 from daskdist.ops.deal import Deal
+from daskdist.ops.with_options import merged_options
 
 
 def rebatch(node: Node, spec: ElementSpec, num_replicas: int) -> Node:
@@ -22,7 +23,23 @@ def rebatch(node: Node, spec: ElementSpec, num_replicas: int) -> Node:
         if not leaf.shape:
             raise ShardingError(
                 f"the elements cannot be split over {num_replicas} replicas: leaf {path or '(the element)'} "
-                "is a scalar and has no batch dimension. Add .batch(global_batch_size) to the dataset, "
-                "or use distribute_datasets_from_function"
+                f"{_advice(node, leaf)}"
             )
-    return Deal(node, num_replicas)
+    # What is left out because it fails is left out before it is cut: else the pieces of a batch that does not stack
+    # would fail each by itself, and those after it would go to other replicas.
+    return Deal(node, num_replicas, is_whole=merged_options(node).on_error == "skip")
+
+
+def _advice(node: Node, leaf: TensorSpec) -> str:
+    last = "or use distribute_datasets_from_function"
+    if isinstance(leaf, DatasetSpec):
+        return (
+            "is a dataset and has no batch dimension. Make batches of its elements, as "
+            f".flat_map(lambda window: window.batch(global_batch_size)) does, {last}"
+        )
+    if any(each.facts.regroups for each in walk(node)):
+        return (
+            "is a scalar and has no batch dimension: an operation after batch takes it away. Keep a value for each "
+            f"row there, or add .batch(global_batch_size) at the end, {last}"
+        )
+    return f"is a scalar and has no batch dimension. Add .batch(global_batch_size) to the dataset, {last}"

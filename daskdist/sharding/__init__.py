@@ -1,7 +1,7 @@
 """Sharding policies: which worker reads what.
 
 A policy is one sibling file with one pure function, ``decide(outlook) -> Decision``, which looks at numbers
-and names and at no data.
+and names and at no data. How files are dealt by their sizes is in `daskdist.sharding.balance`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Final
 
 from daskdist.errors import ArgumentError
 
+# In the place of a number of shards and an index: those that the policy HINT is to fill in.
+SHARD_HINT: Final = -1
+
 
 class AutoShardPolicy(enum.IntEnum):
     """How a dataset is sharded over workers; values as in TensorFlow."""
@@ -23,9 +26,11 @@ class AutoShardPolicy(enum.IntEnum):
     AUTO = 0
     """`FILE` where that is possible, else `DATA`."""
     FILE = 1
-    """Each worker reads its own files: file ``i`` is read by worker ``i mod num_workers``."""
+    """Each worker reads its own files, file ``i`` worker ``i mod num_workers``, and batches what it reads."""
     DATA = 2
     """Every split is read once, by any worker, and each batch is dealt to all replicas."""
+    HINT = 3
+    """Each ``shard(SHARD_HINT, SHARD_HINT)`` of the dataset becomes the worker's: ``shard(num_workers, worker)``."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,38 @@ class FileSource:
         Whether its files have splits below them.
     num_splits
         Counts those splits; asked only where files are fewer than workers, for it may read every file's index.
+    objection
+        Why it cannot be sharded by files although it reads some, as a clause; empty where it can.
+    advice
+        What can be done about that.
+    label
+        What it reads, in words, where that is no number of files.
     """
 
     name: str
     num_files: int | None
     is_splittable: bool
     num_splits: Callable[[], int]
+    objection: str = ""
+    advice: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """An operation that puts together what several inputs have at the same place.
+
+    Parameters
+    ----------
+    name
+        The operation.
+    mismatch
+        Why it would put together other elements on a worker's share, as a clause; None where it would not. It is
+        asked last, with whether splits are dealt instead of files, for it may read every file's index.
+    """
+
+    name: str
+    mismatch: Callable[[bool], str | None]
 
 
 @dataclass(frozen=True)
@@ -59,14 +90,23 @@ class Outlook:
     num_pipelines
         Workers to shard over.
     sources
-        The pipeline's sources.
+        The pipeline's sources. Where files are read whose names are elements, what reads them is one.
     obstacles
         The operations that mean something else on each worker's share than on the whole.
+    pairings
+        The operations that do so unless their inputs have shares alike.
+    num_hints
+        Places for a shard that the policy HINT fills in.
+    droppers
+        The operations that drop what is left over at the end of a share.
     """
 
     num_pipelines: int
     sources: tuple[FileSource, ...]
     obstacles: tuple[str, ...]
+    pairings: tuple[Pairing, ...] = ()
+    num_hints: int = 0
+    droppers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,19 +116,26 @@ class Decision:
     Parameters
     ----------
     policy
-        ``OFF``, ``FILE`` or ``DATA``.
+        ``OFF``, ``FILE``, ``DATA`` or ``HINT``.
     reason
         Why, as a clause.
     by_split
         Under ``FILE``: whether splits are dealt to workers, for want of files.
     is_costly
         Whether the user would rather know.
+    advice
+        What the user can do about it, as a sentence; empty where there is nothing to do.
     """
 
     policy: AutoShardPolicy
     reason: str
     by_split: bool = False
     is_costly: bool = False
+    advice: str = ""
+
+    def __str__(self) -> str:
+        """One line, for logs and plans."""
+        return f"{self.reason}. {self.advice}" if self.advice else self.reason
 
 
 # Policy -> the module whose `decide` decides.
@@ -97,6 +144,7 @@ POLICIES: Final = {
     AutoShardPolicy.AUTO: "daskdist.sharding.auto",
     AutoShardPolicy.FILE: "daskdist.sharding.file",
     AutoShardPolicy.DATA: "daskdist.sharding.data",
+    AutoShardPolicy.HINT: "daskdist.sharding.hint",
 }
 
 

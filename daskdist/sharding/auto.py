@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from daskdist.errors import ShardingError
+from dataclasses import replace
+
 from daskdist.sharding import AutoShardPolicy, Decision, Outlook
-from daskdist.sharding.file import decide as decide_file
+from daskdist.sharding.file import try_to
+
+_MEANT = "use AutoShardPolicy.DATA to say that this is meant"
 
 
 def decide(outlook: Outlook) -> Decision:
-    try:
-        return decide_file(outlook)
-    except ShardingError as error:
-        reason = str(error).removeprefix("FILE: ").partition(". ")[0]
-        reads_files = any(source.num_files is not None for source in outlook.sources)
-        return Decision(AutoShardPolicy.DATA, reason, is_costly=reads_files)
+    decision = try_to(outlook)
+    if decision.policy is AutoShardPolicy.FILE or not decision.is_costly:
+        return replace(decision, advice="")
+    return replace(decision, advice=f"{decision.advice}, or {_MEANT}" if decision.advice else f"U{_MEANT[1:]}")

@@ -1,43 +1,80 @@
 """FILE: each worker reads its own files, and nothing is sent between workers.
 
 File i goes to worker i mod n. Where there are fewer files than workers, the splits below the files are dealt
-in the same way.
+in the same way. With ``Options.balance="bytes"`` they are dealt largest first instead.
 """
 
 from __future__ import annotations
 
 from daskdist.errors import ShardingError
-from daskdist.sharding import AutoShardPolicy, Decision, Outlook
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook
 
 _ALTERNATIVES = "Use AutoShardPolicy.DATA, which shards any dataset, or OFF"
 
 
 def decide(outlook: Outlook) -> Decision:
-    workers = outlook.num_pipelines
-    by_split = False
+    decision = try_to(outlook)
+    if decision.policy is not AutoShardPolicy.FILE:
+        advice = f"{decision.advice}. " if decision.advice else ""
+        raise ShardingError(f"FILE: {decision.reason}. {advice}{_ALTERNATIVES}")
+    return decision
+
+
+def try_to(outlook: Outlook) -> Decision:
+    """FILE where that can be; else DATA, with why and what to do."""
+    # Where nothing is read from files, there is nothing to gain.
+    is_costly = any(source.num_files is not None for source in outlook.sources)
     for source in outlook.sources:
         if source.num_files is None:
-            raise ShardingError(f"FILE: {source.name} reads no files. {_ALTERNATIVES}")
+            advice = "Write its elements to files too" if is_costly else ""
+            return _not(f"{source.name} reads no files", is_costly, advice)
+        if source.objection:
+            return _not(source.objection, is_costly, source.advice)
     if outlook.obstacles:
         names = ", ".join(dict.fromkeys(outlook.obstacles))
-        raise ShardingError(f"FILE: {names} would mean something else on each worker's files. {_ALTERNATIVES}")
+        return _not(
+            f"{names} would mean something else on each worker's files",
+            is_costly,
+            f"Apply {names} to the names of the files, or leave it out",
+        )
+    by_split = False
     for source in outlook.sources:
-        num_files = source.num_files or 0
-        if num_files >= workers:
-            continue
-        if not source.is_splittable:
-            raise ShardingError(
-                f"FILE: {source.name} has {num_files} files for {workers} workers, and its files cannot be split. "
-                f"Write at least {workers} files, or use fewer workers. {_ALTERNATIVES}"
-            )
-        num_splits = source.num_splits()
-        if num_splits < workers:
-            raise ShardingError(
-                f"FILE: {source.name} has {num_files} files of {num_splits} splits in all for {workers} workers. "
-                f"Write more files or smaller row groups, or use fewer workers. {_ALTERNATIVES}"
-            )
-        by_split = True
-    files = ", ".join(f"{source.num_files} files" for source in outlook.sources)
-    if by_split:
-        return Decision(AutoShardPolicy.FILE, f"{files} for {workers} workers, so sharded by splits within files", True)
-    return Decision(AutoShardPolicy.FILE, f"{files} for {workers} workers")
+        problem = _too_few(source, outlook.num_pipelines)
+        if problem is not None:
+            return problem
+        by_split |= (source.num_files or 0) < outlook.num_pipelines
+    for pairing in outlook.pairings:
+        why = pairing.mismatch(by_split)
+        if why is not None:
+            advice = "Write both as files with the same numbers of rows"
+            return _not(f"{pairing.name} would pair other rows on each worker's files: {why}", is_costly, advice)
+    files = ", ".join(dict.fromkeys(source.label or f"{source.num_files} files" for source in outlook.sources))
+    reason = f"{files} for {outlook.num_pipelines} workers"
+    reason += ", so sharded by splits within files" if by_split else ""
+    for name in dict.fromkeys(outlook.droppers):
+        reason += f"; {name} with drop_remainder=True drops a remainder on each worker"
+    return Decision(AutoShardPolicy.FILE, reason, by_split)
+
+
+def _too_few(source: FileSource, num_workers: int) -> Decision | None:
+    num_files = source.num_files or 0
+    if num_files >= num_workers:
+        return None
+    if not source.is_splittable:
+        return _not(
+            f"{source.name} has {num_files} files for {num_workers} workers, and its files cannot be split",
+            True,
+            f"Write at least {num_workers} files, or use fewer workers",
+        )
+    num_splits = source.num_splits()
+    if num_splits >= num_workers:
+        return None
+    return _not(
+        f"{source.name} has {num_files} files of {num_splits} splits in all for {num_workers} workers",
+        True,
+        "Write more files or smaller row groups, or use fewer workers",
+    )
+
+
+def _not(reason: str, is_costly: bool, advice: str) -> Decision:
+    return Decision(AutoShardPolicy.DATA, reason, is_costly=is_costly, advice=advice)

@@ -1,56 +1,102 @@
-"""Distributed datasets: a dataset's batches, cut and handed to replicas step by step."""
+"""Distributed datasets: what replicas are fed, step by step."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from daskdist.core.node import Node
 from daskdist.core.spec import ElementSpec, PerReplicaSpec, TensorSpec
+from daskdist.dataset import Dataset
 from daskdist.display.plan import Share, count, shares_table, tree
-from daskdist.passes.autoshard import autoshard
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Caller
+from daskdist.execute.embedded import rows_of
+from daskdist.passes.autoshard import autoshard, filled
+from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
-from daskdist.sharding import AutoShardPolicy
+from daskdist.sharding import AutoShardPolicy, Decision
+from daskdist.strategy.inputs import InputOptions, InputReplicationMode
 from daskdist.strategy.iterator import DistributedIterator
 from daskdist.strategy.pipeline import Pipeline, num_steps
 
 if TYPE_CHECKING:
-    from daskdist.dataset import Dataset
     from daskdist.strategy.strategy import Strategy
 
 logger: Final = logging.getLogger("daskdist")
 
 
-class DistributedDataset:
-    """A dataset's batches, each cut into one piece a replica. Iterate over it: each step is one batch.
+@dataclass(frozen=True)
+class Feeding:
+    """What feeds the replicas of a distributed dataset.
 
-    Made by `Strategy.distribute_dataset`. It takes no further transformations: apply them to the dataset.
+    Parameters
+    ----------
+    pipelines
+        The input pipelines, which serve the replicas in order.
+    spec
+        The spec of what a replica is given, whatever its length along the first axis.
+    length
+        That length, by that of an element of the dataset; None where it can vary.
+    cardinality
+        Gives the number of steps.
+    reader
+        Makes the caller for one pass.
+    drops_uneven
+        Whether the end is before the first step in which a replica would have nothing.
+    sharding
+        The policy by which what is read is shared out over workers, and why.
+    how
+        What plans call that.
     """
 
-    def __init__(self, strategy: Strategy, dataset: Dataset) -> None:
+    pipelines: Sequence[Pipeline]
+    spec: ElementSpec
+    length: Callable[[int | None], int | None]
+    cardinality: Callable[[], int]
+    reader: Callable[[], Caller]
+    drops_uneven: bool
+    sharding: Decision
+    how: str
+
+
+class DistributedDataset:
+    """What each replica is given, step by step. Iterate over it: each step is one batch a replica.
+
+    Made by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. It takes no further
+    transformations: apply them to the dataset.
+    """
+
+    def __init__(self, strategy: Strategy, feeding: Feeding, options: InputOptions) -> None:
         self._strategy = strategy
-        self._dataset = dataset
+        self._feeding = feeding
         self._iterations = itertools.count()
-        self.spec: ElementSpec = dataset.spec_by(lambda: strategy.reader(dataset))
-        policy = dataset.options().auto_shard_policy or AutoShardPolicy.AUTO
-        workers = strategy.workers
-        consumers = tuple(replica.worker for replica in strategy.replicas)
-        rebatched = rebatch(dataset.node, self.spec, len(consumers))
-        self.sharding, nodes = autoshard(rebatched, policy, len(workers))
-        if len(nodes) == 1:
-            self.pipelines = [Pipeline(nodes[0], workers, consumers)]
-        else:
-            self.pipelines = [
-                Pipeline(node, (worker,), (worker,) * consumers.count(worker))
-                for node, worker in zip(nodes, workers, strict=True)
-            ]
-        if len(workers) > 1:
-            level = logging.WARNING if self.sharding.is_costly else logging.INFO
-            logger.log(level, "sharding by %s: %s", self.sharding.policy.name, self.sharding.reason)
+        self.options = options
 
     def __iter__(self) -> DistributedIterator:
-        caller = self._strategy.reader(self._dataset)
-        return DistributedIterator(self.pipelines, self.spec, self.element_spec, caller, next(self._iterations))
+        feeding = self._feeding
+        return DistributedIterator(
+            feeding.pipelines,
+            feeding.spec,
+            self.element_spec,
+            feeding.reader(),
+            next(self._iterations),
+            num_steps_ahead=self.options.per_replica_buffer_size,
+            drops_uneven=feeding.drops_uneven,
+        )
+
+    @property
+    def sharding(self) -> Decision:
+        """The policy by which what is read is shared out over workers, and why."""
+        return self._feeding.sharding
+
+    @property
+    def pipelines(self) -> Sequence[Pipeline]:
+        """The input pipelines, which serve the replicas in order."""
+        return self._feeding.pipelines
 
     @property
     def element_spec(self) -> Any:
@@ -59,42 +105,97 @@ class DistributedDataset:
         The first length is None where it can vary.
         """
         num_replicas = self._strategy.num_replicas_in_sync
+        spec = self._feeding.spec
         if num_replicas == 1:
-            return self.spec.packed
-        is_shared = len(self._strategy.workers) == 1
+            return spec.packed
 
-        def spec(leaf: TensorSpec) -> PerReplicaSpec:
-            num_rows = leaf.shape[0]
-            is_even = is_shared and num_rows is not None and num_rows % num_replicas == 0
-            size = (num_rows or 0) // num_replicas if is_even else None
-            return PerReplicaSpec(*[TensorSpec((size, *leaf.shape[1:]), leaf.dtype)] * num_replicas)
+        def spec_of(leaf: TensorSpec) -> PerReplicaSpec:
+            length = self._feeding.length(leaf.shape[0]) if leaf.shape else None
+            piece = replace(leaf, shape=(length, *leaf.shape[1:])) if leaf.shape else leaf
+            return PerReplicaSpec(*[piece] * num_replicas)
 
-        return self.spec.structure.pack([spec(leaf) for leaf in self.spec.leaves])
+        return spec.structure.pack([spec_of(leaf) for leaf in spec.leaves])
 
     def cardinality(self) -> int:
-        """The number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise."""
-        if len(self.pipelines) == 1:
-            return self._dataset.cardinality()
-        return num_steps(self.pipelines)
+        """The number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise.
+
+        A function of whole batches that leaves some of them without any row makes as many steps fewer.
+        """
+        return self._feeding.cardinality()
 
     def explain(self) -> str:
-        """The sharding policy, why it was chosen, and what each worker reads."""
+        """How the input is shared out, why so, and what each worker reads."""
         replicas = [replica.worker for replica in self._strategy.replicas]
+        feeding = self._feeding
         shares = [
-            Share(worker or "this process", replicas.count(worker), splits)
-            for pipeline in self.pipelines
+            Share(worker or "this process", replicas.count(worker), splits, pipeline.is_listed)
+            for pipeline in feeding.pipelines
             for worker, splits in pipeline.splits_by_reader()
         ]
-        policy = self.sharding.policy.name if len(shares) > 1 else "none needed"
         return "\n".join(
             [
-                f"{count(len(replicas), 'replica')} on {count(len(shares), 'worker')}",
-                f"sharding: {policy} ({self.sharding.reason})",
+                f"{count(len(replicas), 'replica')} on {count(len(self._strategy.workers), 'worker')}",
+                f"sharding: {feeding.how} ({feeding.sharding})",
                 shares_table(shares),
                 "pipeline:",
-                tree(self.pipelines[0].node),
+                tree(feeding.pipelines[0].node),
             ]
         )
 
     def __repr__(self) -> str:
         return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.element_spec}>"
+
+
+def _first_elements(node: Node, number: int) -> list[Any]:
+    return list(itertools.islice((element for rows in rows_of(plan(node)) for element in rows.elements()), number))
+
+
+def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> DistributedDataset:
+    """A dataset's batches, each cut into one piece a replica; see `Strategy.distribute_dataset`."""
+    if options.replication_mode is InputReplicationMode.PER_REPLICA:
+        raise ArgumentError(
+            "distribute_dataset: replication_mode PER_REPLICA is for distribute_datasets_from_function; a dataset that "
+            "is given is cut for all replicas"
+        )
+    given = dataset.options()
+    # The spec is the same whatever a place for a shard is filled with.
+    node = filled(dataset.node, 0, 1)
+    of_one = dataset if node is dataset.node else Dataset(node)
+    spec = of_one.spec_by(lambda: strategy.reader(of_one))
+    workers = strategy.workers
+    consumers = tuple(replica.worker for replica in strategy.replicas)
+    rebatched = rebatch(dataset.node, spec, len(consumers))
+    policy = given.auto_shard_policy or AutoShardPolicy.AUTO
+    sharding, nodes = autoshard(rebatched, policy, len(workers), _first_elements)
+    if len(nodes) == 1:
+        pipelines = [Pipeline(nodes[0], workers, consumers)]
+    else:
+        pipelines = [
+            Pipeline(node, (worker,), (worker,) * consumers.count(worker))
+            for node, worker in zip(nodes, workers, strict=True)
+        ]
+    if len(workers) > 1:
+        level = logging.WARNING if sharding.is_costly else logging.INFO
+        logger.log(level, "sharding by %s: %s", sharding.policy.name, sharding)
+
+    def length(num_rows: int | None) -> int | None:
+        is_even = len(workers) == 1 and num_rows is not None and num_rows % len(consumers) == 0
+        return (num_rows or 0) // len(consumers) if is_even else None
+
+    def cardinality() -> int:
+        return num_steps(pipelines, drops_uneven=bool(given.drop_uneven))
+
+    return DistributedDataset(
+        strategy,
+        Feeding(
+            pipelines,
+            spec,
+            length,
+            cardinality,
+            lambda: strategy.reader(dataset),
+            bool(given.drop_uneven),
+            sharding,
+            sharding.policy.name if len(workers) > 1 else "none needed",
+        ),
+        options,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from daskdist.core.primitive import Exhausted
 from daskdist.core.spec import ElementSpec
@@ -14,6 +14,8 @@ from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
 from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.values import AsyncValue, PerReplica, PickFromRows, Remote
+
+_AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
 
 
 class Optional:
@@ -86,9 +88,18 @@ class DistributedIterator:
     """A place in a distributed dataset: each value is one step's, for all replicas."""
 
     def __init__(
-        self, pipelines: Sequence[Pipeline], spec: ElementSpec, element_spec: Any, caller: Caller, iteration: int
+        self,
+        pipelines: Sequence[Pipeline],
+        spec: ElementSpec,
+        element_spec: Any,
+        caller: Caller,
+        iteration: int,
+        *,
+        num_steps_ahead: int = 1,
+        drops_uneven: bool = False,
     ) -> None:
         self.element_spec = element_spec
+        self._drops_uneven = drops_uneven
         self._caller = caller
         # The threads of a caller end with its iterator, closed or dropped.
         self._finalizer = weakref.finalize(self, caller.close)
@@ -102,10 +113,15 @@ class DistributedIterator:
         for pipeline in pipelines:
             interpreter = Interpreter(caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
-            # Pieces that a function's results were cut into: only they tell whether a step has rows.
-            asks_lengths = sum(self._num_lanes) > 1 and not pipeline.primitive.grouped
+            # What a function gave, or the pieces of that: only they tell whether a step has rows.
+            asks_lengths = sum(self._num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
             delivery = Delivery(
-                interpreter, pipeline.primitive, (iteration,), pipeline.consumers, asks_lengths=asks_lengths
+                interpreter,
+                pipeline.primitive,
+                (iteration,),
+                pipeline.consumers,
+                asks_lengths=asks_lengths,
+                num_steps_ahead=num_steps_ahead,
             )
             self._feeds.append(_Feed(delivery, caller))
         self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if sum(self._num_lanes) > 1 else ()
@@ -176,7 +192,7 @@ class DistributedIterator:
         while True:
             steps = [feed.next() for feed in self._feeds]
             if all(step is None for step in steps):
-                raise OutOfRangeError("the iterator is at its end; iterate over the dataset again for another pass")
+                raise OutOfRangeError(_AT_ITS_END)
             places: list[tuple[Lane, int] | None] = []
             for step, num_lanes in zip(steps, self._num_lanes, strict=True):
                 places += [None] * num_lanes if step is None else step
@@ -184,6 +200,8 @@ class DistributedIterator:
             # A step is one if any replica has a row.
             if any(leaves is not None for leaves in values):
                 break
+        if self._drops_uneven and any(leaves is None for leaves in values):
+            raise OutOfRangeError(_AT_ITS_END)
         self._num_steps += 1
         rows = [self._empty if leaves is None else leaves for leaves in values]
         if len(rows) == 1:
@@ -195,7 +213,8 @@ class DistributedIterator:
         if self._is_here:
             return self._caller.result(ref.handle).item(place)  # type: ignore[union-attr, no-any-return]
         picks = [PickFromRows(place, number) for number in range(self._structure.num_leaves)]
-        return [AsyncValue(self._caller, Remote(ref.handle, pick, ref)) for pick in picks]  # type: ignore[union-attr]
+        # Not the reference, but its handle: what was handed out is the consumer's, and counts no longer as read ahead.
+        return [AsyncValue(self._caller, Remote(ref.handle, pick, ref.worker)) for pick in picks]  # type: ignore[union-attr]
 
 
 def _made_of(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:

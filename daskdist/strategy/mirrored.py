@@ -11,6 +11,9 @@ from daskdist.dataset import Dataset
 from daskdist.devices import devices as find_devices
 from daskdist.devices import name_of
 from daskdist.execute.callers import Caller, Handle, Now, embedded
+from daskdist.strategy.from_function import Made
+from daskdist.strategy.held import made, outlook
+from daskdist.strategy.inputs import InputContext
 from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.values import regroup
 
@@ -46,8 +49,24 @@ class MirroredStrategy(Strategy):
         results = [optree.tree_unflatten(returned.treespec, returned.leaves) for returned in handles]
         return results[0] if len(results) == 1 else regroup(results)
 
+    def _values(self, handles: list[Handle]) -> Any:
+        results = [optree.tree_unflatten(returned.treespec, returned.leaves) for returned in handles]
+        return regroup(results, always=True)
+
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
         return list(handle.leaves)
+
+    def _made_where_fed(
+        self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
+    ) -> tuple[list[Made], Callable[[], Caller]]:
+        datasets = [made(dataset_fn, context) for _, context in contexts]
+
+        def caller() -> Caller:
+            found = map(self.reader, datasets)
+            # Threads, if any of them gains by those.
+            return next((each for each in found if each.num_ahead), Now())
+
+        return [Made(each.node, outlook(each)) for each in datasets], caller
 
     def reader(self, dataset: Dataset) -> Caller:
         return embedded(dataset.node, dataset.options().num_threads)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
-from daskdist.core.cardinality import INFINITE, UNKNOWN
+import numpy as np
+
+from daskdist.core.cardinality import INFINITE, UNKNOWN, shortest
 from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
-from daskdist.ops.deal import piece_bounds
+from daskdist.core.selection import Index
+from daskdist.core.spec import SpecUnknown
+from daskdist.ops.deal import Deal, num_pieces_with_rows
 from daskdist.ops.with_options import merged_options
+from daskdist.passes.autoshard import read_by
 from daskdist.passes.plan import plan
 
 
@@ -22,16 +26,19 @@ class Pipeline:
     Parameters
     ----------
     node
-        Each of its elements is a piece for one replica.
+        Each of its elements is for one replica.
     readers
         The workers that read it.
     consumers
         The worker of each replica it serves, in replica order.
+    varies
+        Whether elements may differ in their number of rows, and some have none.
     """
 
     node: Node
     readers: tuple[str | None, ...]
     consumers: tuple[str | None, ...]
+    varies: bool = True
 
     @cached_property
     def primitive(self) -> Primitive:
@@ -43,30 +50,131 @@ class Pipeline:
         """Bytes that may be outstanding on each reader; the setting ``window-bytes`` if None."""
         return merged_options(self.node).memory_budget_bytes
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether all that it reads comes in splits that can be looked at."""
+        return all(each.is_listed for each in walk(self.node) if isinstance(each, Source))
+
     def splits_by_reader(self) -> Iterator[tuple[str | None, list[Split]]]:
         """Each reader, and the splits it reads: of every source they take turns."""
-        sources = [node for node in walk(self.node) if isinstance(node, Source) and node.is_listed]
+        sources = list(read_by(self.node))
         for turn, reader in enumerate(self.readers):
-            yield reader, [split for node in sources for split in node.splits()[turn :: len(self.readers)]]
+            yield reader, [split for splits in sources for split in splits[turn :: len(self.readers)]]
 
 
-def num_steps(pipelines: Sequence[Pipeline]) -> int:
+@dataclass(frozen=True)
+class Cuts:
+    """The pieces that one pipeline cuts its batches into, as far as their rows go.
+
+    Parameters
+    ----------
+    num_rows
+        Rows of each batch but the last one.
+    num_batches
+        How many there are of those, or INFINITE.
+    num_rest
+        Rows of one more batch that is shorter; 0 where there is none.
+    num_pieces
+        Into how many pieces each is cut.
+    num_replicas
+        How many pieces are handed out a step.
+    """
+
+    num_rows: int
+    num_batches: int
+    num_rest: int
+    num_pieces: int
+    num_replicas: int
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Cuts | None:
+        """What a pipeline comes to; None where only its data tells."""
+        if not isinstance(pipeline.node, Deal):
+            return None
+        source, rest = pipeline.node.source, 0
+        number, batch = source.cardinality, upstream(source)
+        size = batch.group_size
+        if size is None:
+            size = _length(source)
+        elif number != INFINITE:
+            num_rows = batch.inputs[0].cardinality
+            if num_rows < 0:
+                return None
+            rest = num_rows % size if number * size > num_rows else 0
+            number = min(number, num_rows // size)
+        if size is None or number == UNKNOWN:
+            return None
+        return cls(size, number, rest, pipeline.node.num_pieces, len(pipeline.consumers))
+
+    @property
+    def num_full(self) -> int:
+        """Of the pieces of each batch but the last, how many have rows."""
+        return num_pieces_with_rows(self.num_rows, self.num_pieces)
+
+    @property
+    def num_even_steps(self) -> int:
+        """The steps, before the first in which a replica has no rows; UNKNOWN where others may follow it."""
+        if self.num_batches and self.num_full < self.num_pieces:
+            return 0 if self.num_replicas == self.num_pieces else UNKNOWN
+        if self.num_batches == INFINITE:
+            return INFINITE
+        num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
+        return (self.num_batches * self.num_pieces + num_last) // self.num_replicas
+
+    def steps(self) -> Iterator[tuple[Index, Index]]:
+        """The first and the last of steps in a row in which a replica has rows, as two arrays."""
+        first, of_last = self.num_batches * self.num_pieces, num_pieces_with_rows(self.num_rest, self.num_pieces)
+        if self.num_batches and self.num_full:
+            # Batches whose pieces without rows do not fill a step follow on.
+            follow_on = self.num_pieces - self.num_full < self.num_replicas
+            starts = np.arange(0, first, first if follow_on else self.num_pieces)
+            lasts = starts + (first - self.num_pieces if follow_on else 0) + self.num_full - 1
+            yield starts // self.num_replicas, lasts // self.num_replicas
+        if of_last:
+            yield np.array([first // self.num_replicas]), np.array([(first + of_last - 1) // self.num_replicas])
+
+
+def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> int:
     """The steps that pipelines which each cut their own batches come to, where arithmetic tells; else UNKNOWN.
 
-    A step is one in which some piece has rows, so how many rows each batch has must be known.
+    A step is one in which some piece has rows. Where uneven ones are dropped, they end before the first in which some
+    piece has rows and another none.
     """
     cardinalities = [pipeline.node.cardinality for pipeline in pipelines]
-    if INFINITE in cardinalities or UNKNOWN in cardinalities:
-        return INFINITE if INFINITE in cardinalities else UNKNOWN
-    steps: set[int] = set()
-    for pipeline in pipelines:
-        batch = upstream(pipeline.node.inputs[0])
-        num_rows = batch.inputs[0].cardinality if batch.inputs else UNKNOWN
-        if batch.group_size is None or num_rows < 0:
-            return UNKNOWN
-        num_pieces = pipeline.node.cardinality // max(batch.cardinality, 1)
-        for number in range(batch.cardinality):
-            bounds = piece_bounds(min(batch.group_size, num_rows - number * batch.group_size), num_pieces)
-            with_rows = [k for k, (start, stop) in enumerate(pairwise(bounds)) if start < stop]
-            steps.update((number * num_pieces + k) // len(pipeline.consumers) for k in with_rows)
-    return len(steps)
+    if sum(len(pipeline.consumers) for pipeline in pipelines) == 1:
+        return cardinalities[0]
+    if not drops_uneven:
+        if INFINITE in cardinalities or UNKNOWN in cardinalities:
+            return INFINITE if INFINITE in cardinalities else UNKNOWN
+        (source, *_) = pipelines[0].node.inputs
+        if len(pipelines) == 1:
+            # Each batch is a step, if it has rows at all.
+            return source.cardinality if _length(source) != 0 else 0
+    found = set(map(Cuts.of, pipelines))
+    known = [cuts for cuts in found if cuts is not None]
+    if len(known) < len(found):
+        return UNKNOWN
+    if drops_uneven:
+        ends = [cuts.num_even_steps for cuts in known]
+        return UNKNOWN if UNKNOWN in ends else shortest(ends)
+    return _num_covered([stretch for cuts in known for stretch in cuts.steps()])
+
+
+def _length(node: Node) -> int | None:
+    # The rows of every element, where the spec tells.
+    try:
+        lengths = {leaf.shape[0] for leaf in node.spec.leaves}
+    except SpecUnknown:
+        return None
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _num_covered(stretches: Sequence[tuple[Index, Index]]) -> int:
+    # How many numbers are in some stretch from a first to a last one.
+    if not stretches:
+        return 0
+    firsts, lasts = (np.concatenate(column) for column in zip(*stretches, strict=True))
+    order = np.argsort(firsts, kind="stable")
+    firsts, lasts = firsts[order], lasts[order]
+    before = np.concatenate([[-1], np.maximum.accumulate(lasts)[:-1]])
+    return int(np.maximum(lasts - np.maximum(firsts - 1, before), 0).sum())

@@ -11,15 +11,22 @@ from typing import Any, TypeVar
 import optree
 
 from daskdist.config import setting
+from daskdist.core.arguments import whole_number
+from daskdist.core.node import Node
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.strategy.distributed import DistributedDataset
+from daskdist.ops.from_tensor_slices import FromTensorSlices
+from daskdist.strategy.distributed import DistributedDataset, of_dataset
+from daskdist.strategy.from_function import Made, of_function
+from daskdist.strategy.gathering import Gather
+from daskdist.strategy.inputs import InputContext, InputOptions
 from daskdist.strategy.reduction import Axis, Group, ReduceOp, fold_tree
 from daskdist.strategy.values import (
     PerReplica,
     Pick,
     Returned,
+    ValueContext,
     Wiring,
     component,
     fill,
@@ -88,7 +95,7 @@ class Strategy:
         finally:
             _current.reset(token)
 
-    def distribute_dataset(self, dataset: Dataset) -> DistributedDataset:
+    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
         """A dataset's batches, each cut into one piece a replica.
 
         Parameters
@@ -97,6 +104,8 @@ class Strategy:
             Batched by the global batch size: n rows over N replicas are cut into contiguous pieces of
             ``ceil(n / N)`` rows until they run out. How it is sharded over workers is its
             ``Options.auto_shard_policy``.
+        options
+            How replicas are fed.
 
         Returns
         -------
@@ -110,7 +119,54 @@ class Strategy:
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")
-        return DistributedDataset(self, dataset)
+        self._check_locations(dataset)
+        return of_dataset(self, dataset, _input_options(options))
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """The elements of datasets that a function makes, one for each worker, taken by its replicas in turn.
+
+        Nothing is sharded or cut: that is for the function, which knows the worker's number.
+
+        Parameters
+        ----------
+        dataset_fn
+            Called with an `InputContext` once for each worker, on that worker, where its dataset is and runs; once for
+            each replica with ``replication_mode="PER_REPLICA"``. It returns a `Dataset` whose elements are what one
+            replica is given in a step, as a rule batches of the size of one replica's.
+        options
+            How replicas are fed.
+
+        Returns
+        -------
+        DistributedDataset
+            An iterable of steps; each leaf of an element is a `PerReplica`, or with one replica the value. In a step
+            for which a worker has too few elements, replicas of its have zero rows.
+
+        Raises
+        ------
+        ArgumentError
+            It returns no dataset, or on different workers datasets of elements that differ in more than their first
+            length.
+
+        >>> from daskdist import Dataset, MirroredStrategy
+        >>> def dataset_fn(context):
+        ...     size = context.get_per_replica_batch_size(4)
+        ...     return Dataset.range(4).shard(context.num_input_pipelines, context.input_pipeline_id).batch(size)
+        >>> next(iter(MirroredStrategy(["CPU:0", "CPU:1"]).distribute_datasets_from_function(dataset_fn)))
+        PerReplica:{
+          0: array([0, 1]),
+          1: array([2, 3])
+        }
+        """
+        return of_function(self, dataset_fn, _input_options(options))
+
+    def _made_where_fed(
+        self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
+    ) -> tuple[list[Made], Callable[[], Caller]]:
+        """The dataset of each input pipeline, made on its worker, and what makes the caller for a pass over them."""
+        raise NotImplementedError
 
     def run(
         self,
@@ -147,8 +203,12 @@ class Strategy:
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
         call = self._sent((tuple(args), dict(kwargs or {})))
         self._check_sizes(call)
+        return self._returned(fn, self._calls("run", fn, call))
+
+    def _calls(self, operation: str, fn: Callable[..., Any], call: Any) -> list[Handle]:
+        # One on each replica; `call` is the arguments and keyword arguments of all.
         handles = []
-        name = f"run-{getattr(fn, '__name__', type(fn).__name__)}"
+        name = f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
         for number, replica in enumerate(self._replicas):
             wiring = Wiring()
             nest = wiring.wire(component(call, number))
@@ -166,7 +226,131 @@ class Strategy:
                     name=name,
                 )
             )
-        return self._returned(fn, handles)
+        return handles
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """A value for each replica, made where that is.
+
+        Parameters
+        ----------
+        value_fn
+            Called once a replica with a `ValueContext`, on its worker. It returns a value or a nest of some, of one
+            structure on all.
+
+        Returns
+        -------
+        nest
+            What the function returns, each leaf a `PerReplica`, also where all are the same or there is one replica;
+            on a cluster of asynchronous values, which stay on the workers.
+
+        Raises
+        ------
+        ArgumentError
+            It is no function.
+        DaskdistError
+            It returns another structure on one replica than on another.
+
+        >>> from daskdist import MirroredStrategy
+        >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.distribute_values_from_function(lambda context: context.replica_id_in_sync_group * 10)
+        PerReplica:{
+          0: 0,
+          1: 10
+        }
+        """
+        if not callable(value_fn):
+            raise ArgumentError(
+                f"distribute_values_from_function: {type(value_fn).__name__} is no function; give one that takes a "
+                "ValueContext and returns a value"
+            )
+        contexts = PerReplica([ValueContext(k, len(self._replicas)) for k in range(len(self._replicas))])
+        return self._values(self._calls("values", value_fn, ((contexts,), {})))
+
+    def _values(self, handles: list[Handle]) -> Any:
+        """What calls on replicas gave, each leaf a `PerReplica`."""
+        raise NotImplementedError
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
+        """A dataset of the slices of arrays, put where they will be read.
+
+        Parameters
+        ----------
+        numpy_input
+            A nest of arrays of one length along axis 0; a list of arrays is stacked into one.
+
+        Returns
+        -------
+        Dataset
+            An element for each row. In this process it has the arrays as they are. On a cluster they are sent to the
+            workers now and once, in blocks of ``daskdist.split-bytes`` spread over them, and no part of them is in a
+            graph or sent again; what is done to the arrays later makes no difference. They stay there for as long as
+            the dataset, or one made of it, is in use and the strategy is not closed. Iterating over it without a
+            strategy brings them back a block at a time.
+
+        Raises
+        ------
+        ArgumentError
+            There are no arrays, one is a scalar, or they differ in their number of rows.
+
+        Notes
+        -----
+        Nobody but the workers has the blocks. A worker that is lost takes its own along: iterating over the dataset is
+        an error from then on.
+
+        >>> import numpy as np
+        >>> from daskdist import MirroredStrategy
+        >>> list(MirroredStrategy().experimental_make_numpy_dataset(np.ones(2, np.float32)))
+        [np.float32(1.0), np.float32(1.0)]
+        """
+        node = FromTensorSlices.of(numpy_input, operation="experimental_make_numpy_dataset")
+        return Dataset(self._placed(node))
+
+    def _placed(self, node: FromTensorSlices) -> Node:
+        """The same elements, where they will be read."""
+        return node
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Put every replica's values together along an axis, in replica order.
+
+        Parameters
+        ----------
+        value
+            A `PerReplica` or a nest of them.
+        axis
+            The axis, 0 being the rows. Along it the values may differ in length, and have none.
+
+        Returns
+        -------
+        nest
+            An array for each `PerReplica`, on a cluster an asynchronous one, put together on a worker; what is not per
+            replica as it is.
+
+        Raises
+        ------
+        ArgumentError
+            A value is a scalar or has no such axis, or shapes differ along another axis; on a cluster when the result
+            is looked at. Or the axis is negative.
+
+        >>> import numpy as np
+        >>> from daskdist import MirroredStrategy, PerReplica
+        >>> value = PerReplica([np.array([1, 2, 3]), np.array([5])])
+        >>> MirroredStrategy(["CPU:0", "CPU:1"]).gather(value, axis=0)
+        array([1, 2, 3, 5])
+        """
+        put_together = Gather(whole_number("gather", "axis", axis, at_least=0))
+        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        self._check_sizes(leaves)
+        spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
+        if not spread:
+            return value
+        wiring = Wiring()
+        wired = wiring.wire([[self._sent(part) for part in leaf.values] for leaf in spread])
+        handle = self._caller.call(
+            put_together, wiring.handles, wiring.picks, wired, on=self._replicas[0].worker, name="gather-values"
+        )
+        found = iter(self._leaves_of(handle, len(spread)))
+        gathered = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        return optree.tree_unflatten(treespec, gathered)
 
     def _sent(self, nest: Any) -> Any:
         """What a call is given, in a form that a later change of it does not reach."""
@@ -263,12 +447,17 @@ class Strategy:
                     "it is of another strategy"
                 )
 
+    def _check_locations(self, dataset: Dataset) -> None:
+        """Refuse a dataset whose files are said to be on a worker that there is not."""
+
     def reader(self, dataset: Dataset) -> Caller:
         """A caller for one pass over a distributed dataset, closed with it."""
         raise NotImplementedError
 
     # TensorFlow's older spellings.
     experimental_distribute_dataset = distribute_dataset
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+    distribute_values_from_function = experimental_distribute_values_from_function
     experimental_run_v2 = run
     experimental_run = run
     experimental_local_results = local_results
@@ -276,6 +465,14 @@ class Strategy:
     def __repr__(self) -> str:
         where = "this process" if self.workers == (None,) else f"{len(self.workers)} workers"
         return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {where}>"
+
+
+def _input_options(options: object) -> InputOptions:
+    if options is None:
+        return InputOptions()
+    if not isinstance(options, InputOptions):
+        raise ArgumentError(f"options is {type(options).__name__}; give InputOptions")
+    return options
 
 
 def call_on_replica(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import operator
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import optree
+from dask import threaded
+from dask.base import DaskMethodsMixin, tokenize
+from dask.optimization import cull
+from dask.sizeof import sizeof
 
 from daskdist.core.block import Rows
+from daskdist.display.values import Summary, table
 from daskdist.errors import ArgumentError, DaskdistError
-from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.callers import Caller, Handle, is_future
+from daskdist.execute.graph import is_undone, one_task
 
 # An expression of so many operations is evaluated although nobody has looked: a total over a million steps
 # must not keep a million steps alive.
@@ -61,6 +68,10 @@ class Returned:
     def of(cls, result: Any) -> Returned:
         return cls(*optree.tree_flatten(result, none_is_leaf=True))
 
+    def __sizeof__(self) -> int:
+        # Dask asks for it, and knows the sizes of what there is in it.
+        return object.__sizeof__(self) + int(sizeof(self.leaves))
+
 
 @dataclass(frozen=True, slots=True)
 class PickFromReturned:
@@ -89,13 +100,13 @@ class Remote:
         What the caller gave for the result.
     pick
         Takes the part out.
-    keep
-        Held on to for as long as the part may be wanted.
+    worker
+        The address of the worker it was asked of; None where that is not known.
     """
 
     handle: Handle
     pick: Pick
-    keep: Any = None
+    worker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +119,62 @@ class Applied:
     num_operations: int
 
 
-class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
+class _Collection(DaskMethodsMixin):  # type: ignore[misc]
+    """What values and nests of values have in common as Dask collections: a key for each."""
+
+    __slots__ = ()
+
+    def _tasks(self) -> dict[Any, Any]:
+        """By key, each value, which may be asynchronous, in order."""
+        raise NotImplementedError
+
+    def __dask_graph__(self) -> Any:
+        graph: dict[Any, Any] = {}
+        for key, value in self._tasks().items():
+            wiring = Wiring()
+            wired = wiring.wire(value)
+            # Dask waits for a worker that is lost without end.
+            if (check := getattr(wiring.caller, "check", None)) is not None:
+                check(wiring.handles)
+            graph.update(one_task(key, filled, wiring.handles, wiring.picks, wired))
+        return graph
+
+    def __dask_keys__(self) -> list[Any]:
+        return list(self._tasks())
+
+    @staticmethod
+    def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
+        return cull(dict(graph), keys)[0]
+
+    @property
+    def __dask_scheduler__(self) -> Any:
+        # Where the values are from, also those that are here by now: several are computed together.
+        for value in self._tasks().values():
+            client = getattr(value._caller, "client", None) if isinstance(value, AsyncValue) else None
+            if client is not None and client.status == "running":
+                return client.get
+        return threaded.get
+
+
+class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
     """An array or number that a cluster may still be computing.
 
     It is used as what it will be: arithmetic, comparisons, indexing and NumPy's elementwise functions give
     further asynchronous values and wait for nothing. ``float``, ``int``, ``bool``, ``format``,
     ``numpy.asarray``, iterating and printing wait, and raise what the function that was to make it raised.
+    It is a Dask collection: ``dask.compute`` gives several such values at once.
     """
 
-    __slots__ = ("__weakref__", "_caller", "_source", "_value")
+    __slots__ = ("_caller", "_name", "_source", "_value", "worker")
 
     def __init__(self, caller: Caller, source: Remote | Applied) -> None:
         self._caller = caller
         # None once the value is here.
         self._source: Remote | Applied | None = source
         self._value: Any = None
+        self._name = ""
+        # The address of the worker that was asked for it, where that is known.
+        self.worker: str | None = source.worker if isinstance(source, Remote) else None
         if isinstance(source, Applied) and source.num_operations > _MOST_OPERATIONS:
             self.result()
 
@@ -138,6 +190,8 @@ class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `total += value` asks for the result in place; a new value under the old name is the same to its user.
         out = [each for each in kwargs.pop("out", ()) if each is not self]
+        # Of `where`: NumPy asks whoever is in it, and so would come back here from where the values are.
+        kwargs = dict(zip(kwargs, map(as_it_is_now, results_of(list(kwargs.values()))), strict=True))
         if out:
             return getattr(ufunc, method)(*results_of(inputs), out=tuple(out), **kwargs)
         return self._apply(getattr(ufunc, method), *inputs, **kwargs)
@@ -148,7 +202,7 @@ class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         # What an array or a number has, such as shape, mean and item: waited for. Protocols that others look
         # for by names of their own are not.
-        if name.startswith("_"):
+        if name.startswith("_") or name == "expr":
             raise AttributeError(name)
         return getattr(self.result(), name)
 
@@ -184,6 +238,20 @@ class AsyncValue(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __str__(self) -> str:
         return str(self.result())
+
+    def _tasks(self) -> dict[Any, Any]:
+        return {(self.__dask_tokenize__(), 0): self}
+
+    def __dask_tokenize__(self) -> str:
+        # Its own for as long as it lives: that its result is there by now changes nothing.
+        self._name = self._name or f"value-{uuid.uuid4().hex}"
+        return self._name
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
+        return operator.itemgetter(0), ()
+
+    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _persisted_value, (self.__dask_keys__()[0], _workers_of(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy, in memory or on disk, is of the value.
@@ -253,6 +321,11 @@ class Wiring:
         return Slot(len(self.picks) - 1)
 
 
+def filled(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any) -> Any:
+    """A wired nest, made whole where its parts are."""
+    return fill(nest, [pick(results[number]) for number, pick in picks])
+
+
 def fill(nest: Any, parts: Sequence[Any]) -> Any:
     """A wired nest with its parts in place."""
 
@@ -310,13 +383,18 @@ class DistributedValues:
         self.values = tuple(values)
 
 
-class PerReplica(DistributedValues):
+class PerReplica(_Collection, DistributedValues):
     """One value for each replica, in replica order.
 
     Parameters
     ----------
     values
         Arrays, or whatever a function returned; asynchronous ones on a cluster.
+
+    Notes
+    -----
+    It is a Dask collection with a key a replica: ``dask.compute(value)`` gives a `PerReplica` of values that are here,
+    and ``value.persist()`` one of values that are computed where they are.
 
     >>> PerReplica([np.array([1, 2]), np.array([3])])
     PerReplica:{
@@ -325,7 +403,7 @@ class PerReplica(DistributedValues):
     }
     """
 
-    __slots__ = ()
+    __slots__ = ("_name",)
 
     def _lines(self, show: Callable[[Any], str]) -> str:
         values = results_of(self.values)
@@ -337,6 +415,100 @@ class PerReplica(DistributedValues):
     def __str__(self) -> str:
         return self._lines(repr)
 
+    def _repr_html_(self) -> str:
+        workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]
+        return table(_summaries(self.values), workers)
+
+    def _tasks(self) -> dict[Any, Any]:
+        name = self.__dask_tokenize__()
+        return {(name, number): value for number, value in enumerate(self.values)}
+
+    def __dask_tokenize__(self) -> str:
+        # Arrays may be changed, and a token is for good.
+        if not hasattr(self, "_name"):
+            self._name = f"per-replica-{tokenize(*self.values)}"
+        return self._name
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
+        return PerReplica, ()
+
+    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _persisted, (self.__dask_keys__(), list(map(_workers_of, self.values)))
+
+
+def _summaries(values: Sequence[Any]) -> list[Summary]:
+    # Made where the values are: what is shown of them is little.
+    caller: Caller | None = None
+    asked: list[Handle | None] = []
+    for value in values:
+        wiring = Wiring()
+        wired = wiring.wire(value)
+        caller = wiring.caller or caller
+        if wiring.caller is None:
+            asked.append(None)
+        else:
+            asked.append(wiring.caller.call(summary, wiring.handles, wiring.picks, wired, name="summary"))
+    given = iter(() if caller is None else caller.results([each for each in asked if each is not None]))
+    here = [value._value if isinstance(value, AsyncValue) else value for value in values]
+    return [Summary.of(value) if handle is None else next(given) for handle, value in zip(asked, here, strict=True)]
+
+
+def summary(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any) -> Summary:
+    """The summary of a wired value."""
+    return Summary.of(filled(results, picks, nest))
+
+
+def _workers_of(value: Any) -> tuple[str, ...]:
+    # Those without which it does not come.
+    if not isinstance(value, AsyncValue) or value._source is None:
+        return ()
+    return tuple(getattr(value._caller, "workers", ()))
+
+
+def _persisted_value(graph: Any, key: Any, workers: Sequence[str], *, rename: dict[str, str] | None = None) -> Any:
+    # What Dask's `persist` leaves: a future, or where it had no cluster the value.
+    name, number = key
+    found = graph[(rename or {}).get(name, name), number]
+    if is_undone(found):
+        raise ArgumentError("values of replicas can be computed and persisted; Dask does not rewrite their graphs")
+    if not is_future(found):
+        return found
+    from daskdist.execute.submit import Submit
+
+    return AsyncValue(Submit(found.client, workers), Remote(found, PickAll()))
+
+
+def _persisted(
+    graph: Any, keys: Sequence[Any], workers: Sequence[tuple[str, ...]], *, rename: dict[str, str] | None = None
+) -> PerReplica:
+    values = [_persisted_value(graph, key, own, rename=rename) for key, own in zip(keys, workers, strict=True)]
+    return PerReplica(values)
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """What a ``value_fn`` is told of the replica that it makes a value for.
+
+    Parameters
+    ----------
+    replica_id_in_sync_group
+        Which of the replicas it is, from 0 on.
+    num_replicas_in_sync
+        How many there are.
+
+    >>> print(ValueContext(1, 2))
+    ValueContext(replica id 1, total replicas in sync: 2)
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"ValueContext(replica id {self.replica_id_in_sync_group}, "
+            f"total replicas in sync: {self.num_replicas_in_sync})"
+        )
+
 
 def component(nest: Any, replica: int) -> Any:
     """A nest as one replica sees it: every `PerReplica` in it replaced by that replica's value."""
@@ -345,8 +517,11 @@ def component(nest: Any, replica: int) -> Any:
     )
 
 
-def regroup(results: Sequence[Any]) -> Any:
-    """Results of all replicas, of one structure, as one nest of `PerReplica`; an object all share comes bare."""
+def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
+    """Results of all replicas, of one structure, as one nest of `PerReplica`.
+
+    An object all share comes bare, unless ``always``.
+    """
     flat = [Returned.of(result) for result in results]
     treespec = flat[0].treespec
     for number, each in enumerate(flat):
@@ -356,7 +531,7 @@ def regroup(results: Sequence[Any]) -> Any:
                 f"replica {number}; it must be one structure"
             )
     leaves = [
-        column[0] if _is_one_object(column) else PerReplica(column)
+        column[0] if not always and _is_one_object(column) else PerReplica(column)
         for column in zip(*[each.leaves for each in flat], strict=True)
     ]
     return optree.tree_unflatten(treespec, leaves)

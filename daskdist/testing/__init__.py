@@ -15,6 +15,7 @@ A law that does not hold raises `AssertionError`, and the message says which and
 """
 
 from daskdist.testing.devices import DeviceLaws
+from daskdist.testing.distribution import DistributionLaws, SimulatedWorkers
 from daskdist.testing.equality import check, same_element, same_elements, same_multiset
 from daskdist.testing.formats import FormatLaws
 from daskdist.testing.never_run import never_run
@@ -23,10 +24,12 @@ from daskdist.testing.policies import PolicyLaws
 
 __all__ = [
     "DeviceLaws",
+    "DistributionLaws",
     "Elements",
     "FormatLaws",
     "NodeLaws",
     "PolicyLaws",
+    "SimulatedWorkers",
     "check",
     "elements_of",
     "never_run",

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from daskdist.errors import ShardingError
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing
 from daskdist.testing.equality import check
 
 
@@ -24,6 +24,10 @@ class PolicyLaws:
                 for sources in itertools.combinations(_sources(), number):
                     for obstacles in ((), ("take",), ("take", "skip", "take")):
                         yield Outlook(num_pipelines, sources, obstacles)
+                    for pairing in _pairings():
+                        yield Outlook(num_pipelines, sources, (), (pairing,))
+            for num_hints in (1, 2):
+                yield Outlook(num_pipelines, _sources()[:1], (), num_hints=num_hints)
 
     def _outcomes(self) -> Iterator[tuple[Outlook, Decision | ShardingError]]:
         for outlook in self.outlooks():
@@ -65,6 +69,9 @@ class PolicyLaws:
             if isinstance(found, Exception) or found.policy is not AutoShardPolicy.FILE:
                 continue
             check(not outlook.obstacles, f"{outlook}: FILE in spite of {outlook.obstacles}")
+            for pairing in outlook.pairings:
+                why = pairing.mismatch(found.by_split)
+                check(why is None, f"{outlook}: FILE although {pairing.name} would pair other rows: {why}")
             for source in outlook.sources:
                 parts = source.num_splits() if found.by_split and source.is_splittable else source.num_files
                 check(
@@ -84,12 +91,20 @@ class PolicyLaws:
                 continue
 
 
-def _sources() -> list[FileSource]:
+def _pairings() -> list[Pairing]:
     return [
+        Pairing("zip", lambda by_split: None),
+        Pairing("zip", lambda by_split: "one has 3 rows and the other 4"),
+        Pairing("zip", lambda by_split: "their splits differ" if by_split else None),
+    ]
+
+
+def _sources() -> tuple[FileSource, ...]:
+    return (
         FileSource("range", None, False, lambda: 0),
         FileSource("read_few_splittable", 1, True, lambda: 12),
         FileSource("read_few_short", 1, True, lambda: 1),
         FileSource("read_few_whole", 2, False, lambda: 2),
         FileSource("read_many", 9, True, lambda: 90),
         FileSource("read_many_whole", 9, False, lambda: 9),
-    ]
+    )

@@ -1,0 +1,65 @@
+"""Rows of blocks in stretches of consecutive ones: a few numbers for each stretch, and none for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Index = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretched:
+    """Rows of blocks in stretches of consecutive ones.
+
+    Parameters
+    ----------
+    which
+        Of each stretch the place of its block, shape ``(num_stretches,)``.
+    starts
+        Its first row there, shape ``(num_stretches,)``.
+    bounds
+        Where among all rows each stretch begins and the last ends, shape ``(num_stretches + 1,)``.
+    """
+
+    which: Index
+    starts: Index
+    bounds: Index
+
+    @property
+    def rows(self) -> Index:
+        """The row number of each row."""
+        return np.repeat(self.starts - self.bounds[:-1], np.diff(self.bounds)) + np.arange(self.bounds[-1])
+
+    @property
+    def which_rows(self) -> Index:
+        """The place of each row's block."""
+        return np.repeat(self.which, np.diff(self.bounds))
+
+    def triples(self) -> Iterator[tuple[int, int, int]]:
+        """The place of each stretch's block, and where in it the stretch starts and stops."""
+        stops = self.starts + np.diff(self.bounds)
+        return zip(self.which.tolist(), self.starts.tolist(), stops.tolist(), strict=True)
+
+    def spans(self, starts: Index, stops: Index) -> Stretched:
+        """What is between each start and its stop."""
+        first = np.searchsorted(self.bounds, starts, "right") - 1
+        counts = np.where(stops > starts, np.searchsorted(self.bounds, stops, "left") - first, 0)
+        ends = np.cumsum(counts)
+        at = np.repeat(first - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+        begins = self.bounds[at]
+        cut = np.maximum(np.repeat(starts, counts), begins)
+        lengths = np.minimum(np.repeat(stops, counts), self.bounds[at + 1]) - cut
+        return Stretched(self.which[at], self.starts[at] + cut - begins, np.concatenate([[0], np.cumsum(lengths)]))
+
+    @staticmethod
+    def concat(parts: Sequence[Stretched], numbers: Sequence[Index]) -> Stretched:
+        """All parts, one after the other; ``numbers`` are the new places of each one's blocks."""
+        lengths = np.concatenate([np.diff(part.bounds) for part in parts])
+        which = np.concatenate([to.take(part.which) for part, to in zip(parts, numbers, strict=True)])
+        return Stretched(
+            which, np.concatenate([part.starts for part in parts]), np.concatenate([[0], np.cumsum(lengths)])
+        )

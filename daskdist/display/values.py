@@ -1,0 +1,60 @@
+"""Values of replicas as a table, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+
+# Characters of a value that are shown.
+_SHOWN: Final = 72
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is shown of a value.
+
+    Parameters
+    ----------
+    shape, dtype
+        An array's or a number's; empty of anything else.
+    text
+        The beginning of how it prints.
+    """
+
+    shape: str
+    dtype: str
+    text: str
+
+    @classmethod
+    def of(cls, value: Any) -> Summary:
+        """The summary of a value, made where that is."""
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        shape = shape if isinstance(shape, tuple) else None
+        if shape is None and isinstance(value, (bool, int, float, complex)):
+            shape, dtype = (), type(value).__name__
+        with np.printoptions(threshold=8, edgeitems=2, precision=4):
+            # The beginning tells enough: a list may be long.
+            text = " ".join(str(value)[: 100 * _SHOWN].split())
+        text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+        return cls("" if shape is None else str(tuple(shape)), "" if dtype is None else str(dtype), text)
+
+
+def table(summaries: Sequence[Summary], workers: Sequence[str | None]) -> str:
+    """One row a replica; its worker where one is known of."""
+    with_workers = any(workers)
+    headings = ["replica", "shape", "dtype", *["worker"] * with_workers, "value"]
+    rows = []
+    for number, (each, worker) in enumerate(zip(summaries, workers, strict=True)):
+        cells = [str(number), each.shape, each.dtype, *[worker or ""] * with_workers]
+        row = "".join(f'<td style="white-space: nowrap">{escape(cell)}</td>' for cell in cells)
+        rows.append(f'<tr>{row}<td style="text-align: left"><code>{escape(each.text)}</code></td></tr>')
+    head = "".join(f"<th>{heading}</th>" for heading in headings[:-1])
+    return (
+        '<table><caption style="caption-side: top; text-align: left">PerReplica</caption>'
+        f'<thead><tr>{head}<th style="text-align: left">{headings[-1]}</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )

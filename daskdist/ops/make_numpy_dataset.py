@@ -1,0 +1,100 @@
+"""``Strategy.experimental_make_numpy_dataset``: arrays that were put on the workers of a cluster, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daskdist.core.node import Facts, Source
+from daskdist.core.primitive import Primitive, Read, Split, value_itself
+from daskdist.core.spec import ElementSpec
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A block of rows on a worker.
+
+    Parameters
+    ----------
+    key
+        What the cluster calls it.
+    future
+        Holds on to it.
+    num_rows
+        Its rows.
+    num_bytes
+        Its size.
+    """
+
+    key: Any
+    future: Any = field(repr=False)
+    num_rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Placing:
+    """All blocks of a dataset, in order.
+
+    Parameters
+    ----------
+    blocks
+        The blocks.
+    token
+        Tells their contents from others', wherever they are.
+    """
+
+    blocks: tuple[Placed, ...]
+    token: str
+
+    def __dask_tokenize__(self) -> object:
+        return "Placing", self.token
+
+
+@dataclass(frozen=True, eq=False)
+class MakeNumpyDataset(Source):
+    """One element a row of each array.
+
+    Parameters
+    ----------
+    num_rows
+        How many there are.
+    known_spec
+        The spec of the elements.
+    placing
+        Where they are.
+    """
+
+    num_rows: int
+    known_spec: ElementSpec = field(repr=False)
+    placing: Placing = field(repr=False)
+
+    name = "make_numpy_dataset"
+    facts = Facts()
+    background = True
+    is_light = False
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.known_spec
+
+    @property
+    def cardinality(self) -> int:
+        return self.num_rows
+
+    def splits(self) -> Sequence[Split]:
+        splits = []
+        start = 0
+        for block in self.placing.blocks:
+            label = f"make_numpy_dataset rows {start} on"
+            splits.append(Split(label, block.key, block.num_rows, block.num_bytes))
+            start += block.num_rows
+        return splits
+
+    def graph(self) -> dict[Any, Any]:
+        """What holds on to each block, by key."""
+        return {block.key: block.future for block in self.placing.blocks}
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Read(self.splits, value_itself, self.name, graph=self.graph)

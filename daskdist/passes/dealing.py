@@ -1,0 +1,135 @@
+"""Files dealt to workers by their sizes, in parts where one is too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from daskdist.ops.read_files import Dealt, ReadFiles
+from daskdist.sharding.balance import Numbers, excess, largest_first
+
+# The most a worker has is this at most, as a multiple of the mean, unless what cannot be cut is larger: a unit of a
+# tenth of the mean or less is never given to one that has more than the mean.
+_ENOUGH: Final = 1.1
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What each worker reads of each source.
+
+    Parameters
+    ----------
+    by_source
+        By the id of a source, each worker's share.
+    excess
+        The most bytes a worker has, as a multiple of the mean.
+    """
+
+    by_source: dict[int, list[ReadFiles]]
+    excess: float
+
+
+@dataclass
+class _Units:
+    # What is dealt as one: a file of a group of sources, or where `part` is not -1, a split of it.
+    group: Numbers
+    file: Numbers
+    part: Numbers
+    sizes: Numbers
+
+
+def deal(groups: Sequence[Sequence[ReadFiles]], num_workers: int, *, by_split: bool) -> Shares:
+    """The files of all sources dealt together, the largest first.
+
+    Parameters
+    ----------
+    groups
+        The sources; those of one group have as many files, and get their shares alike.
+    num_workers
+        Workers to deal them to.
+    by_split
+        Whether files are fewer than workers, so that they come in parts in any case.
+    """
+    groups = _apart(groups)
+    units = _files(groups)
+    owners = largest_first(units.sizes, num_workers)
+    most = excess(units.sizes, owners, num_workers)
+    if by_split or most > _ENOUGH:
+        cut = _cut(groups, units, (_ENOUGH - 1) * float(units.sizes.sum()) / num_workers, by_split=by_split)
+        cut_owners = largest_first(cut.sizes, num_workers)
+        cut_most = excess(cut.sizes, cut_owners, num_workers)
+        if by_split or cut_most < most:
+            units, owners, most = cut, cut_owners, cut_most
+    found: dict[int, list[ReadFiles]] = {}
+    for number, group in enumerate(groups):
+        for worker, dealt in enumerate(_dealt(units, owners, number, num_workers)):
+            for source in group:
+                found.setdefault(id(source), []).append(source.dealt_to(worker, num_workers, dealt))
+    return Shares(found, most)
+
+
+def _apart(groups: Sequence[Sequence[ReadFiles]]) -> list[list[ReadFiles]]:
+    # A source may be in a pipeline more than once: what is to be cut like it there is one group with it.
+    apart: list[dict[int, ReadFiles]] = []
+    for group in groups:
+        joined = {id(source): source for source in group}
+        for other in [each for each in apart if each.keys() & joined.keys()]:
+            joined |= other
+            apart.remove(other)
+        apart.append(joined)
+    return [list(each.values()) for each in apart]
+
+
+def _files(groups: Sequence[Sequence[ReadFiles]]) -> _Units:
+    sizes = [np.sum([np.asarray(source.file_bytes(), np.int64) for source in group], axis=0) for group in groups]
+    return _Units(
+        np.repeat(np.arange(len(groups)), [len(each) for each in sizes]),
+        np.concatenate([np.arange(len(each)) for each in sizes]),
+        np.full(sum(map(len, sizes)), -1),
+        np.concatenate(sizes),
+    )
+
+
+def _cut(groups: Sequence[Sequence[ReadFiles]], units: _Units, most_bytes: float, *, by_split: bool) -> _Units:
+    # Sources that are to be cut alike have files alike; their splits are so only where that was seen to.
+    can_be = np.array([all(each.format.is_splittable for each in group) for group in groups])
+    can_be &= np.array([by_split or len(group) == 1 for group in groups])
+    large = np.flatnonzero((units.sizes > most_bytes) & can_be[units.group])
+    parts: list[tuple[int, int, int, int]] = []
+    is_cut = np.zeros(len(units.sizes), bool)
+    for unit in large.tolist():
+        group, file = int(units.group[unit]), int(units.file[unit])
+        sizes = _part_sizes(groups[group], file, int(units.sizes[unit]))
+        if len(sizes) > 1:
+            is_cut[unit] = True
+            parts += [(group, file, number, size) for number, size in enumerate(sizes)]
+    if not parts:
+        return units
+    added = np.array(parts, np.int64).T
+    kept = (units.group[~is_cut], units.file[~is_cut], units.part[~is_cut], units.sizes[~is_cut])
+    return _Units(*[np.concatenate([old, new]) for old, new in zip(kept, added, strict=True)])
+
+
+def _part_sizes(group: Sequence[ReadFiles], file: int, num_bytes: int) -> list[int]:
+    # What splits say of their sizes is of memory; of the bytes of the file they have shares in proportion.
+    sizes = np.sum([[split.num_bytes or 0 for split in each.list_file_leniently(file)] for each in group], axis=0)
+    if not len(sizes):
+        return []
+    shares = sizes / sizes.sum() if sizes.sum() else np.full(len(sizes), 1 / len(sizes))
+    return [int(share * num_bytes) for share in shares]
+
+
+def _dealt(units: _Units, owners: Numbers, group: int, num_workers: int) -> Iterator[Dealt]:
+    chosen = np.flatnonzero(units.group == group)
+    order = chosen[np.lexsort((units.part[chosen], units.file[chosen], owners[chosen]))]
+    stops = np.cumsum(np.bincount(owners[chosen], minlength=num_workers))
+    for start, stop in zip([0, *stops[:-1]], stops, strict=True):
+        mine = order[start:stop]
+        parts: dict[int, list[int]] = {}
+        for unit in mine[units.part[mine] >= 0].tolist():
+            parts.setdefault(int(units.file[unit]), []).append(int(units.part[unit]))
+        files = units.file[mine].tolist()
+        yield Dealt(list(dict.fromkeys(files)) if parts else files, parts)

@@ -1,0 +1,168 @@
+"""Datasets that are made on the worker whose replicas they feed, and run there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daskdist.core.block import Bundle, Rows
+from daskdist.core.node import Facts, Source
+from daskdist.core.origin import Skipped
+from daskdist.core.primitive import Epoch, Primitive, Stream
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import LONE, Leaves, Structure
+from daskdist.dataset import Dataset
+from daskdist.display.plan import tree
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Handle, embedded
+from daskdist.execute.embedded import rows_by
+from daskdist.execute.interpreter import Interpreter
+from daskdist.ops.with_options import Options
+from daskdist.strategy.inputs import InputContext
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What there is to know of a dataset without having it.
+
+    Parameters
+    ----------
+    spec, cardinality, options
+        As the dataset's own.
+    plan
+        Its operations, a line each.
+    """
+
+    spec: ElementSpec
+    cardinality: int
+    options: Options
+    plan: str
+
+
+def outlook(dataset: Dataset) -> Outlook:
+    """The outlook on a dataset; where that depends on a function, its first element is made."""
+
+    def caller() -> Any:
+        return embedded(dataset.node, dataset.options().num_threads)
+
+    return Outlook(dataset.spec_by(caller), dataset.cardinality(), dataset.options(), tree(dataset.node))
+
+
+def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worker: str | None = None) -> Dataset:
+    """The dataset that a function makes of an input pipeline.
+
+    Raises
+    ------
+    ArgumentError
+        It made something else.
+    """
+    where = f"input pipeline {context.input_pipeline_id}" + (f" on worker {worker}" if worker else "")
+    try:
+        dataset = dataset_fn(context)
+    except Exception as error:
+        error.add_note(f"raised by the dataset_fn of {where}")
+        raise
+    if not isinstance(dataset, Dataset):
+        raise ArgumentError(
+            f"distribute_datasets_from_function: {getattr(dataset_fn, '__qualname__', dataset_fn)} returned "
+            f"{type(dataset).__name__} for {where}; it is to return a daskdist Dataset"
+        )
+    return dataset
+
+
+def hold(_: Sequence[Any], dataset_fn: Callable[..., Any], context: InputContext, worker: str) -> Dataset:
+    """What `made` gives, in the form of a call: the dataset stays where it was made."""
+    return made(dataset_fn, context, worker)
+
+
+def outlook_there(values: Sequence[Dataset]) -> Outlook:
+    """The outlook on the one dataset there is."""
+    return outlook(values[0])
+
+
+class Pass:
+    """One pass over a dataset, by the engine of the process it is in."""
+
+    def __init__(self, dataset: Dataset, epoch: Epoch) -> None:
+        caller = embedded(dataset.node, dataset.options().num_threads)
+        self._interpreter = _Noting(caller, budget_bytes=dataset.options().memory_budget_bytes)
+        self._rows = rows_by(self._interpreter, dataset.primitive, epoch, lambda: _without_rows(dataset))
+        self._rest: Rows | None = None
+        weakref.finalize(self, caller.close)
+
+    def pull(self, num_rows: int) -> Rows:
+        """The next elements, at most so many; none at the end."""
+        rows = next(self._rows, None) if self._rest is None else self._rest
+        if rows is None:
+            return Bundle(LONE, [])
+        self._rest = rows.slice(num_rows, len(rows)) if len(rows) > num_rows else None
+        rows = rows.slice(0, min(num_rows, len(rows)))
+        rows.skipped = self._interpreter.told()
+        return rows
+
+
+def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
+    return dataset.spec.structure, tuple(leaf.zeros() for leaf in dataset.spec.leaves)
+
+
+def begin(values: Sequence[Dataset], epoch: Epoch) -> Pass:
+    """A pass over the one dataset there is."""
+    return Pass(values[0], epoch)
+
+
+class _Noting(Interpreter):
+    # What is left out is told where the rows go.
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._notes: list[Skipped] = []
+
+    def note_skipped(self, notes: Sequence[Skipped]) -> None:
+        self._notes += notes
+
+    def told(self) -> tuple[Skipped, ...]:
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+
+@dataclass(frozen=True, eq=False)
+class OnWorker(Source):
+    """The elements of a dataset that is on a worker.
+
+    Parameters
+    ----------
+    held
+        The handle of the dataset.
+    worker
+        The address of the worker.
+    known
+        What is known of it.
+    """
+
+    held: Handle = field(repr=False)
+    worker: str
+    known: Outlook = field(repr=False)
+
+    name = "dataset_fn"
+    facts = Facts()
+    is_listed = False
+    is_light = False
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.known.spec
+
+    @property
+    def cardinality(self) -> int:
+        return self.known.cardinality
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Stream(_nothing_here, self.name, self.held, begin)
+
+    def __str__(self) -> str:
+        return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())
+
+
+def _nothing_here() -> Any:
+    raise ArgumentError("a dataset that is on a worker is read there only")

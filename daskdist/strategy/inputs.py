@@ -1,0 +1,148 @@
+"""What functions that make a worker's dataset are told, and how replicas are to be fed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from daskdist.core.arguments import whole_number, yes_or_no
+from daskdist.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """What a ``dataset_fn`` is told of the input pipeline that it makes the dataset of.
+
+    Parameters
+    ----------
+    num_input_pipelines
+        How many there are.
+    input_pipeline_id
+        Which of them this is, from 0 on.
+    num_replicas_in_sync
+        The replicas that all of them serve.
+
+    >>> context = InputContext(2, 0, 4)
+    >>> context.get_per_replica_batch_size(256)
+    64
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """The rows of a global batch that are each replica's.
+
+        Parameters
+        ----------
+        global_batch_size
+            The rows of a batch over all replicas.
+
+        Raises
+        ------
+        ArgumentError
+            They cannot be divided evenly.
+        """
+        whole_number("get_per_replica_batch_size", "global_batch_size", global_batch_size, at_least=1)
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            below, above = size * self.num_replicas_in_sync, (size + 1) * self.num_replicas_in_sync
+            raise ArgumentError(
+                f"a global batch of {global_batch_size} rows cannot be divided evenly over "
+                f"{self.num_replicas_in_sync} replicas; use {f'{below} or ' if below else ''}{above} rows"
+            )
+        return size
+
+    def __str__(self) -> str:
+        return (
+            f"InputContext(input pipeline {self.input_pipeline_id} of {self.num_input_pipelines}, "
+            f"{self.num_replicas_in_sync} replicas in sync)"
+        )
+
+
+class InputReplicationMode(enum.Enum):
+    """For what a ``dataset_fn`` makes a dataset each; values as in TensorFlow."""
+
+    PER_WORKER = "PER_WORKER"
+    """Each worker, whose replicas take its elements in turn."""
+    PER_REPLICA = "PER_REPLICA"
+    """Each replica."""
+
+
+@dataclass(frozen=True, init=False)
+class InputOptions:
+    """How replicas are fed. Every option can be given by TensorFlow's name, which begins with ``experimental_``.
+
+    Parameters
+    ----------
+    fetch_to_device
+        Whether values are put on a replica's device ahead of use; else they stay in its host's memory, which is
+        where a CPU's are in any case.
+    replication_mode
+        `InputReplicationMode`, or its name: of what ``distribute_datasets_from_function`` makes a dataset each.
+    place_dataset_on_device
+        Whether the dataset itself is on the device: only with PER_REPLICA, and not with ``fetch_to_device``.
+    per_replica_buffer_size
+        How many values are made for each replica ahead of use, at the least, the next one among them. With 0 each is
+        made when it is asked for. More are made where the setting ``daskdist.window-bytes`` leaves room.
+
+    Raises
+    ------
+    ArgumentError
+        A value is not allowed, or does not go with the others.
+    """
+
+    fetch_to_device: bool
+    replication_mode: InputReplicationMode
+    place_dataset_on_device: bool
+    per_replica_buffer_size: int
+
+    def __init__(
+        self,
+        *,
+        fetch_to_device: bool | None = None,
+        replication_mode: InputReplicationMode | str | None = None,
+        place_dataset_on_device: bool | None = None,
+        per_replica_buffer_size: int | None = None,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode | str | None = None,
+        experimental_place_dataset_on_device: bool | None = None,
+        experimental_per_replica_buffer_size: int | None = None,
+    ) -> None:
+        mode = _either("replication_mode", replication_mode, experimental_replication_mode, "PER_WORKER")
+        on_device = _either(
+            "place_dataset_on_device", place_dataset_on_device, experimental_place_dataset_on_device, False
+        )
+        fetches = _either("fetch_to_device", fetch_to_device, experimental_fetch_to_device, True)
+        size = _either("per_replica_buffer_size", per_replica_buffer_size, experimental_per_replica_buffer_size, 1)
+        yes_or_no("InputOptions", "place_dataset_on_device", on_device)
+        yes_or_no("InputOptions", "fetch_to_device", fetches)
+        whole_number("InputOptions", "per_replica_buffer_size", size, at_least=0)
+        object.__setattr__(self, "replication_mode", _mode(mode))
+        object.__setattr__(self, "place_dataset_on_device", on_device)
+        object.__setattr__(self, "fetch_to_device", fetches)
+        object.__setattr__(self, "per_replica_buffer_size", size)
+        if on_device and self.replication_mode is InputReplicationMode.PER_WORKER:
+            raise ArgumentError("InputOptions: place_dataset_on_device=True needs replication_mode='PER_REPLICA'")
+        if on_device and fetches:
+            raise ArgumentError(
+                "InputOptions: place_dataset_on_device=True needs fetch_to_device=False: what is on the device already "
+                "is not fetched to it"
+            )
+
+
+def _either(name: str, given: object, by_its_older_name: object, default: object) -> object:
+    if given is not None and by_its_older_name is not None:
+        raise ArgumentError(f"InputOptions: {name} is given twice, as experimental_{name} too")
+    found = by_its_older_name if given is None else given
+    return default if found is None else found
+
+
+def _mode(value: object) -> InputReplicationMode:
+    if isinstance(value, InputReplicationMode):
+        return value
+    if isinstance(value, str) and value.upper() in InputReplicationMode.__members__:
+        return InputReplicationMode[value.upper()]
+    names = " and ".join(InputReplicationMode.__members__)
+    raise ArgumentError(f"InputOptions: replication_mode is {value!r}; there are {names}")

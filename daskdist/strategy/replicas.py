@@ -1,0 +1,137 @@
+"""How many replicas each worker of a cluster has: as many on all, or so many on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number, whole_numbers
+from daskdist.errors import ArgumentError
+
+# One number for all workers, one for each in order, or numbers of workers by name or address.
+ReplicasPerWorker = int | Sequence[int] | Mapping[str, int] | Mapping[int, int]
+# The same, checked.
+Counts = int | tuple[int, ...] | dict[str, int]
+
+_OPERATION = "MultiWorkerMirroredStrategy"
+_ARGUMENT = "replicas_per_worker"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What is to be known of a worker.
+
+    Parameters
+    ----------
+    address
+        Where it listens.
+    name
+        What the cluster calls it.
+    num_threads
+        Its threads.
+    """
+
+    address: str
+    name: str
+    num_threads: int
+
+
+def as_counts(wanted: ReplicasPerWorker) -> Counts:
+    """``replicas_per_worker``, checked as far as that can be done without the workers.
+
+    Raises
+    ------
+    ArgumentError
+        It is not made of whole numbers, or nobody is to have a replica.
+
+    >>> as_counts(2), as_counts([2, 0]), as_counts({0: 2})
+    (2, (2, 0), {'0': 2})
+    """
+    counts: tuple[int, ...] | dict[str, int]
+    if isinstance(wanted, Mapping):
+        counts = {
+            str(name): whole_number(_OPERATION, f"{_ARGUMENT}[{name!r}]", number, at_least=0)
+            for name, number in wanted.items()
+        }
+        if len(counts) < len(wanted):
+            raise ArgumentError(f"{_OPERATION}: {_ARGUMENT} names one worker twice: {list(wanted)}; name it once")
+    elif _is_sequence(wanted):
+        counts = whole_numbers(_OPERATION, _ARGUMENT, wanted, at_least=0)
+    else:
+        return whole_number(_OPERATION, _ARGUMENT, wanted, at_least=1)
+    if not any(counts.values() if isinstance(counts, dict) else counts):
+        raise ArgumentError(f"{_OPERATION}: {_ARGUMENT} is {wanted!r:.80}; give at least one worker a replica")
+    return counts
+
+
+def _is_sequence(wanted: Any) -> bool:
+    return isinstance(wanted, (Sequence, np.ndarray)) and not isinstance(wanted, (str, bytes))
+
+
+def most_replicas(counts: Counts) -> tuple[int | None, int]:
+    """For how many workers numbers are given, None for any; and the largest of the numbers."""
+    if isinstance(counts, int):
+        return None, counts
+    return len(counts), max(counts.values() if isinstance(counts, dict) else counts)
+
+
+def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
+    """The replicas of each worker.
+
+    Raises
+    ------
+    ArgumentError
+        A worker that is named is not there, there is not a number for each, or a worker has too few threads.
+
+    >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
+    >>> num_replicas_on(workers, 1), num_replicas_on(workers, (2, 0)), num_replicas_on(workers, {"bob": 1})
+    ([1, 1], [2, 0], [0, 1])
+    """
+    if isinstance(counts, int):
+        numbers = [counts] * len(workers)
+    elif isinstance(counts, dict):
+        numbers = _by_name(workers, counts)
+    elif len(counts) == len(workers):
+        numbers = list(counts)
+    else:
+        raise ArgumentError(
+            f"{_OPERATION}: {_ARGUMENT} has {len(counts)} numbers, and there are {len(workers)} workers, in order "
+            f"{_names(workers)}. Give one for each, 0 for none, or name workers: {{{workers[0].name!r}: 1}}"
+        )
+    for worker, number in zip(workers, numbers, strict=True):
+        if number > worker.num_threads:
+            raise ArgumentError(
+                f"{_ARGUMENT} is {number}, and worker {worker.address} has {worker.num_threads} threads; start workers "
+                f"with --nthreads {number}, or use fewer replicas"
+            )
+    return numbers
+
+
+def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
+    places = {worker.name: place for place, worker in enumerate(workers)}
+    places |= {worker.address: place for place, worker in enumerate(workers)}
+    numbers = [0] * len(workers)
+    names: dict[int, str] = {}
+    for name, number in counts.items():
+        place = places.get(name)
+        if place is None:
+            raise ArgumentError(
+                f"{_OPERATION}: {_ARGUMENT} names worker {name!r}, and there is none of that name or address; there "
+                f"are {_names(workers)}"
+            )
+        if place in names:
+            raise ArgumentError(
+                f"{_OPERATION}: {_ARGUMENT} names one worker twice, as {names[place]!r} and {name!r}; name it once"
+            )
+        names[place] = name
+        numbers[place] = number
+    return numbers
+
+
+def _names(workers: Sequence[Worker]) -> str:
+    return ", ".join(
+        worker.name if worker.name == worker.address else f"{worker.name} ({worker.address})" for worker in workers
+    )

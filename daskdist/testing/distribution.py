@@ -1,0 +1,211 @@
+"""Laws of distribution: what replicas are given is the dataset's rows, cut by the rule, on any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import walk
+from daskdist.core.spec import PerReplicaSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.dataset import Dataset
+from daskdist.execute.callers import Caller, Now
+from daskdist.execute.embedded import iterate
+from daskdist.ops.deal import Deal, piece_bounds
+from daskdist.passes.plan import plan
+from daskdist.sharding import AutoShardPolicy
+from daskdist.strategy.distributed import DistributedDataset
+from daskdist.strategy.mirrored import MirroredStrategy
+from daskdist.strategy.pipeline import Pipeline
+from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.testing.equality import check, same_element, same_multiset
+
+
+class SimulatedWorkers(MirroredStrategy):
+    """Replicas on several workers that are not there: what would be sent to one is computed in this thread.
+
+    Plans, shards, cuts and hands out as a strategy on a cluster does, at a small part of the cost.
+
+    Parameters
+    ----------
+    num_replicas
+        Of each worker.
+
+    >>> steps = SimulatedWorkers([1, 2]).distribute_dataset(Dataset.range(6).batch(6))
+    >>> next(iter(steps))
+    PerReplica:{
+      0: array([0, 1]),
+      1: array([2, 3]),
+      2: array([4, 5])
+    }
+    """
+
+    def __init__(self, num_replicas: Sequence[int]) -> None:
+        replicas = [Replica(f"worker-{w}", f"CPU:{k}") for w, number in enumerate(num_replicas) for k in range(number)]
+        Strategy.__init__(self, replicas, Now())
+
+    def reader(self, dataset: Dataset) -> Caller:
+        return Now()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a dataset on a strategy.
+
+    Parameters
+    ----------
+    what
+        What messages call it.
+    distributed
+        The distributed dataset.
+    steps
+        For each step what each replica was given.
+    """
+
+    what: str
+    distributed: DistributedDataset
+    steps: list[tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, strategy: Strategy, dataset: Dataset) -> Outcome:
+        """One pass, the first, over a dataset on a strategy."""
+        distributed = strategy.distribute_dataset(dataset)
+        steps = [strategy.local_results(step) for step in distributed]
+        numbers = [sum(r.worker == worker for r in strategy.replicas) for worker in strategy.workers]
+        pipeline = " of ".join(map(str, walk(dataset.node)))
+        policy = distributed.sharding.policy.name
+        return cls(f"{pipeline} by {policy}, replicas {numbers}", distributed, steps)
+
+
+class DistributionLaws:
+    """Laws of distribution. Subclass it, and give in `datasets` some whose rows do not depend on how they are batched.
+
+    Not padded to the longest of a batch, that is, and under FILE without ``drop_remainder``, which leaves out rows of
+    each worker.
+    """
+
+    def datasets(self) -> Sequence[Dataset]:
+        """Finite datasets of batches, whose policy is set by their options."""
+        raise NotImplementedError
+
+    def strategies(self) -> Sequence[Strategy]:
+        """On what they are tried; every one has replicas that share a worker, and others that do not."""
+        here = [MirroredStrategy([f"CPU:{k}" for k in range(number)]) for number in (1, 2, 3, 4)]
+        return [*here, *map(SimulatedWorkers, ([1, 1], [2, 2], [1, 1, 1], [2, 1]))]
+
+    def outcomes(self) -> Iterator[tuple[Dataset, Strategy, Outcome]]:
+        """What comes of each dataset on each strategy."""
+        for dataset in self.datasets():
+            for strategy in self.strategies():
+                yield dataset, strategy, Outcome.of(strategy, dataset)
+
+    def test_rows_are_those_of_the_dataset(self) -> None:
+        for dataset, strategy, outcome in self.outcomes():
+            check_rows(dataset, strategy, outcome)
+
+    def test_pieces_are_of_the_rule(self) -> None:
+        for _, _, outcome in self.outcomes():
+            check_pieces(outcome)
+
+    def test_each_step_has_a_row(self) -> None:
+        for _, strategy, outcome in self.outcomes():
+            if strategy.num_replicas_in_sync > 1:
+                check(all(any(map(_has_rows, step)) for step in outcome.steps), f"{outcome.what}: a step without rows")
+
+    def test_cardinality_is_the_number_of_steps(self) -> None:
+        for _, _, outcome in self.outcomes():
+            check_cardinality(outcome)
+
+    def test_element_spec_fits_what_is_given(self) -> None:
+        for _, _, outcome in self.outcomes():
+            check_spec(outcome)
+
+
+def check_rows(dataset: Dataset, strategy: Strategy, outcome: Outcome) -> None:
+    """Check that all replicas together are given the rows of the dataset, each as often; under OFF once a worker."""
+    is_off = outcome.distributed.sharding.policy is AutoShardPolicy.OFF
+    times = len(strategy.workers) if is_off else 1
+    pieces = [Structure.flatten(piece)[0] for step in outcome.steps for piece in step]
+    batches = [Structure.flatten(batch)[0] for batch in dataset]
+    # Where leaves differ in length, as those of batches zipped do, each is cut for itself.
+    are_rows = all(len({len(leaf) if leaf.shape else -1 for leaf in leaves}) == 1 for leaves in batches)
+    given, expected = ([row for leaves in each for row in _rows(leaves, are_rows)] for each in (pieces, batches))
+    same_multiset(given, expected * times, f"{outcome.what}: rows")
+
+
+def check_pieces(outcome: Outcome) -> None:
+    """Check that each replica is given, step by step, the pieces that the rule makes of the batches of its pipeline."""
+    pipelines = outcome.distributed.pipelines
+    lanes = [list(_dealt(pipeline)) for pipeline in pipelines]
+    num_replicas = [len(pipeline.consumers) for pipeline in pipelines]
+    expected = []
+    for number in range(max(map(len, lanes))):
+        step: list[Any] = []
+        for lane, replicas in zip(lanes, num_replicas, strict=True):
+            step += lane[number] if number < len(lane) else [None] * replicas
+        if sum(num_replicas) == 1 or any(piece is not None and _has_rows(piece) for piece in step):
+            expected.append(step)
+    numbers = len(outcome.steps), len(expected)
+    check(numbers[0] == numbers[1], f"{outcome.what}: {numbers[0]} steps, and should be {numbers[1]}")
+    for number, (given, step) in enumerate(zip(outcome.steps, expected, strict=True)):
+        for replica, (piece, other) in enumerate(zip(given, step, strict=True)):
+            has_none = sum(num_replicas) > 1 and (other is None or not _has_rows(other))
+            is_right = not _has_rows(piece) if has_none else same_element(piece, other)
+            should = "no rows" if has_none else repr(other)
+            check(
+                is_right, f"{outcome.what}: in step {number} replica {replica} has {piece!r}, and should have {should}"
+            )
+
+
+def check_cardinality(outcome: Outcome) -> None:
+    """Check that the number of steps is what is said of it, if anything is."""
+    number = outcome.distributed.cardinality()
+    check(
+        number in (UNKNOWN, len(outcome.steps)), f"{outcome.what}: cardinality {number}, and {len(outcome.steps)} steps"
+    )
+
+
+def check_spec(outcome: Outcome) -> None:
+    """Check that every value is of the element spec."""
+    specs, structure = Structure.of(outcome.distributed.element_spec)
+    for number, step in enumerate(outcome.steps):
+        for replica, piece in enumerate(step):
+            leaves, found = Structure.flatten(piece)
+            check(found == structure, f"{outcome.what}: {found} in step {number}, and should be {structure}")
+            for leaf, spec in zip(leaves, specs, strict=True):
+                wanted: TensorSpec = spec.specs[replica] if isinstance(spec, PerReplicaSpec) else spec
+                check(wanted.is_compatible_with(leaf), f"{outcome.what}: {leaf!r} in step {number} is not of {wanted}")
+
+
+def _dealt(pipeline: Pipeline) -> Iterator[list[Any]]:
+    # What a pipeline hands out in each step, from its batches put together as a whole.
+    node, num_replicas = pipeline.node, len(pipeline.consumers)
+    is_dealt = isinstance(node, Deal)
+    batches = iterate(Now(), plan(node.source if isinstance(node, Deal) else node), 0)
+    pieces = [piece for batch in batches for piece in (_cut(batch, node.num_pieces) if is_dealt else [batch])]  # type: ignore[attr-defined]
+    for start in range(0, len(pieces), num_replicas):
+        step = pieces[start : start + num_replicas]
+        yield [*step, *[None] * (num_replicas - len(step))]
+
+
+def _cut(batch: Any, num_pieces: int) -> list[Any]:
+    leaves, structure = Structure.flatten(batch)
+    bounds = [piece_bounds(len(leaf), num_pieces) for leaf in leaves]
+    return [
+        structure.pack([leaf[cut[k] : cut[k + 1]] for leaf, cut in zip(leaves, bounds, strict=True)])
+        for k in range(num_pieces)
+    ]
+
+
+def _has_rows(piece: Any) -> bool:
+    return any(leaf.shape and leaf.shape[0] for leaf in Structure.flatten(piece)[0])
+
+
+def _rows(leaves: Sequence[Any], are_rows: bool) -> list[Any]:
+    if not all(leaf.shape for leaf in leaves):
+        return [tuple(leaves)]
+    if are_rows:
+        return list(zip(*leaves, strict=True))
+    return [(number, row) for number, leaf in enumerate(leaves) for row in leaf]

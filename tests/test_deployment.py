@@ -1,0 +1,154 @@
+"""A cluster as people deploy one: scheduler and workers started from the command line, and a program that connects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import daskdist
+
+PROGRAM = """
+import json, sys
+import daskdist
+
+where, files = sys.argv[1:]
+with daskdist.MultiWorkerMirroredStrategy(where) as strategy:
+    ds = daskdist.read_parquet(files, "id").shuffle(8, seed=1).batch(6)
+    dist = strategy.distribute_dataset(ds)
+    steps = [[piece.tolist() for piece in strategy.local_results(step)] for step in dist]
+    total = 0
+    for step in dist:
+        total += strategy.reduce("SUM", strategy.run(lambda ids: ids.sum(), args=(step,)), axis=None)
+    print(json.dumps({
+        "replicas": strategy.num_replicas_in_sync,
+        "policy": dist.sharding.policy.name,
+        "steps": steps,
+        "cardinality": dist.cardinality(),
+        "total": int(total),
+    }))
+"""
+
+
+class Started:
+    """Processes started here, each with a file its messages go to, and ended by their ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def dask(self, *arguments: str) -> Path:
+        """Start ``dask`` with arguments; gives the file of its messages."""
+        log = self.folder / f"{len(self.processes)}-{arguments[0]}.log"
+        with open(log, "wb") as messages:
+            command = [sys.executable, "-m", "dask", *arguments]
+            self.processes.append(subprocess.Popen(command, stdout=messages, stderr=messages))
+        return log
+
+    def wait_for(self, path: Path, text: str) -> str:
+        """What a file holds, once it has a text in it."""
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            found = path.read_text() if path.exists() else ""
+            if text in found:
+                return found
+            ended = [process.args for process in self.processes if process.poll() is not None]
+            assert not ended, f"ended: {ended}: {found}"
+            time.sleep(0.05)
+        raise AssertionError(f"no {text!r} in {path.name} within 30 s: {found}")
+
+    def end(self) -> None:
+        # The scheduler last: a worker that ends takes its leave of it.
+        for process in reversed(self.processes):
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    processes = Started(tmp_path)
+    yield processes
+    processes.end()
+
+
+@pytest.mark.cluster
+def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_path):
+    paths = parquet_files([9, 4, 7, 5])
+    file = tmp_path / "scheduler.json"
+    here = ["--host", "127.0.0.1", "--no-dashboard"]
+    scheduler = started.dask("scheduler", *here, "--port", "0", "--scheduler-file", str(file))
+    address = json.loads(started.wait_for(file, "}"))["address"]
+    logs = [
+        started.dask(
+            "worker",
+            address,
+            *here,
+            "--name",
+            name,
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--local-directory",
+            str(tmp_path),
+        )
+        for name in ("alpha", "beta")
+    ]
+    for log in logs:
+        started.wait_for(log, "Registered to")
+    assert address.startswith("tcp://127.0.0.1:")
+    started.wait_for(scheduler, "Register worker")
+
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    programs = [
+        subprocess.Popen(
+            [sys.executable, str(program), where, str(Path(paths[0]).parent / "*.parquet")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for where in (address, str(file))
+    ]
+    started.processes += programs
+    for process in programs:
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        found = json.loads(output.splitlines()[-1])
+        assert found["replicas"] == 2
+        assert found["policy"] == "FILE"
+        assert sorted(row for step in found["steps"] for piece in step for row in piece) == list(range(25))
+        # Files 0 and 2, and files 1 and 3.
+        first, second = ({row for step in found["steps"] for row in step[replica]} for replica in (0, 1))
+        assert first == {*range(9), *range(13, 20)}
+        assert second == {*range(9, 13), *range(20, 25)}
+        assert all(len(piece) <= 3 for step in found["steps"] for piece in step)
+        assert found["cardinality"] == len(found["steps"])
+        assert found["total"] == sum(range(25))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: .*No such file.*dask scheduler --scheduler-file"),
+        ("", "is not a file that 'dask scheduler --scheduler-file' wrote"),
+        ("[]", "it names no address"),
+        ('{"id": "Scheduler"}', "it names no address"),
+    ],
+    ids=["missing", "empty", "list", "no address"],
+)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_scheduler_file_that_is_none(tmp_path, content, words, kind):
+    path = tmp_path / "scheduler.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(daskdist.errors.ClusterError, match=words):
+        daskdist.MultiWorkerMirroredStrategy(kind(path))

@@ -1,0 +1,724 @@
+"""Sharding policies on every kind of pipeline: what each comes to, what it says, and that no row is lost or doubled."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import logging
+from collections import Counter
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import SHARD_HINT, AutoShardPolicy, Dataset, Options, TensorSpec, read_parquet, read_text
+from daskdist.core.node import walk
+from daskdist.errors import ArgumentError, ShardingError
+from daskdist.files.storage import Storage
+from daskdist.ops.read_files import ReadFiles
+from daskdist.passes.autoshard import autoshard
+from daskdist.passes.plan import plan
+from daskdist.sharding.balance import excess, largest_first
+
+ROWS = [5, 3, 6, 2, 4]
+
+
+@pytest.fixture
+def files(parquet_files):
+    return parquet_files(ROWS, row_group=2)
+
+
+def first(node, number):
+    return list(itertools.islice(Dataset(node), number))
+
+
+def read(path):
+    return read_parquet(str(path), "id")
+
+
+def policy(name, **options):
+    return Options(auto_shard_policy=name, **options)
+
+
+def flat(element):
+    """The numbers in an element, however it nests them."""
+    if isinstance(element, Dataset):
+        return [number for each in element for number in flat(each)]
+    if isinstance(element, tuple):
+        return (
+            [tuple(map(int, element))] if all(np.ndim(each) == 0 for each in element) else [*zip(*element, strict=True)]
+        )
+    return [int(each) for each in np.ravel(element)]
+
+
+def rows_of(elements):
+    return Counter(number for element in elements for number in flat(element))
+
+
+def sharded(ds, name, num_workers):
+    decision, nodes = autoshard(ds.node, AutoShardPolicy[name.upper()], num_workers, first)
+    return decision, [list(Dataset(node)) for node in nodes]
+
+
+def generated(files):
+    return Dataset.from_generator(lambda: iter(range(20)), TensorSpec((), "int64"))
+
+
+def lines(files, compress=False):
+    """The rows as text, a file for each, which does not tell how many it has."""
+    paths = []
+    for path in files:
+        paths.append(path.removesuffix("parquet") + ("gz" if compress else "txt"))
+        with gzip.open(paths[-1], "wt") if compress else open(paths[-1], "w") as file:
+            file.writelines(f"{int(row)}\n" for row in read(path))
+    return paths
+
+
+def numbers(files, compress=False):
+    return read_text(lines(files, compress)).map(int)
+
+
+def by_text(path):
+    return read_text(str(path)).map(int)
+
+
+# name -> (what makes the dataset, what AUTO comes to on 2 and 3 workers, words of what is said of it).
+SHAPES = {
+    "read": (read_parquet, "FILE", "5 files for"),
+    "read-ids": (lambda f: read_parquet(f, "id"), "FILE", "5 files for"),
+    "text": (numbers, "FILE", "5 files for"),
+    "gzip": (lambda f: numbers(f, True), "FILE", "5 files for"),
+    "map-filter": (
+        lambda f: read_parquet(f, "id").map(lambda x: x * 3).filter(lambda x: x % 2 == 0),
+        "FILE",
+        "5 files",
+    ),
+    "shuffle": (lambda f: read_parquet(f, "id").shuffle(7), "FILE", "5 files"),
+    "repeat": (lambda f: read_parquet(f, "id").repeat(2), "FILE", "5 files"),
+    "batch": (lambda f: read_parquet(f, "id").batch(4), "FILE", "5 files"),
+    "padded": (lambda f: read_parquet(f, "id").padded_batch(4), "FILE", "5 files"),
+    "unbatch": (lambda f: read_parquet(f, "id").batch(4).unbatch(), "FILE", "5 files"),
+    "cache": (lambda f: read_parquet(f, "id").shuffle(9).cache(), "FILE", "5 files"),
+    "ignore_errors": (lambda f: read_parquet(f, "id").ignore_errors(), "FILE", "5 files"),
+    "bucket": (
+        lambda f: read_parquet(f, "id").bucket_by_sequence_length(lambda x: int(x) % 3, [1, 2], [2, 2, 2]),
+        "FILE",
+        "5 files",
+    ),
+    # Files that a function reads.
+    "flat_map": (lambda f: Dataset.from_tensor_slices(f).flat_map(read), "FILE", "5 files that flat_map reads"),
+    "flat_map-text": (
+        lambda f: Dataset.from_tensor_slices(lines(f)).flat_map(by_text),
+        "FILE",
+        "5 files that flat_map reads",
+    ),
+    "interleave": (
+        lambda f: Dataset.list_files(f, shuffle=False).interleave(read, 2),
+        "FILE",
+        "5 files that interleave reads",
+    ),
+    "list_files": (lambda f: Dataset.list_files(f).interleave(read, 3, 2), "FILE", "files that interleave reads"),
+    "list_files-seed": (lambda f: Dataset.list_files(f, seed=3).flat_map(read), "FILE", "files that flat_map reads"),
+    "parallel": (
+        lambda f: Dataset.list_files(f).interleave(read, 2, num_parallel_calls=2).shuffle(5).batch(3),
+        "FILE",
+        "files that interleave reads",
+    ),
+    "names-shuffled-repeated-taken": (
+        lambda f: Dataset.from_tensor_slices(f).shuffle(5, seed=1).repeat(2).take(7).flat_map(read),
+        "FILE",
+        "7 files that flat_map reads",
+    ),
+    "names-filtered": (
+        lambda f: Dataset.from_list(f).filter(lambda path: "part-3" not in str(path)).flat_map(read),
+        "FILE",
+        "files that flat_map reads",
+    ),
+    "names-numbered": (
+        lambda f: Dataset.from_list(f).enumerate().flat_map(lambda number, path: read(path)),
+        "FILE",
+        "5 files that flat_map reads",
+    ),
+    "names-cached": (
+        lambda f: Dataset.list_files(f).cache().interleave(read, 2).repeat(2),
+        "FILE",
+        "files that interleave reads",
+    ),
+    "names-in-folders": (
+        lambda f: Dataset.range(5).flat_map(lambda k: Dataset.list_files(f[int(k)]).flat_map(read)),
+        "FILE",
+        "5 files that flat_map reads",
+    ),
+    "map-to-datasets": (
+        lambda f: Dataset.from_list(f).map(read).flat_map(lambda made: made),
+        "FILE",
+        "5 files that flat_map reads",
+    ),
+    "names-few": (lambda f: Dataset.from_list(f[:1]).flat_map(read), "DATA", "flat_map reads 1 files for"),
+    "names-generated": (
+        lambda f: Dataset.from_generator(lambda: iter(range(5)), TensorSpec((), "int64")).flat_map(
+            lambda k: read(f[int(k)])
+        ),
+        "DATA",
+        "names come from from_generator",
+    ),
+    "names-after-take": (
+        lambda f: Dataset.from_list(f).flat_map(read).take(9),
+        "DATA",
+        "take would mean something else",
+    ),
+    "not-files": (
+        lambda f: Dataset.from_tensor_slices(f).flat_map(lambda path: Dataset.range(2)),
+        "DATA",
+        "from_tensor_slices reads no files",
+    ),
+    # Several sources.
+    "concatenate": (
+        lambda f: read_parquet(f, "id").concatenate(read_parquet(f[1:4], "id")),
+        "FILE",
+        "5 files, 3 files for",
+    ),
+    "concatenate-range": (
+        lambda f: read_parquet(f, "id").concatenate(Dataset.range(4)),
+        "DATA",
+        "range reads no files",
+    ),
+    "zip": (lambda f: Dataset.zip(read_parquet(f, "id"), read_parquet(f, "id")), "FILE", "5 files for"),
+    "zip-mapped-batched": (
+        lambda f: Dataset.zip(read_parquet(f, "id").map(lambda x: x + 1).batch(3), read_parquet(f, "id").batch(3)),
+        "FILE",
+        "5 files for",
+    ),
+    "zip-concatenated": (
+        lambda f: Dataset.zip(*[read_parquet(f, "id").concatenate(read_parquet(f[:3], "id")) for _ in range(2)]),
+        "FILE",
+        "5 files, 3 files",
+    ),
+    "zip-zipped": (
+        lambda f: Dataset.zip(
+            Dataset.zip(read_parquet(f, "id"), read_parquet(f, "id")).map(lambda a, b: a + b), read_parquet(f, "id")
+        ),
+        "FILE",
+        "5 files",
+    ),
+    "zip-other-files": (
+        lambda f: Dataset.zip(read_parquet(f, "id"), read_parquet(f[:4], "id")),
+        "DATA",
+        "one is of 5 files and the other of 4",
+    ),
+    "zip-other-rows": (
+        lambda f: Dataset.zip(read_parquet(f, "id"), read_parquet([*f[1:], f[0]], "id")),
+        "DATA",
+        "part-0.parquet has 5 rows and",
+    ),
+    "zip-text": (lambda f: Dataset.zip(numbers(f), numbers(f)), "DATA", "only known when it is read"),
+    "zip-filtered": (
+        lambda f: Dataset.zip(read_parquet(f, "id").filter(lambda x: x > 3), read_parquet(f, "id")),
+        "DATA",
+        "where an element is from is not known after filter",
+    ),
+    "zip-other-batches": (
+        lambda f: Dataset.zip(read_parquet(f, "id").batch(4), read_parquet(f, "id").batch(4, drop_remainder=True)),
+        "DATA",
+        "batch is not matched by batch",
+    ),
+    "zip-range": (
+        lambda f: Dataset.zip(read_parquet(f, "id"), Dataset.range(11)),
+        "DATA",
+        "range reads no files",
+    ),
+    # What means something else on each worker's files.
+    "take": (lambda f: read_parquet(f, "id").take(7), "DATA", "take would mean something else"),
+    "skip": (lambda f: read_parquet(f, "id").skip(7), "DATA", "skip would mean something else"),
+    "enumerate": (lambda f: read_parquet(f, "id").enumerate(), "DATA", "enumerate would mean something else"),
+    "unique": (lambda f: read_parquet(f, "id").map(lambda x: x % 4).unique(), "DATA", "unique would mean"),
+    "take_while": (lambda f: read_parquet(f, "id").take_while(lambda x: x < 8), "DATA", "take_while would mean"),
+    "scan": (
+        lambda f: read_parquet(f, "id").scan(np.int64(0), lambda carried, x: (carried + x, carried + x)),
+        "DATA",
+        "scan would mean something else",
+    ),
+    "shard": (lambda f: read_parquet(f, "id").shard(3, 1), "DATA", "shard would mean something else"),
+    "window": (
+        lambda f: read_parquet(f, "id").window(3, shift=1).flat_map(lambda window: window.batch(3)),
+        "DATA",
+        "window would mean something else",
+    ),
+    "group_by_window": (
+        lambda f: read_parquet(f, "id").group_by_window(
+            lambda x: int(x) % 2, lambda key, window: window.take(2).batch(2), window_size=3
+        ),
+        "DATA",
+        "group_by_window would mean something else",
+    ),
+    # Nothing is read from files.
+    "range": (lambda f: Dataset.range(20), "DATA", "range reads no files"),
+    "from_generator": (generated, "DATA", "from_generator reads no files"),
+    "from_dask": (lambda f: Dataset.from_dask(da.arange(20, chunks=6)), "DATA", "from_dask reads no files"),
+}
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_policy_keeps_the_rows(files, shape, num_workers):
+    build, chosen, words = SHAPES[shape]
+    ds = build(files)
+    if shape == "read":
+        ds = ds.map(lambda row: row["id"])
+    expected = rows_of(ds)
+    decision, shares = sharded(ds, "auto", num_workers)
+    assert (decision.policy.name, words in decision.reason) == (chosen, True), str(decision)
+    assert rows_of(itertools.chain(*shares)) == expected
+    if chosen == "FILE":
+        assert sharded(ds, "file", num_workers)[0] == decision
+        assert len(shares) == num_workers
+        assert all(shares)
+    else:
+        with pytest.raises(ShardingError) as caught:
+            sharded(ds, "file", num_workers)
+        assert words in str(caught.value)
+        assert "Use AutoShardPolicy.DATA" in str(caught.value)
+    # Under DATA one pipeline is dealt to all replicas, and under the others each worker has the whole.
+    for name, number in {"data": 1, "off": num_workers, "hint": num_workers}.items():
+        decision, nodes = autoshard(ds.node, AutoShardPolicy[name.upper()], num_workers, first)
+        assert nodes == [ds.node] * number
+        assert decision.policy is (AutoShardPolicy.DATA if name == "data" else AutoShardPolicy.OFF)
+
+
+# On real workers: what AUTO comes to, and for some OFF.
+CLUSTERED = [
+    *[("auto", shape) for shape in ("text", "list_files", "names-shuffled-repeated-taken", "names-few", "zip")],
+    *[("auto", shape) for shape in ("concatenate", "zip-other-files", "cache", "bucket", "from_dask", "take")],
+    *[("auto", shape) for shape in ("group_by_window", "from_generator")],
+    *[("off", shape) for shape in ("flat_map", "zip")],
+]
+
+
+def steps_of(strategy, ds):
+    return [list(strategy.local_results(step)) for step in strategy.distribute_dataset(ds)]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize(("name", "shape"), CLUSTERED)
+def test_rows_over_replicas_are_the_rows(start_cluster, files, name, shape, num_workers):
+    ds = SHAPES[shape][0](files)
+    if shape not in ("group_by_window", "bucket"):
+        ds = ds.batch(8)
+    ds = ds.with_options(policy(name))
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(num_workers, 1)) as strategy:
+        found = rows_of(itertools.chain(*steps_of(strategy, ds)))
+    times = num_workers if name == "off" else 1
+    assert found == Counter({row: times * count for row, count in rows_of(ds).items()})
+
+
+@pytest.mark.cluster
+def test_names_are_dealt_anew_in_each_pass(on_cluster, files):
+    ds = Dataset.list_files(files).flat_map(read).batch(64).with_options(policy("file"))
+    dist = on_cluster.distribute_dataset(ds)
+    passes = []
+    for _ in range(4):
+        steps = [on_cluster.local_results(step) for step in dist]
+        assert rows_of(itertools.chain(*steps)) == rows_of(read_parquet(files, "id"))
+        passes.append([np.concatenate([step[k] for step in steps]).tolist() for k in range(2)])
+    assert any(each != passes[0] for each in passes)
+
+
+# --- files that a function reads ---
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_names_are_dealt_in_the_order_of_the_shuffled_list(files, num_workers, seed):
+    names = Dataset.from_tensor_slices(files).shuffle(5, seed=seed, reshuffle_each_iteration=False)
+    order = [files.index(str(name)) for name in names]
+    _, shares = sharded(names.flat_map(read), "auto", num_workers)
+    owners = np.repeat(np.arange(5), ROWS)
+    for worker, share in enumerate(shares):
+        assert list(dict.fromkeys(owners[share].tolist())) == order[worker::num_workers]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_names_keep_their_order_where_elements_need_not(files, num_workers):
+    # Pipelines that take names as they are done would not count the same ones.
+    ds = Dataset.from_list(files * 3).map(lambda name: str(name)).flat_map(read)
+    ds = ds.with_options(Options(deterministic=False))
+    _, nodes = autoshard(ds.node, AutoShardPolicy.FILE, num_workers, first)
+    for node in nodes:
+        shard = plan(node)
+        while not getattr(shard, "is_counted", False):
+            shard = shard.inputs[0] if hasattr(shard, "inputs") else shard.source
+        (source,) = shard.inputs
+        assert source.in_order
+    assert rows_of(itertools.chain(*[Dataset(node) for node in nodes])) == rows_of(ds)
+
+
+def test_a_function_is_tried_on_the_first_name_only(files):
+    seen = []
+
+    def reader(path):
+        seen.append(str(path))
+        return read(path)
+
+    autoshard(Dataset.from_list(files).flat_map(reader).node, AutoShardPolicy.AUTO, 2, first)
+    assert set(seen) <= {files[0], ""}
+
+
+def test_a_generator_is_not_run_to_look_at_what_it_names(files):
+    runs = []
+
+    def names():
+        runs.append(1)
+        yield from files
+
+    ds = Dataset.from_generator(names, TensorSpec((), np.dtypes.StringDType())).flat_map(read)
+    decision, _ = autoshard(ds.node, AutoShardPolicy.AUTO, 2, first)
+    assert decision.policy is AutoShardPolicy.DATA
+    assert not runs
+
+
+def test_names_without_end_are_enough(files):
+    ds = Dataset.from_list(files[:1]).repeat().flat_map(read)
+    decision, nodes = autoshard(ds.node, AutoShardPolicy.FILE, 3, first)
+    assert "files that flat_map reads for 3 workers" in decision.reason
+    assert [list(map(int, Dataset(node).take(7))) for node in nodes] == [[0, 1, 2, 3, 4, 0, 1]] * 3
+
+
+def test_what_fails_upstream_of_a_reader_fails_when_it_is_iterated_over(files):
+    ds = Dataset.from_list(files).map(lambda name: 1 // 0).flat_map(read)
+    decision, (node,) = autoshard(ds.node, AutoShardPolicy.AUTO, 2, first)
+    assert decision.policy is AutoShardPolicy.DATA
+    with pytest.raises(daskdist.errors.UserFunctionError, match="division"):
+        list(Dataset(node))
+
+
+# --- HINT ---
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("index", [SHARD_HINT, 0, 99])
+def test_a_hint_becomes_the_workers_shard(num_workers, index):
+    ds = Dataset.range(11).shard(SHARD_HINT, index).batch(2)
+    decision, shares = sharded(ds, "hint", num_workers)
+    assert decision.policy is AutoShardPolicy.HINT
+    assert "a place" in decision.reason
+    assert [[x for batch in share for x in batch.tolist()] for share in shares] == [
+        list(range(worker, 11, num_workers)) for worker in range(num_workers)
+    ]
+
+
+def test_every_hint_is_filled_in(files):
+    names = Dataset.from_list(files).shard(SHARD_HINT, SHARD_HINT)
+    ds = names.flat_map(read).concatenate(Dataset.range(100, 104).shard(SHARD_HINT, SHARD_HINT)).take(100)
+    decision, shares = sharded(ds, "hint", 2)
+    assert "2 shards at 2 places" in decision.reason
+    assert rows_of(itertools.chain(*shares)) == Counter([*range(20), *range(100, 104)])
+
+
+def test_one_worker_fills_a_hint_with_one_shard():
+    decision, (share,) = sharded(Dataset.range(5).shard(SHARD_HINT, SHARD_HINT), "hint", 1)
+    assert decision.policy is AutoShardPolicy.OFF
+    assert rows_of(share) == Counter(range(5))
+    ds = Dataset.range(5).shard(SHARD_HINT, SHARD_HINT).batch(4).with_options(policy("hint"))
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert rows_of(itertools.chain(*steps_of(strategy, ds))) == Counter(range(5))
+
+
+@pytest.mark.parametrize("name", ["auto", "file", "data", "off"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_hint_under_another_policy_is_an_error(name, num_workers):
+    ds = Dataset.range(5).shard(SHARD_HINT, SHARD_HINT)
+    with pytest.raises(ShardingError, match=f"its policy is {name.upper()}. Use Options"):
+        sharded(ds, name, num_workers)
+
+
+def test_a_hint_that_nobody_fills_in_is_an_error():
+    ds = Dataset.range(5).shard(SHARD_HINT, SHARD_HINT)
+    assert ds.cardinality() == daskdist.data.UNKNOWN_CARDINALITY
+    assert ds.element_spec == TensorSpec((), "int64")
+    with pytest.raises(ShardingError, match=r"AutoShardPolicy\.HINT fills in when the dataset is distributed"):
+        next(iter(ds))
+
+
+def test_the_constant_is_where_tensorflow_has_it():
+    assert daskdist.data.experimental.SHARD_HINT == SHARD_HINT == -1
+    assert AutoShardPolicy.HINT == 3
+    with pytest.raises(ArgumentError, match="num_shards"):
+        Dataset.range(5).shard(-2, -2)
+
+
+@pytest.mark.cluster
+def test_no_hint_is_a_warning(on_cluster, caplog):
+    ds = Dataset.range(4).batch(2).with_options(policy("hint"))
+    with caplog.at_level(logging.DEBUG, "daskdist"):
+        steps = steps_of(on_cluster, ds)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "Put dataset.shard(daskdist.SHARD_HINT, daskdist.SHARD_HINT)" in record.getMessage()
+    assert rows_of(itertools.chain(*steps)) == Counter([*range(4)] * 2)
+
+
+@pytest.mark.cluster
+def test_hints_on_a_cluster(on_cluster):
+    # The spec of what the function gives is learned from a first element, before the place is filled in.
+    ds = Dataset.range(9).shard(SHARD_HINT, SHARD_HINT).map(lambda x: [x, x][int(x > 100)] + 1).batch(4)
+    dist = on_cluster.distribute_dataset(ds.with_options(policy("hint")))
+    pieces = [[piece.tolist() for piece in on_cluster.local_results(step)] for step in dist]
+    assert pieces == [[[1, 3], [2, 4]], [[5, 7], [6, 8]], [[9], []]]
+    assert "sharding: HINT" in dist.explain()
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_what_is_kept_on_disk_is_each_shards_own(tmp_path, num_workers):
+    ds = Dataset.range(10).shard(SHARD_HINT, SHARD_HINT).snapshot(str(tmp_path))
+    for _ in range(2):
+        _, shares = sharded(ds, "hint", num_workers)
+        assert rows_of(itertools.chain(*shares)) == Counter(range(10))
+
+
+def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
+    for ds in (read_parquet(files, "id").snapshot(str(tmp_path)), read_parquet(files, "id").cache(str(tmp_path))):
+        decision, _ = autoshard(ds.node, AutoShardPolicy.AUTO, 2)
+        assert decision.policy is AutoShardPolicy.DATA
+        with pytest.raises(ShardingError, match="snapshot would mean something else"):
+            autoshard(ds.node, AutoShardPolicy.FILE, 2)
+
+
+# --- what is said ---
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("shape", "level", "words"),
+    [
+        ("interleave", "INFO", "sharding by FILE: 5 files that interleave reads for 2 workers"),
+        ("range", "INFO", "sharding by DATA: range reads no files"),
+        ("take", "WARNING", "Apply take to the names of the files"),
+        ("zip-other-files", "WARNING", "Write both as files with the same numbers of rows"),
+        ("zip-range", "WARNING", "Write its elements to files too"),
+        ("names-few", "WARNING", "Give the files to the reader itself"),
+    ],
+)
+def test_auto_says_once_what_to_do(on_cluster, files, caplog, shape, level, words):
+    ds = SHAPES[shape][0](files).batch(4)
+    with caplog.at_level(logging.DEBUG, "daskdist"):
+        dist = on_cluster.distribute_dataset(ds)
+        explained = dist.explain()
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert words in record.getMessage()
+    assert words.removeprefix("sharding by FILE: ").removeprefix("sharding by DATA: ") in explained
+    if level == "WARNING":
+        assert "use AutoShardPolicy.DATA to say that this is meant" in record.getMessage()
+        # Who says that it is meant is not told again.
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, "daskdist"):
+            on_cluster.distribute_dataset(ds.with_options(policy("data")))
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_one_worker_is_told_nothing(files, caplog):
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    with caplog.at_level(logging.DEBUG, "daskdist"):
+        for shape in ("take", "zip-range", "names-few"):
+            strategy.distribute_dataset(SHAPES[shape][0](files).batch(4))
+    assert not caplog.records
+
+
+@pytest.mark.cluster
+def test_explain_counts_the_files_a_function_reads(on_cluster, files):
+    ds = Dataset.from_list(files).flat_map(read).batch(4).with_options(policy("file"))
+    explained = on_cluster.distribute_dataset(ds).explain()
+    rows = [line.split()[2:] for line in explained.splitlines() if "tcp://" in line]
+    assert rows == [["1", "3", "3", "?", "?"], ["1", "2", "2", "?", "?"]]
+    assert "shard(num_shards=2, index=0)" in explained
+
+
+# --- balance ---
+
+
+def texts(folder, sizes):
+    """Files of lines of 8 bytes, so many in each; the lines are numbered through all of them."""
+    paths, start = [], 0
+    for number, size in enumerate(sizes):
+        paths.append(str(folder / f"{number:04}.txt"))
+        with open(paths[-1], "w") as file:
+            file.writelines(f"{line:07}\n" for line in range(start, start + size))
+        start += size
+    return paths
+
+
+def power_law(number, seed):
+    """Lines of files whose sizes follow Zipf's law, in random order."""
+    sizes = 4000 / np.arange(1, number + 1)
+    return np.random.default_rng(seed).permutation(sizes.astype(int) + 1).tolist()
+
+
+def splits_of(num_bytes):
+    return dask.config.set({"daskdist.split-bytes": num_bytes})
+
+
+def balanced(ds, num_workers):
+    return autoshard(ds.with_options(Options(balance="bytes")).node, AutoShardPolicy.FILE, num_workers, first)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 8])
+@pytest.mark.parametrize(("number", "seed"), [(60, 0), (60, 1), (12, 2)])
+def test_bytes_are_balanced_and_no_row_is_lost(tmp_path, number, seed, num_workers):
+    sizes = power_law(number, seed)
+    paths = texts(tmp_path, sizes)
+    with splits_of(1024):
+        decision, nodes = balanced(read_text(paths), num_workers)
+        shares = [[int(line) for line in Dataset(node)] for node in nodes]
+    loads = [len(share) for share in shares]
+    assert max(loads) <= 1.1 * np.mean(loads)
+    assert sorted(itertools.chain(*shares)) == list(range(sum(sizes)))
+    # What a worker has, it has in the listed order.
+    assert all(share == sorted(share) for share in shares)
+    assert "dealt largest first, the most a worker has is 1.0" in decision.reason
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_files_in_turn_are_not_balanced(tmp_path, num_workers):
+    paths = texts(tmp_path, [900, 1, 1, 1, 1, 1])
+    _, nodes = autoshard(read_text(paths).node, AutoShardPolicy.FILE, num_workers)
+    assert max(len(list(Dataset(node))) for node in nodes) > 899
+
+
+def test_files_stay_whole_where_that_is_balanced(tmp_path):
+    paths = texts(tmp_path, [30, 10, 20, 10, 10, 10])
+    with splits_of(16):
+        decision, nodes = balanced(read_text(paths), 3)
+    owned = [[split.file for split in node.splits()] for node in sources(nodes)]
+    assert [sorted(set(each)) for each in owned] == [[0], [2, 4], [1, 3, 5]]
+    assert "1.00 times the mean" in decision.reason
+
+
+def sources(nodes):
+    return [next(each for each in walk(node) if isinstance(each, ReadFiles)) for node in nodes]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 5])
+def test_few_files_are_dealt_in_parts(tmp_path, num_workers):
+    paths = texts(tmp_path, [2000, 900])
+    with splits_of(512):
+        decision, nodes = balanced(read_text(paths), num_workers)
+        shares = [[int(line) for line in Dataset(node)] for node in nodes]
+    loads = [len(share) for share in shares]
+    assert max(loads) <= 1.1 * np.mean(loads)
+    assert sorted(itertools.chain(*shares)) == list(range(2900))
+    assert decision.by_split == (num_workers > 2)
+
+
+def test_what_cannot_be_cut_stays_whole(parquet_files):
+    paths = parquet_files([5000, 1, 1, 1])
+    _, nodes = balanced(read_parquet(paths, "id"), 2)
+    assert sorted(len(list(Dataset(node))) for node in nodes) == [3, 5000]
+
+
+@pytest.mark.parametrize("build", ["zip", "twice", "concatenate"])
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_sources_that_go_together_are_dealt_together(parquet_files, build, num_workers):
+    one = read_parquet(parquet_files([9, 2, 7, 1, 3], row_group=2), "id")
+    # The same rows in files of other sizes.
+    other = read_parquet(parquet_files([9, 2, 7, 1, 3], row_group=3, folder="other", compression="none"), "id")
+    ds = {
+        "zip": Dataset.zip(one, other),
+        "twice": Dataset.zip(one, other).map(lambda a, b: a).concatenate(one),
+        "concatenate": one.concatenate(other),
+    }[build]
+    _, nodes = balanced(ds, num_workers)
+    assert rows_of(itertools.chain(*map(Dataset, nodes))) == rows_of(ds)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_balance_on_a_cluster(start_cluster, tmp_path, num_workers):
+    ds = read_text(texts(tmp_path, [400, 30, 3, 1, 60, 200])).map(int).batch(300)
+    ds = ds.with_options(policy("file", balance="bytes"))
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(num_workers, 1)) as strategy, splits_of(512):
+        dist = strategy.distribute_dataset(ds)
+        assert "dealt largest first" in dist.explain()
+        found = rows_of(itertools.chain(*[strategy.local_results(step) for step in dist]))
+    assert found == Counter(range(694))
+
+
+def test_files_a_function_reads_are_dealt_in_turn_all_the_same(files):
+    ds = Dataset.from_list(files).flat_map(read)
+    decision, nodes = balanced(ds, 2)
+    assert "files that a function reads are dealt in turn" in decision.reason
+    assert rows_of(itertools.chain(*map(Dataset, nodes))) == rows_of(ds)
+
+
+def test_a_file_that_is_gone_is_said_when_it_is_read(tmp_path):
+    paths = texts(tmp_path, [5, 6, 7])
+    ds = read_text(paths)
+    (tmp_path / "0001.txt").unlink()
+    _, nodes = balanced(ds, 2)
+    with pytest.raises(daskdist.errors.FileError, match=r"0001\.txt: not found"):
+        list(itertools.chain(*map(Dataset, nodes)))
+
+
+def test_sizes_of_what_is_far_away(tmp_path):
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    for number, size in enumerate([5, 0, 77]):
+        fs.pipe(f"/sizes/{number}.txt", b"x" * size)
+    fs.pipe("/sizes/deep/other.txt", b"x" * 9)
+    paths = [f"memory://sizes/{name}.txt" for name in ("2", "0", "1", "gone", "deep/other")]
+    assert Storage().sizes(paths) == [77, 5, 0, 0, 9]
+    fs.rm("/sizes", recursive=True)
+
+
+def test_balance_is_by_files_or_by_bytes():
+    with pytest.raises(ArgumentError, match="balance is 'rows'; give 'files' or 'bytes'"):
+        Options(balance="rows")
+    assert Options(balance="files").balance == "files"
+
+
+@pytest.mark.parametrize("num_workers", [7, 100])
+def test_largest_first_is_within_a_tenth_of_the_mean(num_workers):
+    rng = np.random.default_rng(3)
+    sizes = (rng.pareto(1.5, 20_000) * 1000).astype(np.int64)
+    sizes = np.minimum(sizes, int(sizes.sum() / num_workers))
+    owners = largest_first(sizes, num_workers)
+    assert excess(sizes, owners, num_workers) <= 1.1
+    assert excess(sizes, np.arange(len(sizes)) % num_workers, num_workers) > excess(sizes, owners, num_workers)
+
+
+def test_empty_files_do_not_all_go_to_one_worker():
+    assert np.bincount(largest_first(np.zeros(12, np.int64), 4)).tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("balance", ["files", "bytes"])
+def test_workers_share_one_list_of_files(tmp_path, balance):
+    # Of a list of 20,000, only what is asked for is looked at: none, but for sizes.
+    paths = texts(tmp_path, [1] * 3)
+    ds = Dataset(ReadFiles(read_text(paths).node.format, (*paths, *[paths[0]] * 20_000)))
+    _, nodes = autoshard(ds.with_options(Options(balance=balance)).node, AutoShardPolicy.FILE, 1000)
+    found = sources(nodes)
+    assert all(node.paths is found[0].paths for node in found)
+    assert sorted(itertools.chain(*[node.files for node in found])) == list(range(20_003))
+    assert all(node.whole is found[0].whole and not node.whole.__dict__.get("_splits") for node in found)
+
+
+def test_a_damaged_file_is_left_out_where_errors_are(tmp_path, parquet_files):
+    paths = parquet_files([8, 8, 8, 8], row_group=2)
+    with open(paths[1], "wb") as file:
+        file.write(b"garbage" * 100)
+    for balance in ("files", "bytes"):
+        ds = read_parquet(paths, "id").with_options(Options(balance=balance, on_error="skip"))
+        _, nodes = autoshard(ds.node, AutoShardPolicy.FILE, 2)
+        assert rows_of(itertools.chain(*map(Dataset, nodes))) == Counter([*range(8), *range(16, 32)])
+
+
+@pytest.mark.parametrize("name", ["batch", "padded_batch", "ragged_batch"])
+def test_it_is_said_that_each_worker_drops_a_remainder(parquet_files, name):
+    ds = daskdist.read_parquet(parquet_files(3, files=4), "id")
+    batched = [getattr(ds, name)(2, drop_remainder=drops).node for drops in (True, False)]
+    said = [autoshard(node, AutoShardPolicy.AUTO, 2)[0] for node in batched]
+    assert [decision.policy.name for decision in said] == ["FILE", "FILE"]
+    assert said[0].reason == f"{said[1].reason}; {name} with drop_remainder=True drops a remainder on each worker"
