@@ -188,6 +188,8 @@ def test_a_budget_above_the_window_does_not_widen_it():
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 def test_an_iterator_that_is_dropped_gives_everything_back(build):
     live = Live()
+    # What others left is not to go in between.
+    gc.collect()
     before = outstanding()
     it = iter(build(Dataset(Blocks(100, live))))
     next(it)
@@ -202,6 +204,8 @@ def test_an_iterator_that_is_dropped_gives_everything_back(build):
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 def test_an_iterator_that_is_closed_holds_nothing(build):
     live = Live()
+    # What others left is not to go in between.
+    gc.collect()
     before = outstanding()
     it = iter(build(Dataset(Blocks(100, live))))
     next(it)
@@ -216,6 +220,8 @@ def test_an_iterator_that_is_closed_holds_nothing(build):
 
 def test_one_that_is_dropped_while_it_fails_gives_everything_back():
     live = Live()
+    # What others left is not to go in between.
+    gc.collect()
     before = outstanding()
 
     def fail(x):
