@@ -393,7 +393,7 @@ def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
 
 
 # Texts that are made at a time, and the longest that are cheaper made of bytes than of Python's own.
-_NUM_TEXTS: Final = 16384
+_NUM_TEXTS: Final = 65_536
 _SHORT_BYTES: Final = 64
 
 
