@@ -277,6 +277,16 @@ def test_an_endless_one(on_cluster):
     assert [values[1].tolist() for values in found] == [[1, 3], [5, 7], [9]] * 2 + [[1, 3]]
 
 
+@pytest.mark.parametrize(("num_elements", "length"), [(4, 2), (5, None), (None, 2)], ids=["even", "uneven", "endless"])
+def test_a_length_is_known_where_no_replica_runs_out(num_elements, length):
+    def dataset_fn(context):
+        ones = Dataset.from_tensors(np.ones(2))
+        return ones.repeat(num_elements)
+
+    spec = mirrored(2).distribute_datasets_from_function(dataset_fn).element_spec
+    assert spec == PerReplicaSpec(*[TensorSpec((length,), np.float64)] * 2)
+
+
 @pytest.mark.cluster
 def test_run_and_reduce(on_cluster):
     distributed = on_cluster.distribute_datasets_from_function(in_pairs)

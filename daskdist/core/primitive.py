@@ -187,10 +187,10 @@ class Stream:
     name
         What plans call it.
     held
-        Where it is not of this process: the handle of what it is of, on the worker that has it, which ``begin`` makes
-        a pass of: ``begin([value], epoch)`` gives what has the method ``pull(num_rows)``.
+        The handle of what it is of, where that is on a worker and stays there; ``start`` is of no use then.
     begin
-        As said there.
+        Starts a pass of what is held, on that worker: ``begin([value], epoch)`` gives what has the method
+        ``pull(num_rows)``.
     """
 
     start: Callable[[], Callable[[int], Rows]]

@@ -58,14 +58,13 @@ def of_function(
     ]
     drops_uneven = any(each.outlook.options.drop_uneven for each in made)
     turns = [(each.outlook.cardinality, len(consumers)) for each, consumers in zip(made, served, strict=True)]
-    is_even = drops_uneven or len({_num_steps(*turn, rounds_up=False) for turn in turns}) == 1
-    is_even = is_even and (drops_uneven or all(number >= 0 and number % each == 0 for number, each in turns))
+    is_always_full = drops_uneven or _come_out_even(turns)
     return DistributedDataset(
         strategy,
         Feeding(
             pipelines,
             spec,
-            lambda num_rows: num_rows if is_even or _is_endless(turns) else None,
+            lambda num_rows: num_rows if is_always_full else None,
             lambda: _cardinality(turns, drops_uneven=drops_uneven),
             reader,
             drops_uneven,
@@ -107,8 +106,12 @@ def _is_like(spec: ElementSpec, other: ElementSpec) -> bool:
     return all(one.of_any_length() == another.of_any_length() for one, another in pairs)
 
 
-def _is_endless(turns: Sequence[tuple[int, int]]) -> bool:
-    return all(number == INFINITE for number, _ in turns)
+def _come_out_even(turns: Sequence[tuple[int, int]]) -> bool:
+    # Whether there is an element for every replica in every step.
+    if all(number == INFINITE for number, _ in turns):
+        return True
+    is_known = all(number >= 0 and number % each == 0 for number, each in turns)
+    return is_known and len({number // each for number, each in turns}) == 1
 
 
 def _cardinality(turns: Sequence[tuple[int, int]], *, drops_uneven: bool) -> int:
