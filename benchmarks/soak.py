@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from typing import Any, Final
 import dask
 import numpy as np
 import psutil
+from dask.utils import key_split
 from distributed import Client, LocalCluster
 from measure import MIB, Figure, arguments, measured, report
 
@@ -60,6 +62,12 @@ _SHORT_LOGS: Final = {
     "distributed.admin.low-level-log-length": 1_000,
     "distributed.worker.profile.enabled": False,
 }
+
+
+def fill_cache() -> None:
+    """Fill what Dask keeps of the names of its last 100,000 tasks, which would take longer than the whole soak."""
+    for number in range(key_split.cache_info().maxsize):
+        key_split(f"{uuid.uuid4().hex}-{number}")
 
 
 @dataclass
@@ -171,6 +179,8 @@ def cluster(size: Size) -> Iterator[Figure]:
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):
         client.wait_for_workers(2)
+        fill_cache()
+        client.run(fill_cache)
         pids = {f"worker {number}": pid for number, pid in enumerate(client.run(os.getpid).values())}
         record = Record({"driver": os.getpid(), **pids})
         soak(strategy, endless(size), size, record)
