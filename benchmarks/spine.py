@@ -48,6 +48,8 @@ class Size:
         Rows in memory, in the Parquet file, and in each of its row groups.
     num_files, file_rows, file_group_rows
         What the cluster reads; a row is 256 bytes.
+    ways
+        How it is fed: by which policy, and whether shuffled.
     repeats, import_repeats
         How often each thing is timed.
     """
@@ -58,6 +60,7 @@ class Size:
     num_files: int = 8
     file_rows: int = 1_000_000
     file_group_rows: int = 62_500
+    ways: tuple[tuple[str, bool], ...] = (("FILE", False), ("FILE", True), ("DATA", False), ("DATA", True))
     repeats: int = 5
     import_repeats: int = 15
 
@@ -65,7 +68,15 @@ class Size:
 SIZES: Final = {
     "full": Size(),
     "small": Size(
-        20_000, 10_000, 2_500, num_files=2, file_rows=8_192, file_group_rows=2_048, repeats=1, import_repeats=1
+        20_000,
+        10_000,
+        2_500,
+        num_files=2,
+        file_rows=8_192,
+        file_group_rows=2_048,
+        ways=(("FILE", False), ("DATA", True)),
+        repeats=1,
+        import_repeats=1,
     ),
 }
 
@@ -200,9 +211,8 @@ def cluster(size: Size) -> Iterator[Figure]:
         for number in range(1, size.num_files):
             Path(folder, f"{number}.parquet").write_bytes(first.read_bytes())
         paths = sorted(map(str, Path(folder).glob("*.parquet")))
-        for policy in ("FILE", "DATA"):
-            for is_shuffled in (False, True):
-                yield from fed(paths, names, size, policy, is_shuffled, _STEPS_A_RUN)
+        for policy, is_shuffled in size.ways:
+            yield from fed(paths, names, size, policy, is_shuffled, _STEPS_A_RUN)
         # A step a call is slow, as every call is a Dask task: a part of the files will do.
         yield from fed(paths[:2], names, size, "DATA", True, 1)
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from daskdist.readers.zarr import read_zarr as read_zarr
     from daskdist.sharding import SHARD_HINT as SHARD_HINT
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
+    from daskdist.strategy.cluster_resolver import ClusterResolver as ClusterResolver
+    from daskdist.strategy.device_assignment import DeviceAssignment as DeviceAssignment
     from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
     from daskdist.strategy.function import function as function
     from daskdist.strategy.inputs import InputContext as InputContext
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from daskdist.strategy.reduction import ReduceOp as ReduceOp
+    from daskdist.strategy.reduction import Reduction as Reduction
     from daskdist.strategy.values import DistributedValues as DistributedValues
     from daskdist.strategy.values import PerReplica as PerReplica
     from daskdist.strategy.values import ValueContext as ValueContext
@@ -67,8 +70,10 @@ __version__ = "0.1.0"
 
 _NAMES: Final = {
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
+    "ClusterResolver": "daskdist.strategy.cluster_resolver:ClusterResolver",
     "Dataset": "daskdist.dataset:Dataset",
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
+    "DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment",
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
     "DistributedValues": "daskdist.strategy.values:DistributedValues",
@@ -85,6 +90,7 @@ _NAMES: Final = {
     "Ragged": "daskdist.core.ragged:Ragged",
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
+    "Reduction": "daskdist.strategy.reduction:Reduction",
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "ValueContext": "daskdist.strategy.values:ValueContext",

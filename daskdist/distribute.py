@@ -1,10 +1,12 @@
-"""The names of ``tf.distribute``, those under its ``experimental`` too."""
+"""The names of ``tf.distribute``, those under its ``experimental`` and ``cluster_resolver`` too."""
 
 from typing import Final
 
 from daskdist.core.names import lazily
 
 _NAMES: Final = {
+    "ClusterResolver": "daskdist.strategy.cluster_resolver:ClusterResolver",
+    "DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment",
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
     "DistributedValues": "daskdist.strategy.values:DistributedValues",
@@ -16,8 +18,11 @@ _NAMES: Final = {
     "PerReplica": "daskdist.strategy.values:PerReplica",
     "PerReplicaSpec": "daskdist.core.spec:PerReplicaSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
+    "Reduction": "daskdist.strategy.reduction:Reduction",
     "Strategy": "daskdist.strategy.strategy:Strategy",
+    "StrategyExtended": "daskdist.strategy.extended:StrategyExtended",
     "ValueContext": "daskdist.strategy.values:ValueContext",
+    "cluster_resolver": "daskdist.distribute",
     "experimental": "daskdist.distribute",
 }
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 
 import daskdist
 
@@ -21,17 +22,33 @@ ParquetFiles = Callable[..., list[str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # With `pytest -n`, one process has all the clusters.
+    # With `pytest -n`, one process has all the clusters; and the tests of a class, which may keep what they share, and
+    # those of a function, by its parameters, go to a process together, as each handed out singly costs time too.
     for item in items:
         if item.get_closest_marker("cluster") or "start_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("cluster"))
+        elif isinstance(item, pytest.Function):
+            item.add_marker(pytest.mark.xdist_group(item.cls.__name__ if item.cls else item.originalname))
+
+
+# Clusters started in this process do not watch themselves while they have nothing to do, which takes a third of a core;
+# and their workers are forked from a process that has imported what they need, as starting each anew takes a second.
+# The way of starting them that is the default is in the tests that run programs: the demo, the notebooks.
+_FRUGAL_CLUSTERS = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.memory.monitor-interval": "1s",
+    "distributed.worker.multiprocessing-method": "forkserver",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.tick.interval": "500 ms",
+}
+_IMPORTED_BY_WORKERS = ["daskdist.readers.parquet", "daskdist.strategy.multi_worker", "pandas", "pyarrow.parquet"]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _calm_clusters() -> Iterator[None]:
-    """Clusters started here do not watch themselves while they have nothing to do, which takes a third of a core."""
-    calm = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500 ms"}
-    with dask.config.set(calm):
+def _frugal_clusters() -> Iterator[None]:
+    with dask.config.set(_FRUGAL_CLUSTERS):
+        # The first who asks for this gets Dask's own list of imports, which is replaced.
+        get_mp_context().set_forkserver_preload(["distributed", *_IMPORTED_BY_WORKERS])
         yield
 
 

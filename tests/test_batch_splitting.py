@@ -141,7 +141,7 @@ def test_every_tail_is_cut_by_the_rule(name, replicas):
 def test_every_tail_is_cut_by_the_rule_on_a_cluster(start_cluster, num_workers, num_threads):
     num_replicas = num_workers * num_threads
     with daskdist.MultiWorkerMirroredStrategy(
-        start_cluster(num_workers, num_threads), replicas_per_worker=num_threads
+        start_cluster(num_workers, num_threads), num_replicas_per_worker=num_threads
     ) as strategy:
         found, expected = {}, {}
         for name in ("map", "batch of batches", "padded_batch", "ragged_batch", "filter", "concatenate", "rebatch"):
@@ -407,16 +407,16 @@ def test_replicas_of_each_worker(wanted, expected):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (0, "replicas_per_worker is 0; give 1 or more"),
-        (True, "replicas_per_worker is True; give a whole number"),
-        ("2", "replicas_per_worker is '2'; give a whole number"),
-        (1.5, "replicas_per_worker is 1.5; give a whole number"),
-        ([1, -1, 1], r"replicas_per_worker\[1\] is -1; give 0 or more"),
-        ([1, None, 1], r"replicas_per_worker\[1\] is None; give a whole number"),
+        (0, "num_replicas_per_worker is 0; give 1 or more"),
+        (True, "num_replicas_per_worker is True; give a whole number"),
+        ("2", "num_replicas_per_worker is '2'; give a whole number"),
+        (1.5, "num_replicas_per_worker is 1.5; give a whole number"),
+        ([1, -1, 1], r"num_replicas_per_worker\[1\] is -1; give 0 or more"),
+        ([1, None, 1], r"num_replicas_per_worker\[1\] is None; give a whole number"),
         ([0, 0, 0], r"is \[0, 0, 0\]; give at least one worker a replica"),
         ([], r"is \[\]; give at least one worker a replica"),
         ({}, r"is {}; give at least one worker a replica"),
-        ({"one": -2}, r"replicas_per_worker\['one'\] is -2; give 0 or more"),
+        ({"one": -2}, r"num_replicas_per_worker\['one'\] is -2; give 0 or more"),
         ([1, 1], r"has 2 numbers, and there are 3 workers, in order 0 \(tcp.*\), one .*Give one for each, 0 for none"),
         ({"three": 1}, r"names worker 'three', and there is none.*there are 0 \(tcp://10.0.0.1:1\), one"),
         ({0: 1, "tcp://10.0.0.1:1": 1}, r"names one worker twice, as '0' and 'tcp://10.0.0.1:1'"),
@@ -438,7 +438,7 @@ def by_name(client: Client) -> dict:
 def test_unequal_replicas_on_a_cluster(start_cluster, parquet_files):
     client = start_cluster(2, 2)
     paths = parquet_files([5, 4, 3, 2])
-    with daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker=[2, 1]) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=[2, 1]) as strategy:
         assert [replica.device for replica in strategy.replicas] == ["CPU:0", "CPU:1", "CPU:0"]
         assert len(strategy.workers) == 2
         assert repr(strategy) == "<MultiWorkerMirroredStrategy: 3 replicas on 2 workers>"
@@ -465,7 +465,7 @@ def test_unequal_replicas_on_a_cluster(start_cluster, parquet_files):
 def test_a_worker_without_replicas_takes_no_part(start_cluster):
     client = start_cluster(3, 1)
     addresses = by_name(client)
-    with daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker={2: 1, addresses["0"]: 1}) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker={2: 1, addresses["0"]: 1}) as strategy:
         assert strategy.workers == (addresses["0"], addresses["2"])
         dist = strategy.distribute_dataset(numbers(6).batch(4))
         assert addresses["1"] not in dist.explain()
@@ -477,7 +477,7 @@ def test_a_worker_without_replicas_takes_no_part(start_cluster):
         assert not client.has_what([addresses["1"]])[addresses["1"]]
     with (
         pytest.raises(ArgumentError, match=r"names worker 'x'.*there are 0 \("),
-        daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker={"x": 1}),
+        daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker={"x": 1}),
     ):
         pass
 

@@ -55,7 +55,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def summary(demo):
     def invoke(*args: object) -> dict:
-        result = demo("--json", "--epochs", 2, *args)
+        result = demo("--json", "--epochs", 2, "--batch-size", 256, *args)
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 

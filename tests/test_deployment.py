@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,8 +18,8 @@ PROGRAM = """
 import json, sys
 import daskdist
 
-where, files = sys.argv[1:]
-with daskdist.MultiWorkerMirroredStrategy(where) as strategy:
+files, *where = sys.argv[1:]
+with daskdist.MultiWorkerMirroredStrategy(*where) as strategy:
     ds = daskdist.read_parquet(files, "id").shuffle(8, seed=1).batch(6)
     dist = strategy.distribute_dataset(ds)
     steps = [[piece.tolist() for piece in strategy.local_results(step)] for step in dist]
@@ -26,6 +27,7 @@ with daskdist.MultiWorkerMirroredStrategy(where) as strategy:
     for step in dist:
         total += strategy.reduce("SUM", strategy.run(lambda ids: ids.sum(), args=(step,)), axis=None)
     print(json.dumps({
+        "scheduler": strategy.client.scheduler.address,
         "replicas": strategy.num_replicas_in_sync,
         "policy": dist.sharding.policy.name,
         "steps": steps,
@@ -107,22 +109,25 @@ def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_pat
     assert address.startswith("tcp://127.0.0.1:")
     started.wait_for(scheduler, "Register worker")
 
-    program = tmp_path / "program.py"
+    program = tmp_path / "train.py"
     program.write_text(PROGRAM)
+    files = str(Path(paths[0]).parent / "*.parquet")
     programs = [
         subprocess.Popen(
-            [sys.executable, str(program), where, str(Path(paths[0]).parent / "*.parquet")],
+            [sys.executable, str(program), files, *where],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=os.environ | env,
         )
-        for where in (address, str(file))
+        for where, env in [([address], {}), ([str(file)], {}), ([], {"DASK_SCHEDULER_ADDRESS": address})]
     ]
     started.processes += programs
     for process in programs:
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         found = json.loads(output.splitlines()[-1])
+        assert found["scheduler"] == address
         assert found["replicas"] == 2
         assert found["policy"] == "FILE"
         assert sorted(row for step in found["steps"] for piece in step for row in piece) == list(range(25))

@@ -151,7 +151,7 @@ def test_the_number_of_workers_is_of_no_matter_under_data(start_cluster, paths, 
     # Replicas are as many; who reads which split is not.
     threads = 3 // num_workers
     with daskdist.MultiWorkerMirroredStrategy(
-        start_cluster(num_workers, threads), replicas_per_worker=threads
+        start_cluster(num_workers, threads), num_replicas_per_worker=threads
     ) as strategy:
         assert sequence(strategy, PIPELINES["shuffled"](paths)) == sequence(mirrored(3), PIPELINES["shuffled"](paths))
 

@@ -189,7 +189,8 @@ def test_a_cluster_knows_how_large_results_are(on_cluster, client):
     (step,) = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.zeros((1000, 100))).batch(1000))
     made = on_cluster.run(lambda x: (x * 2, 1), args=(step,))[0]
     for value in (step, made):
-        futures = [each._source.handle for each in value.values]
+        handles = [each._source.handle for each in value.values]
+        futures = [getattr(handle, "future", handle) for handle in handles]
         on_cluster.local_results(on_cluster.run(len, args=(value,)))
         assert all(
             size >= 400_000 for size in client.nbytes([future.key for future in futures], summary=False).values()

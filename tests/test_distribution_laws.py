@@ -233,7 +233,7 @@ def test_rows_of_any_number(files, num_rows, batch, drop_remainder, replicas, po
 )
 def test_every_source_on_a_cluster(start_cluster, files, num_workers, replicas, names):
     client = start_cluster(num_workers, max(replicas))
-    with daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker=replicas) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=replicas) as strategy:
         for name in names:
             ds = sources(files, ROWS)[name].batch(8)
             for policy in FILE_POLICIES[1:] if name in FILE_SOURCES else POLICIES[1:]:

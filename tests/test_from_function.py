@@ -74,7 +74,7 @@ def test_called_once_on_each_worker(start_cluster, num_threads, tmp_path):
         address = get_worker().address
         return Dataset.from_tensors(f"{context.input_pipeline_id} {address} {os.getpid()}").repeat(num_threads)
 
-    with daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker=num_threads) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=num_threads) as strategy:
         distributed = strategy.distribute_datasets_from_function(dataset_fn)
         for _ in range(2):
             (step,) = steps_of(strategy, distributed)
@@ -120,7 +120,7 @@ def test_a_dataset_for_each_replica():
     ],
 )
 def test_turns_on_a_cluster(start_cluster, mode, expected):
-    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), replicas_per_worker=2) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
         distributed = strategy.distribute_datasets_from_function(in_pairs, InputOptions(replication_mode=mode))
         assert steps_of(strategy, distributed) == expected
         assert distributed.cardinality() == len(expected)

@@ -70,7 +70,16 @@ HEAVY = {"daskdist.execute.submit", "daskdist.strategy.multi_worker", "daskdist.
 
 # Library -> where it may be imported.
 HOMES = {
-    "distributed": ("execute/submit.py", "strategy/multi_worker.py", "service/", "display/dashboard", "cli/"),
+    "distributed": (
+        "execute/submit.py",
+        "execute/capture.py",
+        "execute/fused.py",
+        "strategy/cluster_resolver.py",
+        "strategy/multi_worker.py",
+        "service/",
+        "display/dashboard",
+        "cli/",
+    ),
     "cupy": ("devices/",),
     "pyarrow": ("formats/", "files/", "cli/"),
     "dask._task_spec": ("execute/graph.py",),

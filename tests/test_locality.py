@@ -158,7 +158,7 @@ def test_data_of_a_worker_that_takes_no_part(start_cluster):
     futures = on_workers(client, [one, other], chunk_of)
     array = client.persist(da.concatenate([da.from_delayed(future, (10,), np.int64) for future in futures]))
     done(client, array)
-    with daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker={info["name"]: 1}) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker={info["name"]: 1}) as strategy:
         assert strategy.workers == (other,)
         steps = list(strategy.distribute_dataset(Dataset.from_dask(array).map(lambda x: (x, here())).batch(20)))
         values, where = (np.asarray(leaf) for leaf in steps[0])

@@ -83,7 +83,7 @@ def test_pieces_on_a_cluster_are_those_of_the_rule(start_cluster, num_workers, n
     client = start_cluster(num_workers, num_threads)
     ds = Dataset.range(num_rows).batch(batch)
     ds = ds.map(lambda x: x + 0) if mapped else ds
-    with daskdist.MultiWorkerMirroredStrategy(client, replicas_per_worker=num_threads) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=num_threads) as strategy:
         assert strategy.num_replicas_in_sync == num_replicas
         steps = steps_of(strategy, ds)
     assert sizes(steps) == sizes_expected

@@ -11,6 +11,7 @@ from dask import threaded
 
 # Not public, and where graphs are made of: kept to this file.
 from dask._task_spec import GraphNode, List, Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Source
@@ -264,6 +265,52 @@ class Bundled:
 def one_task(key: Any, function: Callable[..., Any], handles: Sequence[Handle], *args: Any) -> Graph:
     """A graph with a task ``function(results of the handles, *args)``; handles are futures of a cluster."""
     return {**{handle.key: handle for handle in handles}, key: Task(key, function, List(*handles), *args)}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A task and where it is to run.
+
+    Parameters
+    ----------
+    key
+        Its key.
+    needs
+        Futures, and keys of the same graph.
+    function, args
+        Called as ``function(results of the needs, *args)``.
+    worker
+        The address of the worker it is to run on; None for any.
+    is_pinned
+        Whether no other will do.
+    """
+
+    key: str
+    needs: Sequence[Any]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    worker: str | None
+    is_pinned: bool
+
+
+def placed_graph(tasks: Sequence[Placed]) -> HighLevelGraph:
+    """The graph of some tasks, which are to run each on its worker."""
+    layers: dict[str, dict[str, Task]] = {}
+    annotations: dict[str, dict[str, Any]] = {}
+    layer_of: dict[str, str] = {}
+    for task in tasks:
+        name = f"{task.worker} {task.is_pinned}"
+        layer_of[task.key] = name
+        needs = [TaskRef(need) if isinstance(need, str) else need for need in task.needs]
+        layers.setdefault(name, {})[task.key] = Task(task.key, task.function, List(*needs), *task.args)
+        if task.worker is not None:
+            annotations[name] = {"workers": [task.worker], "allow_other_workers": not task.is_pinned}
+    dependencies: dict[str, set[str]] = {name: set() for name in layers}
+    for task in tasks:
+        own = layer_of[task.key]
+        dependencies[own] |= {layer_of[need] for need in task.needs if isinstance(need, str)} - {own}
+    made = {name: MaterializedLayer(layer, annotations.get(name)) for name, layer in layers.items()}
+    return HighLevelGraph(made, dependencies)
 
 
 def is_undone(task: Any) -> bool:

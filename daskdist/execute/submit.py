@@ -21,6 +21,8 @@ from daskdist.errors import ClusterError
 from daskdist.execute.callers import Graph, Handle, Places, Report, gone, report_of
 from daskdist.execute.holders import Held
 
+# Which result each part is of, and what takes it out.
+Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 # Seconds between two looks at whether the workers are still there, while something is waited for.
 _LOOK_EVERY_S = 2
 
@@ -65,7 +67,9 @@ class Submit:
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
-        self._keys = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count())
+        # No generator, which threads could not take the next of at the same time.
+        self._numbers = itertools.count()
+        self._token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
         self._located = located
 
@@ -139,13 +143,17 @@ class Submit:
         future = self.client.submit(
             function,
             *args,
-            key=f"{name}-{next(self._keys)}",
+            key=self.key_of(name),
             workers=[on] if on else None,
             allow_other_workers=bool(on) and not is_pinned,
             pure=False,
         )
         self.futures.add(future)
         return future
+
+    def key_of(self, name: str) -> str:
+        """A key for a task, that no other has."""
+        return f"{name}-{self._token}-{next(self._numbers)}"
 
     def report(self, handle: Future, *, wait: bool) -> Report | None:
         # Made on the worker that has the block: the block itself does not travel.
@@ -205,6 +213,11 @@ class Submit:
                 raise gone(error.error_groups[0].errors[0].key) from error
             else:
                 return
+
+    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
+        """Handles as what Dask knows, with what takes parts out of them; checked, for Dask waits without end."""
+        self.check(handles)
+        return handles, picks
 
     def check(self, handles: Sequence[Future]) -> None:
         """Refuse what would be waited for without end, or has gone.

@@ -1,33 +1,43 @@
-"""``daskdist.function``: a step as one unit."""
+"""``daskdist.function``: steps that are sent to a cluster as one graph."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from types import MethodType
+from typing import Any, overload
 
+import numpy as np
 import optree
 
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.errors import ArgumentError
-from daskdist.strategy.values import PerReplica
-
-_F = TypeVar("_F", bound=Callable[..., Any])
+from daskdist.execute.session import Sent, Session, session
+from daskdist.strategy.picks import Pick
+from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
 
 
 @overload
-def function(fn: _F) -> _F: ...
+def function(fn: Callable[..., Any]) -> Function: ...
 @overload
-def function(fn: None = None, *, input_signature: Sequence[Any] | None = None) -> Callable[[_F], _F]: ...
+def function(
+    fn: None = None, *, input_signature: Sequence[Any] | None = None
+) -> Callable[[Callable[..., Any]], Function]: ...
 def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) -> Any:
-    """Mark a function as a step, and check what it is called with.
+    """Make a function of one or many steps, which go to a cluster together.
 
     Parameters
     ----------
     fn
-        The function.
+        The function. What it calls ``run``, ``reduce`` and ``gather`` of a strategy with is noted while it runs, and
+        sent when it is over: one graph, with a task for as many steps of a replica as need nothing from another.
     input_signature
-        For each argument its spec, such as ``dist_dataset.element_spec``; not checked if None.
+        For each positional argument its spec, such as ``dist_dataset.element_spec``; not checked if None.
+
+    Returns
+    -------
+    Function
+        Called as the function is. `Function.explain` tells what its last call sent.
 
     Raises
     ------
@@ -36,34 +46,140 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
 
     Notes
     -----
-    The function is called as it is, each time: nothing is traced or put off.
+    The function itself is called each time, here: it may loop, branch, and call other such functions, which become part
+    of it. What `run` and `reduce` give in it is asynchronous, and arithmetic on that is sent along. Where a value is
+    looked at, by ``if loss < 1`` say, what there is by then is sent and waited for, and the rest makes another graph.
+    A function that `run` calls for the first time splits the graph too, as what it returns has to be learned.
+
+    Embedded strategies have nobody to send anything to: there it is called as it is.
+
+    >>> import daskdist
+    >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> @daskdist.function
+    ... def total(steps):
+    ...     return sum(strategy.reduce("SUM", strategy.run(len, args=(step,)), axis=None) for step in steps)
+    >>> int(total(strategy.distribute_dataset(daskdist.Dataset.range(10).batch(4))))
+    10
     """
     if fn is None:
-        return lambda fn: function(fn, input_signature=input_signature)
-
-    @functools.wraps(fn)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        if input_signature is not None:
-            _check(args, tuple(input_signature), fn.__qualname__)
-        return fn(*args, **kwargs)
-
-    return checked
+        return lambda fn: Function(fn, input_signature)
+    return Function(fn, input_signature)
 
 
-def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str) -> None:
+class Function:
+    """What `function` makes of a function."""
+
+    def __init__(self, fn: Callable[..., Any], input_signature: Sequence[Any] | None = None) -> None:
+        if not callable(fn):
+            raise ArgumentError(f"function: {type(fn).__name__} is no function")
+        functools.update_wrapper(self, fn)
+        self.input_signature = None if input_signature is None else tuple(input_signature)
+        self._fn = fn
+        self._name = getattr(fn, "__qualname__", type(fn).__name__)
+        self._sent: tuple[Sent, ...] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with session() as current:
+            if self.input_signature is not None:
+                _check(args, self.input_signature, self._name, current)
+            result = self._fn(*args, **kwargs)
+            # Also what is done to values is done there.
+            settle(result)
+        self._sent = tuple(current.sent)
+        return result
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self if owner is None else MethodType(self, owner)
+
+    def explain(self) -> str:
+        """What the last call sent: graphs, their tasks, and why there was more than one.
+
+        Returns
+        -------
+        str
+            A line for each graph.
+        """
+        if self._sent is None:
+            return f"{self._name}: not called yet"
+        graphs = [each for each in self._sent if each.num_steps or each.reason]
+        if not graphs:
+            return f"{self._name}: nothing was sent to a cluster"
+        num_steps = sum(each.num_steps for each in graphs)
+        lines = [f"{self._name}: {_counted(num_steps, 'step')} in {_counted(len(graphs), 'graph')}"]
+        for number, each in enumerate(graphs):
+            line = f"  graph {number}: {_counted(each.num_steps, 'step')} in {_counted(each.num_tasks, 'task')}"
+            if each.num_stages > 1:
+                line += f", {each.num_stages} one after the other"
+            lines.append(line + (f"; sent then because {each.reason}" if each.reason else ""))
+        return "\n".join(lines)
+
+
+def settle(nest: Any) -> None:
+    """Have what was done to the asynchronous values in a nest sent along."""
+    for leaf in optree.tree_leaves(nest):
+        for each in leaf.values if isinstance(leaf, PerReplica) else (leaf,):
+            if isinstance(each, AsyncValue):
+                each.settle()
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current: Session) -> None:
+    if len(args) != len(signature):
+        raise ArgumentError(
+            f"{name}: called with {_counted(len(args), 'positional argument')}; input_signature has {len(signature)}"
+        )
     specs, treespec = optree.tree_flatten(signature, none_is_leaf=True)
     try:
         values = treespec.flatten_up_to(args)
     except ValueError as error:
-        raise ArgumentError(f"{name}: the arguments are not of the structure of input_signature: {error}") from None
+        given = optree.tree_structure(args, none_is_leaf=True)
+        raise ArgumentError(
+            f"{name}: the arguments are of the structure {_shown(given)}; input_signature has {_shown(treespec)}: "
+            f"{error}"
+        ) from None
     for path, spec, value in zip(treespec.paths(), specs, values, strict=True):
         pairs = [(spec, value)]
         if isinstance(spec, PerReplicaSpec):
             if not isinstance(value, PerReplica) or len(value.values) != len(spec.specs):
-                raise ArgumentError(f"{name}: argument {path} is {type(value).__name__}; input_signature has {spec}")
+                given = f"{len(value.values)} values" if isinstance(value, PerReplica) else type(value).__name__
+                raise ArgumentError(f"{name}: argument {path} is {given}; input_signature has {spec}")
             pairs = list(zip(spec.specs, value.values, strict=True))
         for each, part in pairs:
-            if isinstance(each, TensorSpec) and not each.is_compatible_with(part):
-                raise ArgumentError(
-                    f"{name}: argument {path} has shape {part.shape} and dtype {part.dtype}; input_signature has {each}"
-                )
+            if isinstance(each, TensorSpec):
+                _check_part(each, part, f"{name}: argument {path}", current)
+
+
+def _check_part(spec: TensorSpec, part: Any, what: str, current: Session) -> None:
+    if not isinstance(part, AsyncValue) or part.is_here:
+        check_spec([], [], part, spec, what)
+        return
+    if part.spec is not None:
+        if not spec.is_compatible_with(part.spec):
+            raise ArgumentError(f"{what} is {part.spec}; input_signature has {spec}")
+        if all(length is None or known is not None for length, known in zip(spec.shape, part.spec.shape, strict=True)):
+            return
+    # The rest is seen where the value is, which is waited for when the function is over.
+    wiring = Wiring()
+    wired = wiring.wire_leaf(part)
+    if wiring.caller is not None:
+        seen = wiring.caller.call(
+            check_spec, wiring.handles, wiring.picks, wired, spec, what, on=wiring.worker, name="check"
+        )
+        current.wait_for(wiring.caller, seen)
+
+
+def check_spec(
+    results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any, spec: TensorSpec, what: str
+) -> None:
+    """See that a wired value is of a spec."""
+    value = filled(results, picks, nest)
+    if not spec.is_compatible_with(value):
+        given = TensorSpec.of(np.asarray(value))
+        raise ArgumentError(f"{what} has shape {given.shape} and dtype {given.dtype}; input_signature has {spec}")
+
+
+def _shown(treespec: Any) -> str:
+    return str(treespec).removeprefix("PyTreeSpec(").removesuffix(", NoneIsLeaf)")

@@ -10,7 +10,8 @@ import numpy as np
 
 from daskdist.core.ragged import Ragged, concat
 from daskdist.errors import ArgumentError
-from daskdist.strategy.values import Pick, Returned, filled
+from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.values import filled
 
 
 @dataclass(frozen=True)

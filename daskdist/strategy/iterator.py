@@ -12,8 +12,9 @@ from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError
 from daskdist.execute.callers import Caller
 from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
+from daskdist.strategy.picks import PickFromRows, Remote
 from daskdist.strategy.pipeline import Pipeline
-from daskdist.strategy.values import AsyncValue, PerReplica, PickFromRows, Remote
+from daskdist.strategy.values import AsyncValue, PerReplica
 
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
 
@@ -104,6 +105,7 @@ class DistributedIterator:
         # The threads of a caller end with its iterator, closed or dropped.
         self._finalizer = weakref.finalize(self, caller.close)
         self._structure = spec.structure
+        self._specs = spec.leaves
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         self._feeds = []
         self._interpreters: list[Interpreter] = []
@@ -212,9 +214,12 @@ class DistributedIterator:
         ref = lane.ref
         if self._is_here:
             return self._caller.result(ref.handle).item(place)  # type: ignore[union-attr, no-any-return]
-        picks = [PickFromRows(place, number) for number in range(self._structure.num_leaves)]
         # Not the reference, but its handle: what was handed out is the consumer's, and counts no longer as read ahead.
-        return [AsyncValue(self._caller, Remote(ref.handle, pick, ref.worker)) for pick in picks]  # type: ignore[union-attr]
+        handle, worker = ref.handle, ref.worker  # type: ignore[union-attr]
+        return [
+            AsyncValue(self._caller, Remote(handle, PickFromRows(place, number), worker), spec)
+            for number, spec in enumerate(self._specs)
+        ]
 
 
 def _made_of(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:

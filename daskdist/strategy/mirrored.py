@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import optree
-
 from daskdist.dataset import Dataset
 from daskdist.devices import devices as find_devices
 from daskdist.devices import name_of
@@ -14,8 +12,8 @@ from daskdist.execute.callers import Caller, Handle, Now, embedded
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import made, outlook
 from daskdist.strategy.inputs import InputContext
-from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.values import regroup
+from daskdist.strategy.strategy import Replica, Strategy, call_on_replica
+from daskdist.strategy.values import PerReplica, regroup
 
 
 class MirroredStrategy(Strategy):
@@ -45,13 +43,19 @@ class MirroredStrategy(Strategy):
         found = find_devices(devices or ["CPU:0"])
         super().__init__([Replica(None, name_of(device)) for device in found], Now())
 
+    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Handle]:
+        results = []
+        for number, replica in enumerate(self._replicas):
+            own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+            args, kwargs = treespec.unflatten(own)
+            results.append(call_on_replica(fn, args, kwargs, replica, number))
+        return results
+
     def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
-        results = [optree.tree_unflatten(returned.treespec, returned.leaves) for returned in handles]
-        return results[0] if len(results) == 1 else regroup(results)
+        return handles[0] if len(handles) == 1 else regroup(handles)
 
     def _values(self, handles: list[Handle]) -> Any:
-        results = [optree.tree_unflatten(returned.treespec, returned.leaves) for returned in handles]
-        return regroup(results, always=True)
+        return regroup(handles, always=True)
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
         return list(handle.leaves)

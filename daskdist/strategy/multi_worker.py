@@ -4,51 +4,39 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
-import os
-import socket
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import optree
 from dask.base import tokenize
-from distributed import Client, LocalCluster
-from distributed.comm import parse_address, parse_host_port
-from distributed.comm.registry import get_backend
 
-from daskdist.config import setting
 from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
-from daskdist.errors import ArgumentError, ClusterError
+from daskdist.errors import DaskdistError
 from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.capture import Capturing
+from daskdist.execute.parcels import Parcel, Parcels
+from daskdist.execute.session import current_session
 from daskdist.execute.submit import Submit, workers_of
 from daskdist.files.locations import Addresses
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, Placed, Placing
 from daskdist.ops.read_files import ReadFiles
+from daskdist.strategy.cluster_resolver import ClusterResolver, connect
+from daskdist.strategy.device_assignment import DeviceAssignment, placing
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
-from daskdist.strategy.replicas import ReplicasPerWorker, Worker, as_counts, most_replicas, num_replicas_on
-from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.values import (
-    AsyncValue,
-    PerReplica,
-    PickAll,
-    PickFromReturned,
-    Remote,
-    Returned,
-    as_it_is_now,
-    regroup,
-)
+from daskdist.strategy.picks import PickAll, PickFromReturned, Remote, Returned
+from daskdist.strategy.replicas import ReplicasPerWorker
+from daskdist.strategy.strategy import Replica, Strategy, call_there
+from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, as_it_is_now, regroup
 
-# Arrays of this size and more are sent to the workers themselves.
-_LARGE_BYTES = 2**20
 # Functions whose layouts are kept.
 _MOST_LAYOUTS = 256
 
@@ -59,21 +47,26 @@ class MultiWorkerMirroredStrategy(Strategy):
     Parameters
     ----------
     cluster
-        A ``distributed.Client``, a cluster object such as ``LocalCluster``, the address of a scheduler, or the path of
-        the file that ``dask scheduler --scheduler-file`` writes. If None, a ``LocalCluster`` with a process a core that
-        belongs to the strategy: `close` closes it, and so does the end of a ``with`` block.
-    replicas_per_worker
-        Replicas on each worker, at most as many as it has threads: one number for all, a sequence of one for each
-        worker in order, or a mapping of names or addresses of workers to numbers. A worker that has none takes no
-        part: it reads nothing either.
+        A ``distributed.Client``, a cluster object such as ``LocalCluster``, the address of a scheduler, the path of the
+        file that ``dask scheduler --scheduler-file`` writes, or a `ClusterResolver`, which can also wait for workers
+        and has security. If None, the scheduler that Dask's setting ``scheduler-address`` names, which
+        ``DASK_SCHEDULER_ADDRESS`` sets; or else a ``LocalCluster`` with a process a core that belongs to the strategy:
+        `close` closes it, and so do the end of a ``with`` block and that of the program.
+    device_assignment
+        Which worker and device each replica sits on. If None, all workers have replicas, in order, each on its first
+        devices.
+    num_replicas_per_worker
+        Instead of that, the replicas on each worker, at most as many as it has threads: one number for all, a sequence
+        of one for each worker in order, or a mapping of names or addresses of workers to numbers. A worker that has
+        none takes no part: it reads nothing either. If None, 1.
 
     Raises
     ------
     ClusterError
-        Nobody answers at the address, or the cluster has no workers.
+        Nobody answers at the address, or the cluster has no workers, or not as many as were to be waited for.
     ArgumentError
-        A worker has fewer threads than it is to have replicas, one that is named is not there, or there is not a number
-        for each.
+        A worker has fewer threads than it is to have replicas, one that is named is not there, there is not a number
+        for each, or both ways of saying where replicas are were used.
 
     Notes
     -----
@@ -81,58 +74,43 @@ class MultiWorkerMirroredStrategy(Strategy):
     those there are when the strategy is made, ordered by name.
     """
 
-    def __init__(self, cluster: Any = None, *, replicas_per_worker: ReplicasPerWorker = 1) -> None:
-        counts = as_counts(replicas_per_worker)
-        self._owned: list[Any] = []
+    def __init__(
+        self,
+        cluster: Any = None,
+        device_assignment: DeviceAssignment | None = None,
+        *,
+        num_replicas_per_worker: ReplicasPerWorker | None = None,
+    ) -> None:
+        resolver = cluster if isinstance(cluster, ClusterResolver) else ClusterResolver(cluster)
+        where = placing(device_assignment, num_replicas_per_worker)
+        opened = ExitStack()
         # Also when nobody closes it: worker processes must not outlive the program.
-        self._finalizer = weakref.finalize(self, _close_all, self._owned)
+        self._finalizer = weakref.finalize(self, opened.close)
         try:
-            self.client = self._connect(cluster, *most_replicas(counts))
-            workers = _workers(self.client)
-            numbers = num_replicas_on(workers, counts)
+            self.client, workers = connect(
+                resolver, opened, num_workers=where.num_workers, num_threads=where.most_replicas
+            )
+            slots = where.on(workers)
         except BaseException:
             self._finalizer()
             raise
-        taking_part = [(worker.address, number) for worker, number in zip(workers, numbers, strict=True) if number]
-        replicas = [Replica(address, f"CPU:{k}") for address, number in taking_part for k in range(number)]
-        self._submit = Submit(self.client, [address for address, _ in taking_part])
-        super().__init__(replicas, self._submit)
+        self._submit = Submit(self.client, list(dict.fromkeys(address for address, _ in slots)))
+        self._steps = Capturing(self.client, self._submit.workers, self._submit.futures, home=self._submit.home)
+        self._parcels = Parcels(self._steps, self._apart)
+        super().__init__([Replica(address, device) for address, device in slots], self._steps)
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
         self._layouts: dict[Any, tuple[Layout, Any]] = {}
-        # The calls of each step that are under way, the oldest step first.
-        self._in_flight: deque[set[Handle]] = deque()
-
-    def _connect(self, cluster: Any, num_workers: int | None, threads: int) -> Client:
-        if isinstance(cluster, Client):
-            return cluster
-        if cluster is None:
-            # Loopback only, the dashboard too: a cluster for this program is nobody else's business.
-            cluster = LocalCluster(
-                n_workers=num_workers,
-                threads_per_worker=threads,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-            )
-            self._owned.append(cluster)
-        if isinstance(cluster, os.PathLike) or (isinstance(cluster, str) and _is_file(cluster)):
-            client = _client_of(_address_in(os.fspath(cluster)))
-        elif isinstance(cluster, str):
-            client = _client_of(cluster)
-        elif hasattr(cluster, "scheduler_address"):
-            client = Client(cluster, set_as_default=False)
-        else:
-            raise ArgumentError(
-                f"MultiWorkerMirroredStrategy: {type(cluster).__name__} is not a Dask client, a cluster or an address"
-            )
-        self._owned.insert(0, client)
-        return client
 
     def close(self) -> None:
         """Close the connection, and the cluster if the strategy made it. What it computed is gone after it."""
-        self._in_flight.clear()
+        self._parcels.clear()
+        self._steps.close()
         if self._finalizer.alive:
             self._submit.release()
         self._finalizer()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a strategy stays in its program; give the function that is run what it needs by args")
 
     def __enter__(self) -> MultiWorkerMirroredStrategy:
         return self
@@ -198,17 +176,56 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _sent(self, nest: Any) -> Any:
         def send(leaf: Any) -> Any:
-            if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
-                return leaf
-            if leaf.nbytes < _LARGE_BYTES:
-                return as_it_is_now(leaf)
-            # Once to each worker, and not with every task by way of the scheduler.
-            return AsyncValue(self._submit, Remote(self._submit.place(self._apart(leaf)), PickAll()))
+            packed = self._packed(leaf, lambda: "a value")
+            if not isinstance(packed, Parcel):
+                return packed
+            return AsyncValue(self._steps, Remote(packed.on(self.workers[0]), PickAll()))
 
         return optree.tree_map(send, nest, none_is_leaf=True)
 
+    def _packed(self, leaf: Any, name: Callable[[], str]) -> Any:
+        # What goes to workers once as a parcel; what is small, or there already, as it is.
+        if isinstance(leaf, (PerReplica, AsyncValue)):
+            return leaf
+        return as_it_is_now(leaf) if self._parcels.is_small(leaf) else self._parcels(leaf, name)
+
+    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Handle]:
+        name = f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
+        with self._steps.together() as capture:
+            capture.num_steps += operation == "run"
+            function = self._parcels(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
+            packed = [
+                self._packed(leaf, partial(_place_of, operation, treespec, number))
+                for number, leaf in enumerate(leaves)
+            ]
+            return [
+                self._on_replica(name, function, packed, treespec, number)
+                for number in range(self.num_replicas_in_sync)
+            ]
+
+    def _on_replica(self, name: str, function: Parcel, leaves: list[Any], treespec: Any, number: int) -> Handle:
+        replica = self.replicas[number]
+        wiring = Wiring([function.on(replica.worker)])
+        wired = []
+        for leaf in leaves:
+            own = self._packed(leaf.values[number], lambda: name) if isinstance(leaf, PerReplica) else leaf
+            is_parcel = isinstance(own, Parcel)
+            wired.append(wiring.slot(own.on(replica.worker), PickAll()) if is_parcel else wiring.wire_leaf(own))
+        return self._steps.call(
+            call_there,
+            wiring.handles,
+            wiring.picks,
+            wired,
+            treespec,
+            replica,
+            number,
+            on=replica.worker,
+            is_pinned=True,
+            lane=number,
+            name=name,
+        )
+
     def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
-        self._keep_until_done(handles)
         layout = self._layout(fn, handles)
         leaves = []
         for number, is_none in enumerate(layout.are_none):
@@ -223,42 +240,44 @@ class MultiWorkerMirroredStrategy(Strategy):
         return optree.tree_unflatten(layout.treespec, [PerReplica(self._picked(handles, pick)) for pick in picks])
 
     def _picked(self, handles: list[Handle], pick: PickFromReturned) -> list[AsyncValue]:
+        step = tuple(handles)
         return [
-            AsyncValue(self._submit, Remote(handle, pick, worker=replica.worker))
+            AsyncValue(self._steps, Remote(handle, pick, replica.worker, step))
             for handle, replica in zip(handles, self.replicas, strict=True)
         ]
 
-    def _keep_until_done(self, handles: list[Handle]) -> None:
-        # A call whose result nobody keeps is to be made all the same; once it is, Dask may forget it.
-        step = set(handles)
-        for handle in handles:
-            handle.add_done_callback(step.discard)
-        self._in_flight.append(step)
-        while self._in_flight and not self._in_flight[0]:
-            self._in_flight.popleft()
-        if len(self._in_flight) > setting("max-steps-in-flight"):
-            self._submit.wait(list(self._in_flight.popleft()))
-
     def _layout(self, fn: Callable[..., Any], handles: list[Handle]) -> Layout:
-        # A function defined anew in each step, over the same variables, is still one function.
+        # A function defined anew in each step, over the same variables, is still one function; a method of another
+        # object is another.
         closure = getattr(fn, "__closure__", None) or ()
-        key = (getattr(fn, "__code__", id(fn)), *map(id, closure))
-        if key in self._layouts:
-            return self._layouts[key][0]
-        layout = self._learned(handles)
-        if not any(layout.are_none):
-            if len(self._layouts) == _MOST_LAYOUTS:
+        owner = getattr(fn, "__self__", None)
+        key = (getattr(fn, "__code__", id(fn)), id(owner), *map(id, closure))
+        known = self._layouts.get(key)
+        current = current_session()
+        if known is None or (current is None and any(known[0].are_none)):
+            layout = self._learned(handles)
+            if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-            self._layouts[key] = layout, (fn, closure)
+            self._layouts[key] = layout, (fn, owner, closure)
+            return layout
+        layout = known[0]
+        if current is not None and any(layout.are_none):
+            # Nobody would look at it to see it fail.
+            for number, (handle, replica) in enumerate(zip(handles, self.replicas, strict=True)):
+                seen = self._steps.call(
+                    see_none, [handle], layout, on=replica.worker, is_pinned=True, lane=number, name="see"
+                )
+                current.wait_for(self._steps, seen)
         return layout
 
     def _learned(self, handles: list[Handle]) -> Layout:
         # Waits for the calls.
+        self._steps.sent(handles, "what a function returns had to be learned from its first call")
         asked = [
-            self._submit.call(layout_of, [handle], on=replica.worker, name="layout")
-            for handle, replica in zip(handles, self.replicas, strict=True)
+            self._steps.call(layout_of, [handle], on=replica.worker, lane=number, name="layout")
+            for number, (handle, replica) in enumerate(zip(handles, self.replicas, strict=True))
         ]
-        layouts = self._submit.results(asked)
+        layouts = self._steps.results(asked)
         # Refuses structures that differ.
         regroup([optree.tree_unflatten(each.treespec, each.are_none) for each in layouts])
         are_none = tuple(map(all, zip(*[each.are_none for each in layouts], strict=True)))
@@ -267,7 +286,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
         treespec = Returned.of([0] * num_leaves).treespec
         picks = [PickFromReturned(number, treespec) for number in range(num_leaves)]
-        return [AsyncValue(self._submit, Remote(handle, pick)) for pick in picks]
+        return [AsyncValue(self._steps, Remote(handle, pick)) for pick in picks]
 
 
 @dataclass(frozen=True)
@@ -284,72 +303,19 @@ def layout_of(results: Sequence[Returned]) -> Layout:
     return Layout(returned.treespec, tuple(leaf is None for leaf in returned.leaves))
 
 
-def _is_file(text: str) -> bool:
-    return "://" not in text and (text.endswith(".json") or os.path.isfile(text))
+def see_none(results: Sequence[Returned], layout: Layout) -> None:
+    """See that a function gave None where it gave it in its first call."""
+    (returned,) = results
+    if returned.treespec == layout.treespec:
+        for leaf, is_none in zip(returned.leaves, layout.are_none, strict=True):
+            if is_none and leaf is not None:
+                raise DaskdistError(
+                    f"run: the function returned {type(leaf).__name__} where it returned None in its first call, and "
+                    "what it returned is lost; a function returns one structure"
+                )
 
 
-def _address_in(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return str(json.load(file)["address"])
-    except OSError as error:
-        raise ClusterError(
-            f"the scheduler file {path!r} cannot be read: {error}; start 'dask scheduler --scheduler-file {path}' first"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ClusterError(
-            f"{path!r} is not a file that 'dask scheduler --scheduler-file' wrote: it names no address"
-        ) from error
-
-
-def _client_of(address: str) -> Client:
-    timeout = setting("timeouts.connect")
-    try:
-        _check_it_speaks(address, timeout)
-        return Client(address, timeout=timeout, set_as_default=False)
-    except (OSError, TimeoutError) as error:
-        raise ClusterError(f"no Dask scheduler answers at {address!r} within {timeout} s: {error}") from error
-    except ValueError as error:
-        raise ClusterError(
-            f"{address!r} is not the address of a scheduler: {error}; write it like 'tcp://127.0.0.1:8786'"
-        ) from error
-
-
-def _check_it_speaks(address: str, timeout: float) -> None:
-    # A scheduler greets whoever connects. A client waits for the greeting without end.
-    # What it is given is checked here too: an address it cannot read leaves half a client behind.
-    scheme, location = parse_address(address)
-    get_backend(scheme)
-    host_and_port = parse_host_port(location)
-    if scheme != "tcp":
-        return
-    try:
-        connection = socket.create_connection(host_and_port, timeout)
-    except ConnectionError:
-        # Perhaps it is about to start: the client tries again until its time is up.
-        return
-    with connection:
-        connection.recv(1)
-
-
-def _workers(client: Client) -> list[Worker]:
-    # Ordered by name; names that are numbers, as a LocalCluster's are, come first, in their own order.
-    timeout = setting("timeouts.workers")
-    try:
-        client.wait_for_workers(1, timeout=timeout)
-    except (OSError, TimeoutError) as error:
-        raise ClusterError(f"the cluster at {client.scheduler.address} has no workers after {timeout} s") from error
-    found = workers_of(client)
-
-    workers = [Worker(address, str(info["name"]), info["nthreads"]) for address, info in found.items()]
-
-    def place(worker: Worker) -> tuple[bool, int, str, str]:
-        is_number = worker.name.isdecimal()
-        return not is_number, int(worker.name) if is_number else 0, worker.name, worker.address
-
-    return sorted(workers, key=place)
-
-
-def _close_all(owned: list[Any]) -> None:
-    while owned:
-        owned.pop(0).close()
+def _place_of(operation: str, treespec: Any, number: int) -> str:
+    # Where among its arguments a leaf of a call is.
+    (which, *path) = treespec.paths()[number]
+    return f"{operation}: " + ("args" if which == 0 else "kwargs") + "".join(f"[{each!r}]" for each in path)

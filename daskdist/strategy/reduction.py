@@ -1,231 +1,269 @@
-"""Reductions: what is done on a replica, how two partial results combine, and what is made of the last.
-
-Partial results combine in a tree of fixed shape: the replicas of a worker first, in order, then workers, so
-many at a time, in order. So a result does not depend on which part was ready first, to the last bit.
-"""
+"""Reductions: what is done on a replica, how two partial results combine, and what is made of the last."""
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Caller, Handle
-from daskdist.strategy.values import Pick, Returned, Wiring, fill
+from daskdist.strategy.pairwise import reduce_rows
 
-Axis = int | tuple[int, ...] | None
+Axis: TypeAlias = int | tuple[int, ...] | None
+# A reduction in any of the forms it is given in.
+Op: TypeAlias = "ReduceOp | Reduction | Callable[[Any, Any], Any]"
 
 
 class ReduceOp(enum.Enum):
-    """How values of replicas become one."""
+    """How values of replicas become one.
+
+    >>> ReduceOp.of("max")
+    <ReduceOp.MAX: 'MAX'>
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PROD = "PROD"
 
     @classmethod
     def of(cls, value: object) -> ReduceOp:
         """An operation, from itself or its name in any case."""
         if isinstance(value, cls):
             return value
-        if isinstance(value, str) and value.upper() in cls.__members__:
-            return cls[value.upper()]
-        raise ArgumentError(f"{value!r} is not a reduction; there are {', '.join(cls.__members__)}")
+        if isinstance(value, str) and (found := cls._member_map_.get(value.upper())) is not None:
+            return found  # type: ignore[return-value]
+        raise ArgumentError(
+            f"{value!r:.80} is not a reduction; there are {', '.join(cls.__members__)}, any associative function of "
+            "two values, and Reduction"
+        )
+
+
+def _as_it_is(partial: Any) -> Any:
+    return partial
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One way to reduce.
+    """One way to reduce, for `Strategy.reduce`.
 
     Parameters
     ----------
     chunk
-        Makes a replica's array its partial result, along an axis or along none.
+        ``chunk(array, axis)`` makes a replica's array its partial result: a number, an array, or a nest of some. The
+        axis is a number or a tuple of some, as it was given; None to reduce over replicas only.
     combine
-        Makes two partial results one.
+        ``combine(a, b)`` makes two partial results one. It is associative.
     finalize
-        Makes the last partial result the result.
+        ``finalize(partial)`` makes the last partial result the result.
+    identity
+        The partial result of no rows, which combined with another changes nothing; the numbers in it stand for arrays
+        of them where partial results are arrays. None if there is none: where no replica has a row, there is no result.
+
+    Raises
+    ------
+    ArgumentError
+        A part that is to be a function is none.
+
+    Notes
+    -----
+    Of replicas without rows nothing is asked where others have some.
+
+    >>> import daskdist
+    >>> norm = Reduction(lambda x, axis: np.sum(x * x, axis=axis), np.add, np.sqrt, identity=0)
+    >>> values = daskdist.PerReplica([np.array([2.0, 4.0]), np.array([4.0])])
+    >>> daskdist.MirroredStrategy(["CPU:0", "CPU:1"]).reduce(norm, values, axis=0)
+    np.float64(6.0)
     """
 
     chunk: Callable[[Any, Axis], Any]
     combine: Callable[[Any, Any], Any]
-    finalize: Callable[[Any], Any]
+    finalize: Callable[[Any], Any] = _as_it_is
+    identity: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "combine", "finalize"):
+            if not callable(getattr(self, name)):
+                raise ArgumentError(f"Reduction: {name} is {getattr(self, name)!r:.80}; give a function")
 
 
-def _sum(array: Any, axis: Axis) -> Any:
+@dataclass(frozen=True)
+class Ufunc:
+    """What a NumPy function of two arguments makes of a replica's array.
+
+    Parameters
+    ----------
+    function
+        The function.
+    widens
+        Whether small integers and bools become wide ones over replicas too, as NumPy's sum makes them over rows.
+    """
+
+    function: Any
+    widens: bool = False
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        if axis is not None:
+            return reduce_rows(self.function, array, axis)
+        if self.widens and array.dtype.kind in "biu":
+            return array.astype(_wide(array.dtype), copy=False)
+        return array
+
+
+@functools.cache
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.result_type(dtype, np.uint64 if dtype.kind == "u" else np.int64)
+
+
+@dataclass(frozen=True)
+class RowByRow:
+    """What any associative function makes of a replica's array: rows are taken in pairs, then what came of those."""
+
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        if axis is None:
+            return array
+        axes = sorted(each % array.ndim for each in (axis if isinstance(axis, tuple) else (axis,)))
+        rows = list(np.moveaxis(array, axes, range(len(axes))).reshape(-1, *without(array.shape, axis)))
+        while len(rows) > 1:
+            pairs = [self.function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
+            rows = pairs + rows[len(pairs) * 2 :]
+        return rows[0]
+
+
+def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes it has.
+
+    >>> without((2, 3, 4), (0, -1))
+    (3,)
+    """
+    if isinstance(axis, int):
+        axis = axis % len(shape)
+        return shape[:axis] + shape[axis + 1 :]
+    gone = {each % len(shape) for each in axis}
+    return tuple(size for place, size in enumerate(shape) if place not in gone)
+
+
+def num_rows(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> int:
+    return shape[axis] if isinstance(axis, int) else math.prod([shape[each] for each in axis])
+
+
+def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int, Any]:
+    # The total, of how many, and the dtype of their mean.
+    dtype = array.dtype
+    if dtype == np.float16:
+        # As NumPy's mean does: a total runs over long before the mean would.
+        array = array.astype(np.float32)
+    if dtype.kind not in "fc":
+        dtype = np.dtype(np.float64)
+        if array.dtype.itemsize == 8 or axis is None:
+            array = array.astype(np.float64)
     if axis is None:
-        # As NumPy's sum does: small integers and bools must not run over.
-        return array.astype(np.result_type(array.dtype, np.int64)) if array.dtype.kind == "b" else array
-    return np.sum(array, axis=axis)
+        return array, 1, dtype
+    total = reduce_rows(np.add, array, axis)
+    if total.dtype.kind in "iu":
+        # No rows of small integers are so many that their total would not fit 64 bits.
+        total = total.astype(np.float64)
+    return total, num_rows(array.shape, axis), dtype
 
 
-def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int]:
-    if not np.issubdtype(array.dtype, np.inexact):
-        array = array.astype(np.float64)
-    if axis is None:
-        return array, 1
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    return np.sum(array, axis=axis), int(np.prod([array.shape[each] for each in axes]))
+def _add_up(a: tuple[Any, int, Any], b: tuple[Any, int, Any]) -> tuple[Any, int, Any]:
+    return a[0] + b[0], a[1] + b[1], a[2] if a[2] == b[2] else np.result_type(a[2], b[2])
 
 
-def _mean(partial: tuple[Any, int]) -> Any:
-    total, count = partial
+def _mean(partial: tuple[Any, int, Any]) -> Any:
+    total, count, dtype = partial
     # No rows at all: 0/0, which is NaN, as NumPy's mean of nothing is; without its warning on a worker.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return total / total.dtype.type(count)
+    if not count:
+        return np.full_like(total, np.nan, dtype=dtype)
+    # As wide as NumPy divides complex ones, which is not exact otherwise.
+    mean = total / (np.int64(count) if dtype.kind == "c" else total.dtype.type(count))
+    return mean if mean.dtype == dtype else mean.astype(dtype)
 
 
-REDUCTIONS: Final = {
-    ReduceOp.SUM: Reduction(_sum, lambda a, b: a + b, lambda partial: partial),
-    ReduceOp.MEAN: Reduction(_sum_and_count, lambda a, b: (a[0] + b[0], a[1] + b[1]), _mean),
+_SUM: Final = Reduction(Ufunc(np.add, widens=True), np.add, identity=0)
+_MEAN: Final = Reduction(_sum_and_count, _add_up, _mean, identity=(0, 0, None))
+REDUCTIONS: Final[dict[Any, Reduction]] = {
+    ReduceOp.SUM: _SUM,
+    ReduceOp.MEAN: _MEAN,
+    ReduceOp.MIN: Reduction(Ufunc(np.minimum), np.minimum),
+    ReduceOp.MAX: Reduction(Ufunc(np.maximum), np.maximum),
+    ReduceOp.PROD: Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1),
 }
+# NumPy's own functions for these.
+_NAMED: Final[dict[Any, ReduceOp]] = {
+    np.add: ReduceOp.SUM,
+    np.minimum: ReduceOp.MIN,
+    np.maximum: ReduceOp.MAX,
+    np.multiply: ReduceOp.PROD,
+}
+# Of one value that all replicas have: that value.
+OF_EQUALS: Final = frozenset({ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX})
 
 
-@dataclass(frozen=True)
-class Fold:
-    """One node of the tree: chunks of some replicas, or partial results, made one.
+def checked_op(value: object) -> Op:
+    """A reduction, from what `Strategy.reduce` was given.
 
-    Parameters
-    ----------
-    op
-        The reduction.
-    axis
-        The axis or axes of each array to reduce along; None for none.
-    is_final
-        Whether the result is wanted, and not a partial one.
+    Raises
+    ------
+    ArgumentError
+        It is none.
     """
-
-    op: ReduceOp
-    axis: Axis
-    is_final: bool
-
-    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any]) -> Any:
-        """From the values of replicas: for each replica a wired list of leaves."""
-        parts = [pick(results[number]) for number, pick in picks]
-        reduction = REDUCTIONS[self.op]
-        arrays = [[_checked(leaf, self.axis) for leaf in leaves] for leaves in fill(replicas, parts)]
-        return self._fold([[reduction.chunk(array, self.axis) for array in leaves] for leaves in arrays])
-
-    def partials(self, results: Sequence[Any]) -> Any:
-        """From partial results."""
-        return self._fold(results)
-
-    def _fold(self, parts: Sequence[list[Any]]) -> Any:
-        reduction = REDUCTIONS[self.op]
-        for column in zip(*parts, strict=True):
-            # NumPy would stretch the smaller to the larger where it can.
-            check_shapes([np.shape(part[0] if isinstance(part, tuple) else part) for part in column], self.axis)
-        folded = [functools.reduce(reduction.combine, column) for column in zip(*parts, strict=True)]
-        if not self.is_final:
-            return folded
-        return Returned.of([reduction.finalize(partial) for partial in folded])
-
-
-def _checked(value: Any, axis: Axis) -> Any:
-    # Python's numbers are as wide here as they are in Python.
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufc":
-        raise ArgumentError(f"reduce: a value is {array.dtype}, and only numbers add up")
-    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    if len({each % max(array.ndim, 1) for each in axes}) < len(axes):
-        raise ArgumentError(f"reduce: axis {axis} of a value of shape {array.shape} names an axis twice")
-    for each in axes:
-        if not -array.ndim <= each < array.ndim:
+    if isinstance(value, str):
+        return ReduceOp.of(value)
+    if isinstance(value, (ReduceOp, Reduction)):
+        return value
+    if isinstance(value, np.ufunc):
+        if value.nin != 2 or value.nout != 1 or value.signature is not None:
             raise ArgumentError(
-                f"reduce: axis {each} of a value of shape {array.shape}; use axis=None to reduce over replicas only"
+                f"reduce: np.{value.__name__} makes {value.nout} of {value.nin} values; give a function that makes "
+                "one of two, such as np.logaddexp"
             )
-    return array
+        return _NAMED.get(value) or value
+    if callable(value) and not isinstance(value, type):
+        return value
+    return ReduceOp.of(value)
 
 
-def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
-    """Refuse values whose shapes, without the axes reduced along, differ."""
-    if len(set(shapes)) == 1:
-        return
-    differ = f"the values' shapes differ over the replicas: {', '.join(map(str, shapes))}"
-    if axis is None:
-        advice = "Give axis=0 to reduce along the rows too; a last batch need not be full"
-        raise ArgumentError(f"reduce: {differ}. {advice}")
-    raise ArgumentError(f"reduce: once reduced along axis {axis}, {differ}; they must be one shape")
+def reduction_of(op: Op) -> Reduction:
+    """The record of a reduction."""
+    if isinstance(op, ReduceOp):
+        return REDUCTIONS[op]
+    if isinstance(op, Reduction):
+        return op
+    if isinstance(op, np.ufunc):
+        return Reduction(Ufunc(op), op, identity=op.identity)
+    return Reduction(RowByRow(op), op)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Values of some replicas.
+def name_of(op: Op) -> str:
+    """A reduction as messages call it."""
+    if isinstance(op, ReduceOp):
+        return op.name
+    return "the reduction" if isinstance(op, Reduction) else str(getattr(op, "__name__", type(op).__name__))
 
-    Parameters
-    ----------
-    worker
-        The address of the worker they are on; None for this process.
-    values
-        For each replica its leaves, some of them asynchronous.
+
+def checked_axis(axis: Any) -> Axis:
+    """The axis or axes a reduction was given; no axes are None.
+
+    Raises
+    ------
+    ArgumentError
+        It is no whole number, or one is given twice.
     """
-
-    worker: str | None
-    values: list[list[Any]]
-
-    @cached_property
-    def wiring(self) -> Wiring:
-        """What the values need."""
-        return Wiring()
-
-    @cached_property
-    def replicas(self) -> list[Any]:
-        """The values, wired."""
-        return [self.wiring.wire(leaves) for leaves in self.values]
-
-    @classmethod
-    def merged(cls, groups: Sequence[Group]) -> Group:
-        """The values of several workers, to be combined on the first."""
-        return cls(groups[0].worker, [leaves for group in groups for leaves in group.values])
-
-
-def fold_tree(
-    caller: Caller,
-    op: ReduceOp,
-    axis: Axis,
-    groups: Sequence[Group],
-    split_every: int,
-) -> Handle:
-    """Reduce values of replicas in a tree.
-
-    Parameters
-    ----------
-    caller
-        Who makes the calls.
-    op, axis
-        The reduction.
-    groups
-        The values of each worker's replicas.
-    split_every
-        How many partial results of workers are combined at a time.
-
-    Returns
-    -------
-    Handle
-        Of a `Returned` list of the leaves' results.
-    """
-    whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
-    if axis is None and all(len(group.values) == 1 for group in groups):
-        # A chunk would be the value itself: workers are combined at once.
-        groups = [Group.merged(groups[k : k + split_every]) for k in range(0, len(groups), split_every)]
-    level = []
-    for group in groups:
-        fold = Fold(op, axis, len(groups) == 1)
-        handle = caller.call(
-            fold.chunks, group.wiring.handles, group.wiring.picks, group.replicas, on=group.worker, name="reduce-chunk"
-        )
-        level.append((group.worker, handle))
-    while len(level) > 1:
-        is_last = len(level) <= split_every
-        fold = Fold(op, axis, is_last)
-        level = [
-            (part[0][0], caller.call(fold.partials, [each for _, each in part], on=part[0][0], name="reduce"))
-            for part in (level[k : k + split_every] for k in range(0, len(level), split_every))
-        ]
-    return level[0][1]
+    if axis is None or type(axis) is int:
+        return axis
+    if not isinstance(axis, (list, tuple)):
+        return whole_number("reduce", "axis", axis)
+    axes = tuple(whole_number("reduce", f"axis[{place}]", each) for place, each in enumerate(axis))
+    if len(set(axes)) < len(axes):
+        raise ArgumentError(f"reduce: axis {axes} names an axis twice")
+    return axes or None

@@ -17,7 +17,7 @@ ReplicasPerWorker = int | Sequence[int] | Mapping[str, int] | Mapping[int, int]
 Counts = int | tuple[int, ...] | dict[str, int]
 
 _OPERATION = "MultiWorkerMirroredStrategy"
-_ARGUMENT = "replicas_per_worker"
+_ARGUMENT = "num_replicas_per_worker"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Worker:
 
 
 def as_counts(wanted: ReplicasPerWorker) -> Counts:
-    """``replicas_per_worker``, checked as far as that can be done without the workers.
+    """``num_replicas_per_worker``, checked as far as that can be done without the workers.
 
     Raises
     ------
@@ -71,11 +71,41 @@ def _is_sequence(wanted: Any) -> bool:
     return isinstance(wanted, (Sequence, np.ndarray)) and not isinstance(wanted, (str, bytes))
 
 
-def most_replicas(counts: Counts) -> tuple[int | None, int]:
-    """For how many workers numbers are given, None for any; and the largest of the numbers."""
-    if isinstance(counts, int):
-        return None, counts
-    return len(counts), max(counts.values() if isinstance(counts, dict) else counts)
+@dataclass(frozen=True)
+class PerWorker:
+    """So many replicas on each worker, on its devices in order.
+
+    Parameters
+    ----------
+    counts
+        As `as_counts` gives them.
+    """
+
+    counts: Counts
+
+    @property
+    def num_workers(self) -> int | None:
+        """For how many workers numbers are given; None for any."""
+        return None if isinstance(self.counts, int) else len(self.counts)
+
+    @property
+    def most_replicas(self) -> int:
+        """The largest of the numbers."""
+        counts = self.counts
+        if isinstance(counts, int):
+            return counts
+        return max(counts.values() if isinstance(counts, dict) else counts)
+
+    def on(self, workers: Sequence[Worker]) -> list[tuple[str, str]]:
+        """The address of the worker, and the device, of each replica; raises as `num_replicas_on` does.
+
+        >>> PerWorker((2, 1)).on([Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)])
+        [('tcp://a:1', 'CPU:0'), ('tcp://a:1', 'CPU:1'), ('tcp://b:1', 'CPU:0')]
+        """
+        numbers = num_replicas_on(workers, self.counts)
+        return [
+            (worker.address, f"CPU:{k}") for worker, number in zip(workers, numbers, strict=True) for k in range(number)
+        ]
 
 
 def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
@@ -99,7 +129,7 @@ def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
     else:
         raise ArgumentError(
             f"{_OPERATION}: {_ARGUMENT} has {len(counts)} numbers, and there are {len(workers)} workers, in order "
-            f"{_names(workers)}. Give one for each, 0 for none, or name workers: {{{workers[0].name!r}: 1}}"
+            f"{names_of(workers)}. Give one for each, 0 for none, or name workers: {{{workers[0].name!r}: 1}}"
         )
     for worker, number in zip(workers, numbers, strict=True):
         if number > worker.num_threads:
@@ -111,8 +141,7 @@ def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
 
 
 def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
-    places = {worker.name: place for place, worker in enumerate(workers)}
-    places |= {worker.address: place for place, worker in enumerate(workers)}
+    places = places_of(workers)
     numbers = [0] * len(workers)
     names: dict[int, str] = {}
     for name, number in counts.items():
@@ -120,7 +149,7 @@ def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
         if place is None:
             raise ArgumentError(
                 f"{_OPERATION}: {_ARGUMENT} names worker {name!r}, and there is none of that name or address; there "
-                f"are {_names(workers)}"
+                f"are {names_of(workers)}"
             )
         if place in names:
             raise ArgumentError(
@@ -131,7 +160,22 @@ def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
     return numbers
 
 
-def _names(workers: Sequence[Worker]) -> str:
+def places_of(workers: Sequence[Worker]) -> dict[str, int]:
+    """Where in a sequence each worker is, by its name and by its address.
+
+    >>> places_of([Worker("tcp://a:1", "alice", 2)])
+    {'alice': 0, 'tcp://a:1': 0}
+    """
+    by_name = {worker.name: place for place, worker in enumerate(workers)}
+    return by_name | {worker.address: place for place, worker in enumerate(workers)}
+
+
+def names_of(workers: Sequence[Worker]) -> str:
+    """Workers as a message lists them.
+
+    >>> names_of([Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "tcp://b:1", 1)])
+    'alice (tcp://a:1), tcp://b:1'
+    """
     return ", ".join(
         worker.name if worker.name == worker.address else f"{worker.name} ({worker.address})" for worker in workers
     )

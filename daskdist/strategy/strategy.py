@@ -18,22 +18,18 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
+from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.from_function import Made, of_function
 from daskdist.strategy.gathering import Gather
 from daskdist.strategy.inputs import InputContext, InputOptions
-from daskdist.strategy.reduction import Axis, Group, ReduceOp, fold_tree
-from daskdist.strategy.values import (
-    PerReplica,
-    Pick,
-    Returned,
-    ValueContext,
-    Wiring,
-    component,
-    fill,
-    results_of,
-)
+from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
+from daskdist.strategy.tree import fold_tree, groups_of
+from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, component, filled, results_of
 
 _current: ContextVar[Strategy | None] = ContextVar("daskdist strategy", default=None)
+# The number of the replica whose function this is.
+_in_replica: ContextVar[int | None] = ContextVar("daskdist replica", default=None)
 _S = TypeVar("_S", bound="Strategy")
 
 
@@ -72,6 +68,11 @@ class Strategy:
     def replicas(self) -> tuple[Replica, ...]:
         """Each replica's worker and device, in order of their ids."""
         return self._replicas
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """What TensorFlow has under this name: devices, and values that are reduced or sent to where they are asked."""
+        return StrategyExtended(self)
 
     @property
     def workers(self) -> tuple[str | None, ...]:
@@ -201,32 +202,15 @@ class Strategy:
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
-        call = self._sent((tuple(args), dict(kwargs or {})))
-        self._check_sizes(call)
-        return self._returned(fn, self._calls("run", fn, call))
+        if not callable(fn):
+            raise ArgumentError(f"run: {type(fn).__name__} is no function")
+        leaves, treespec = optree.tree_flatten((tuple(args), kwargs or {}), none_is_leaf=True)
+        self._check_values("run", leaves)
+        return self._returned(fn, self._on_replicas("run", fn, leaves, treespec))
 
-    def _calls(self, operation: str, fn: Callable[..., Any], call: Any) -> list[Handle]:
-        # One on each replica; `call` is the arguments and keyword arguments of all.
-        handles = []
-        name = f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
-        for number, replica in enumerate(self._replicas):
-            wiring = Wiring()
-            nest = wiring.wire(component(call, number))
-            handles.append(
-                self._caller.call(
-                    call_on_replica,
-                    wiring.handles,
-                    wiring.picks,
-                    fn,
-                    nest,
-                    replica,
-                    number,
-                    on=replica.worker,
-                    is_pinned=True,
-                    name=name,
-                )
-            )
-        return handles
+    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Handle]:
+        """One call on each replica; the leaves are those of the arguments and keyword arguments of all."""
+        raise NotImplementedError
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A value for each replica, made where that is.
@@ -264,7 +248,8 @@ class Strategy:
                 "ValueContext and returns a value"
             )
         contexts = PerReplica([ValueContext(k, len(self._replicas)) for k in range(len(self._replicas))])
-        return self._values(self._calls("values", value_fn, ((contexts,), {})))
+        leaves, treespec = optree.tree_flatten(((contexts,), {}), none_is_leaf=True)
+        return self._values(self._on_replicas("values", value_fn, leaves, treespec))
 
     def _values(self, handles: list[Handle]) -> Any:
         """What calls on replicas gave, each leaf a `PerReplica`."""
@@ -339,7 +324,7 @@ class Strategy:
         """
         put_together = Gather(whole_number("gather", "axis", axis, at_least=0))
         leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
-        self._check_sizes(leaves)
+        self._check_values("gather", leaves)
         spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not spread:
             return value
@@ -359,15 +344,17 @@ class Strategy:
     def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
         raise NotImplementedError
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+    def reduce(self, reduce_op: Op | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Make one value of every replica's.
 
         Parameters
         ----------
         reduce_op
-            ``"SUM"`` or ``"MEAN"``.
+            ``"SUM"``, ``"MEAN"``, ``"MIN"``, ``"MAX"`` or ``"PROD"``; an associative function of two values, such as
+            ``np.logaddexp``, which is called with the values of two replicas, or with two rows, in their order; or a
+            `Reduction`.
         value
-            A `PerReplica` or a nest of them.
+            A `PerReplica` or a nest of them, which are reduced in one tree.
         axis
             The axis, or axes, of each replica's value to reduce along as well, 0 being its rows; None to
             reduce over the replicas only.
@@ -377,48 +364,58 @@ class Strategy:
         nest
             An array or number for each `PerReplica`; on a cluster an asynchronous one. MEAN along an axis
             counts rows, so that a replica weighs as much as it holds; MEAN over replicas only counts
-            replicas. MEAN of integers is float64.
+            replicas. MEAN of integers is float64; SUM and PROD of small integers and of bools are 64 bits wide, as
+            NumPy's are. NaN makes everything NaN. A value that is not per replica is what MEAN, MIN and MAX of it are.
 
         Raises
         ------
         ArgumentError
-            Shapes differ over replicas and no axis is given, a value has no such axis, or a plain value is to
-            be summed over several replicas. On a cluster the first two raise when the result is looked at.
+            Shapes differ over replicas and no axis is given, a value has no such axis, no replica has a row and there
+            is no value of none (SUM has 0, PROD 1, MEAN NaN), or a plain value is to be summed, multiplied or combined
+            by a function over several replicas. On a cluster the first three raise when the result is looked at.
 
         Notes
         -----
-        The sum is a tree of fixed shape: inside each worker first, then across workers,
-        ``daskdist.split-every`` at a time. The same values give the same bits.
+        The tree is of fixed shape: inside each worker first, then across workers, ``daskdist.split-every`` at a time.
+        The same values give the same bits. Rows are added in pairs, or nearly, whichever axis they are along, so that
+        the error does not grow with their number.
+
+        >>> import numpy as np
+        >>> from daskdist import MirroredStrategy, PerReplica
+        >>> value = PerReplica([np.array([1, 2, 3]), np.array([5])])
+        >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.reduce("MEAN", value, axis=0), strategy.reduce(np.gcd, value, axis=0)
+        (np.float64(2.75), np.int64(1))
         """
-        op = ReduceOp.of(reduce_op)
-        along: Axis = axis if axis is None or isinstance(axis, int) else tuple(axis)
+        return self._reduced(checked_op(reduce_op), value, checked_axis(axis))
+
+    def _reduced(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
+        """As `reduce`, with the result on a worker."""
+        num_replicas = len(self._replicas)
+        if type(value) is PerReplica:
+            self._check_values("reduce", (value,))
+            return self._fold(op, axis, [value], on)[0]
         leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
-        if self.num_replicas_in_sync == 1:
+        if num_replicas == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
-        self._check_sizes(leaves)
+        self._check_values("reduce", leaves)
         spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
-        if op is ReduceOp.SUM and len(spread) < len(leaves):
+        if len(spread) < len(leaves) and not (isinstance(op, ReduceOp) and op in OF_EQUALS):
             raise ArgumentError(
-                f"reduce: SUM over {self.num_replicas_in_sync} replicas of a value that is not per replica; "
+                f"reduce: {name_of(op)} over {num_replicas} replicas of a value that is not per replica; "
                 "reduce what run returns, or use MEAN"
             )
-        found = iter(self._fold(op, along, spread) if spread else ())
+        found = iter(self._fold(op, axis, spread, on) if spread else ())
         reduced = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, reduced)
 
-    def _fold(self, op: ReduceOp, axis: Axis, values: list[PerReplica]) -> list[Any]:
-        groups = [
-            Group(
-                worker,
-                [
-                    [self._sent(value.values[number]) for value in values]
-                    for number, replica in enumerate(self._replicas)
-                    if replica.worker == worker
-                ],
-            )
-            for worker in self.workers
-        ]
-        handle = fold_tree(self._caller, op, axis, groups, setting("split-every"))
+    def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
+        sent = self._sent
+        rows = [[sent(part) for part in row] for row in zip(*[value.values for value in values], strict=True)]
+        # A function need not be commutative.
+        in_order = not isinstance(op, ReduceOp)
+        groups = groups_of([replica.worker for replica in self._replicas], rows, in_order=in_order)
+        handle = fold_tree(self._caller, op, axis, groups, setting("split-every"), on)
         return self._leaves_of(handle, len(values))
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
@@ -434,18 +431,36 @@ class Strategy:
         leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
-        self._check_sizes(leaves)
+        self._check_values("local_results", leaves)
         here = results_of([leaf for number in range(len(self._replicas)) for leaf in component(leaves, number)])
         rows = [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
-    def _check_sizes(self, nest: Any) -> None:
-        for leaf in optree.tree_leaves(nest):
-            if isinstance(leaf, PerReplica) and len(leaf.values) != len(self._replicas):
-                raise ArgumentError(
-                    f"a PerReplica of {len(leaf.values)} values meets a strategy of {len(self._replicas)} replicas; "
-                    "it is of another strategy"
-                )
+    def _check_values(self, operation: str, leaves: Sequence[Any]) -> None:
+        number = _in_replica.get()
+        if number is not None:
+            raise RuntimeError(
+                f"{operation}: called by replica {number}, inside the function that it runs; a strategy is for the "
+                "program that hands that function to run"
+            )
+        for leaf in leaves:
+            if isinstance(leaf, PerReplica):
+                if len(leaf.values) != len(self._replicas):
+                    raise ArgumentError(
+                        f"{operation}: a PerReplica of {len(leaf.values)} values meets a strategy of "
+                        f"{len(self._replicas)} replicas; it is of another strategy"
+                    )
+                # Its values come from one place.
+                self._check_origin(operation, leaf.values[0])
+            else:
+                self._check_origin(operation, leaf)
+
+    def _check_origin(self, operation: str, value: Any) -> None:
+        if isinstance(value, AsyncValue) and not value.can_be_given_to(self._caller):
+            raise ArgumentError(
+                f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here first, "
+                "with np.asarray say"
+            )
 
     def _check_locations(self, dataset: Dataset) -> None:
         """Refuse a dataset whose files are said to be on a worker that there is not."""
@@ -476,19 +491,28 @@ def _input_options(options: object) -> InputOptions:
 
 
 def call_on_replica(
-    results: Sequence[Any],
-    picks: Sequence[tuple[int, Pick]],
-    fn: Callable[..., Any],
-    nest: Any,
-    replica: Replica,
-    number: int,
-) -> Returned:
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, number: int
+) -> Any:
     """Call a user's function as one replica does, where that is."""
-    parts = [pick(results[index]) for index, pick in picks]
-    args, kwargs = fill(nest, parts)
+    token = _in_replica.set(number)
     try:
-        return Returned.of(fn(*args, **kwargs))
+        return fn(*args, **kwargs)
     except Exception as error:
         where = f" on {replica.worker}" if replica.worker else ""
         error.add_note(f"raised by replica {number} ({replica.device}{where}) in {getattr(fn, '__qualname__', fn)}")
         raise
+    finally:
+        _in_replica.reset(token)
+
+
+def call_there(
+    results: Sequence[Any],
+    picks: Sequence[tuple[int, Pick]],
+    leaves: Sequence[Any],
+    treespec: Any,
+    replica: Replica,
+    number: int,
+) -> Returned:
+    """Call a user's function, the first result, with wired leaves of its arguments, on the worker of a replica."""
+    args, kwargs = optree.tree_unflatten(treespec, filled(results, picks, leaves))
+    return Returned.of(call_on_replica(results[0], args, kwargs, replica, number))

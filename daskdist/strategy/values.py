@@ -6,117 +6,24 @@ import operator
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import optree
 from dask import threaded
 from dask.base import DaskMethodsMixin, tokenize
 from dask.optimization import cull
-from dask.sizeof import sizeof
 
-from daskdist.core.block import Rows
+from daskdist.core.spec import TensorSpec
 from daskdist.display.values import Summary, table
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.execute.callers import Caller, Handle, is_future
 from daskdist.execute.graph import is_undone, one_task
+from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Returned
 
 # An expression of so many operations is evaluated although nobody has looked: a total over a million steps
 # must not keep a million steps alive.
 _MOST_OPERATIONS = 64
-
-
-class Pick(Protocol):
-    """Takes a part out of a call's result."""
-
-    # Whether the rest of the result is large, so that it had better stay where it is.
-    is_small_part: bool
-
-    def __call__(self, result: Any) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PickFromRows:
-    """One leaf of one element of a block."""
-
-    place: int
-    leaf: int
-    is_small_part = True
-
-    def __call__(self, result: Rows) -> Any:
-        return result.item(self.place)[self.leaf]
-
-
-@dataclass(frozen=True, slots=True)
-class PickAll:
-    """The whole result."""
-
-    is_small_part = False
-
-    def __call__(self, result: Any) -> Any:
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """What a function gave on a replica, as leaves."""
-
-    leaves: list[Any]
-    treespec: Any
-
-    @classmethod
-    def of(cls, result: Any) -> Returned:
-        return cls(*optree.tree_flatten(result, none_is_leaf=True))
-
-    def __sizeof__(self) -> int:
-        # Dask asks for it, and knows the sizes of what there is in it.
-        return object.__sizeof__(self) + int(sizeof(self.leaves))
-
-
-@dataclass(frozen=True, slots=True)
-class PickFromReturned:
-    """One leaf of what a function gave, if that is of the structure it gave before."""
-
-    leaf: int
-    treespec: Any
-    is_small_part = False
-
-    def __call__(self, result: Returned) -> Any:
-        if result.treespec != self.treespec:
-            raise DaskdistError(
-                f"run: the function returned the structure {result.treespec} here and {self.treespec} in its "
-                "first call; a function returns one structure"
-            )
-        return result.leaves[self.leaf]
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """A part of a call's result.
-
-    Parameters
-    ----------
-    handle
-        What the caller gave for the result.
-    pick
-        Takes the part out.
-    worker
-        The address of the worker it was asked of; None where that is not known.
-    """
-
-    handle: Handle
-    pick: Pick
-    worker: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A function of values, some of them asynchronous."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    num_operations: int
 
 
 class _Collection(DaskMethodsMixin):  # type: ignore[misc]
@@ -133,10 +40,10 @@ class _Collection(DaskMethodsMixin):  # type: ignore[misc]
         for key, value in self._tasks().items():
             wiring = Wiring()
             wired = wiring.wire(value)
-            # Dask waits for a worker that is lost without end.
-            if (check := getattr(wiring.caller, "check", None)) is not None:
-                check(wiring.handles)
-            graph.update(one_task(key, filled, wiring.handles, wiring.picks, wired))
+            handles, picks = wiring.handles, wiring.picks
+            if (as_futures := getattr(wiring.caller, "as_futures", None)) is not None:
+                handles, picks = as_futures(handles, picks)
+            graph.update(one_task(key, filled, handles, picks, wired))
         return graph
 
     def __dask_keys__(self) -> list[Any]:
@@ -165,22 +72,45 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
     It is a Dask collection: ``dask.compute`` gives several such values at once.
     """
 
-    __slots__ = ("_caller", "_name", "_source", "_value", "worker")
+    __slots__ = ("_caller", "_name", "_source", "_value", "spec", "worker")
 
-    def __init__(self, caller: Caller, source: Remote | Applied) -> None:
+    def __init__(self, caller: Caller, source: Remote | Applied, spec: TensorSpec | None = None) -> None:
         self._caller = caller
         # None once the value is here.
         self._source: Remote | Applied | None = source
         self._value: Any = None
         self._name = ""
+        # What is known of the value.
+        self.spec = spec
         # The address of the worker that was asked for it, where that is known.
         self.worker: str | None = source.worker if isinstance(source, Remote) else None
         if isinstance(source, Applied) and source.num_operations > _MOST_OPERATIONS:
-            self.result()
+            self.settle()
 
     def result(self) -> Any:
         """The value, waited for."""
         return results_of([self])[0]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the value is in this process."""
+        return self._source is None
+
+    def can_be_given_to(self, caller: Caller) -> bool:
+        """Whether a call of this caller can have the value."""
+        return self._source is None or getattr(self._caller, "client", self._caller) is getattr(caller, "client", None)
+
+    def settle(self) -> None:
+        """Have what was done to other values done, where calls are captured with those, or else here."""
+        if not isinstance(self._source, Applied):
+            return
+        if not getattr(self._caller, "is_capturing", False):
+            self.result()
+            return
+        wiring = Wiring()
+        wired = wiring.wire_leaf(self)
+        handle = self._caller.call(filled, wiring.handles, wiring.picks, wired, on=wiring.worker, name="apply")
+        self._source = Remote(handle, PickAll(), wiring.worker)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
         nested = [each._source for each in args if isinstance(each, AsyncValue)]
@@ -297,27 +227,37 @@ class Wiring:
     handles: list[Handle] = field(default_factory=list)
     picks: list[tuple[int, Pick]] = field(default_factory=list)
     caller: Caller | None = None
+    # Where the first of them is.
+    worker: str | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def wire(self, nest: Any) -> Any:
         """The nest with slots and expressions for its asynchronous values."""
-        return optree.tree_map(self._wire_leaf, nest, none_is_leaf=True)
+        return optree.tree_map(self.wire_leaf, nest, none_is_leaf=True)
 
-    def _wire_leaf(self, leaf: Any) -> Any:
-        if isinstance(leaf, PerReplica):
-            raise ArgumentError("a PerReplica stands here where one value is needed; hand it to run or reduce")
+    def wire_leaf(self, leaf: Any) -> Any:
+        """A leaf, or the slot or expression for it."""
         if not isinstance(leaf, AsyncValue):
+            if isinstance(leaf, PerReplica):
+                raise ArgumentError("a PerReplica stands here where one value is needed; hand it to run or reduce")
             return leaf
         source = leaf._source
         if source is None:
             return leaf._value
-        self.caller = leaf._caller
+        if self.caller is None or getattr(leaf._caller, "defers", False):
+            # One that defers takes the handles of others too.
+            self.caller = leaf._caller
         if isinstance(source, Applied):
-            return Expression(source.function, tuple(map(self._wire_leaf, source.args)), source.kwargs)
-        number = self._numbers.setdefault(id(source.handle), len(self.handles))
+            return Expression(source.function, tuple(map(self.wire_leaf, source.args)), source.kwargs)
+        self.worker = self.worker or source.worker
+        return self.slot(source.handle, source.pick)
+
+    def slot(self, handle: Handle, pick: Pick) -> Slot:
+        """The slot for a part of a result."""
+        number = self._numbers.setdefault(id(handle), len(self.handles))
         if number == len(self.handles):
-            self.handles.append(source.handle)
-        self.picks.append((number, source.pick))
+            self.handles.append(handle)
+        self.picks.append((number, pick))
         return Slot(len(self.picks) - 1)
 
 
@@ -344,11 +284,31 @@ def results_of(values: Sequence[Any]) -> list[Any]:
     wiring = Wiring()
     wired = wiring.wire(list(values))
     if wiring.caller is not None:
+        _see_steps(values, wiring)
         wired = fill(wired, _fetch(wiring, wiring.caller))
     for value, result in zip(values, wired, strict=True):
         if isinstance(value, AsyncValue):
             value._value, value._source = result, None
     return list(wired)
+
+
+def _see_steps(values: Sequence[Any], wiring: Wiring) -> None:
+    # A step that failed on one replica has no result on any.
+    there = {id(handle) for handle in wiring.handles}
+    rest = {
+        id(handle): handle
+        for value in values
+        if isinstance(value, AsyncValue) and isinstance(value._source, Remote)
+        for handle in value._source.step
+        if id(handle) not in there
+    }
+    if rest and wiring.caller is not None:
+        asked = [wiring.caller.call(see, [handle], name="see") for handle in rest.values()]
+        wiring.caller.results(asked)
+
+
+def see(results: Sequence[Any]) -> None:
+    """See that there is a result."""
 
 
 def _fetch(wiring: Wiring, caller: Caller) -> list[Any]:

@@ -1,0 +1,211 @@
+"""Calls that are made one after the other in one task of a cluster, each with an outcome of its own."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import cloudpickle
+from dask.sizeof import sizeof
+from distributed.protocol import dask_deserialize, dask_serialize
+
+from daskdist.errors import ArgumentError, DaskdistError
+from daskdist.execute.pickling import culprit
+
+# Stands for the task itself where an input is what an earlier call of it gave.
+OWN: Final = -1
+
+# Where an input comes from: which of the results that the task is given, and which of the outputs of that; None
+# where it is the result itself.
+Input = tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What came of a call that raised, or that was to be given what another one could not make.
+
+    Parameters
+    ----------
+    pickled
+        The error, with its traceback.
+    """
+
+    pickled: bytes
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """That an error was raised."""
+        try:
+            pickled = cloudpickle.dumps((error, error.__traceback__))
+            cloudpickle.loads(pickled)
+        except Exception:
+            # What cannot travel is told.
+            told = DaskdistError(f"{type(error).__name__}: {error}")
+            for note in getattr(error, "__notes__", ()):
+                told.add_note(note)
+            told.add_note("".join(traceback.format_exception(error)).rstrip())
+            pickled = cloudpickle.dumps((told, None))
+        return cls(pickled)
+
+    def error(self) -> Exception:
+        """The error, made anew each time."""
+        error, trace = cloudpickle.loads(self.pickled)
+        raised: Exception = error.with_traceback(trace)
+        return raised
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a task.
+
+    Parameters
+    ----------
+    function
+        Called as ``function(inputs, *args)``.
+    inputs
+        Where each input comes from.
+    args
+        What else it is given.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[Input, ...]
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is wanted of the calls of a task.
+
+    Parameters
+    ----------
+    made
+        By the number of the call, what it gave, or a `Failure`.
+    """
+
+    made: dict[int, Any]
+
+    def __getitem__(self, number: int) -> Any:
+        """What a call gave; raises what it raised."""
+        value = self.made[number]
+        if isinstance(value, Failure):
+            raise value.error()
+        return value
+
+    def __sizeof__(self) -> int:
+        # Dask asks for it, and knows the sizes of what there is in it.
+        return object.__sizeof__(self) + sum(int(sizeof(value)) for value in self.made.values())
+
+
+@dataclass(frozen=True)
+class PickOutput:
+    """A part of what one call of a task gave."""
+
+    number: int
+    pick: Callable[[Any], Any]
+
+    def __call__(self, result: Outputs) -> Any:
+        return self.pick(result[self.number])
+
+
+def _to_frames(outputs: Outputs) -> tuple[dict[str, Any], list[Any]]:
+    # What does not pickle is a failure elsewhere, and stays of use where it is.
+    frames: list[Any] = []
+    layout = []
+    for number, value in outputs.made.items():
+        try:
+            pickled, buffers = _pickled(value)
+        except Exception as error:
+            buffers = []
+            told = ArgumentError(
+                f"what a replica returned does not pickle, and so cannot leave its worker{culprit(value)}: {error}"
+            )
+            pickled = cloudpickle.dumps(Failure.of(told))
+        views = [buffer.raw() for buffer in buffers]
+        layout.append((number, [not view.readonly for view in views]))
+        frames += [pickled, *views]
+    return {"layout": layout}, frames
+
+
+def _from_frames(header: dict[str, Any], frames: Sequence[Any]) -> Outputs:
+    left = iter(frames)
+    made = {}
+    for number, are_writeable in header["layout"]:
+        pickled = next(left)
+        buffers = [_like_its_own(next(left), is_writeable) for is_writeable in are_writeable]
+        made[number] = pickle.loads(pickled, buffers=buffers)
+    return Outputs(made)
+
+
+dask_serialize.register(Outputs)(_to_frames)
+dask_deserialize.register(Outputs)(_from_frames)
+
+
+def _pickled(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    # As Dask does: what the program itself defines goes by value.
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            pickled = dumps(value, protocol=5, buffer_callback=buffers.append)
+        except Exception:
+            if dumps is cloudpickle.dumps:
+                raise
+            continue
+        if b"__main__" not in pickled:
+            break
+    return pickled, buffers
+
+
+def _like_its_own(frame: Any, is_writeable: bool) -> Any:
+    view = memoryview(frame)
+    if view.readonly and is_writeable:
+        return memoryview(bytearray(view))
+    return view if is_writeable else view.toreadonly()
+
+
+def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int]) -> Outputs:
+    """Make calls in order.
+
+    Parameters
+    ----------
+    results
+        What other tasks gave.
+    pickled
+        The calls.
+    wanted
+        The numbers of those whose results are.
+    """
+    calls: list[Call] = cloudpickle.loads(pickled)
+    last_use = {place: number for number, call in enumerate(calls) for index, place in call.inputs if index == OWN}
+    made: list[Any] = []
+    kept = frozenset(wanted)
+    for number, call in enumerate(calls):
+        made.append(_outcome(call, results, made))
+        for index, place in call.inputs:
+            if index == OWN and place is not None and last_use[place] == number and place not in kept:
+                made[place] = None
+    return Outputs({number: made[number] for number in wanted})
+
+
+def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any]) -> Any:
+    inputs = [
+        made[place] if index == OWN else results[index] if place is None else results[index].made[place]  # type: ignore[index]
+        for index, place in call.inputs
+    ]
+    for each in inputs:
+        if isinstance(each, Failure):
+            return each
+    try:
+        return call.function(inputs, *call.args)
+    except Exception as error:
+        return Failure.of(error)
+
+
+def some_outputs(results: Sequence[Outputs], wanted: Sequence[int], most_bytes: int) -> dict[int, Any]:
+    """Some of the outputs of the one task there is; all of them where they are small together."""
+    (outputs,) = results
+    chosen = outputs.made if sizeof(outputs) <= most_bytes else wanted
+    return {number: outputs.made[number] for number in chosen}

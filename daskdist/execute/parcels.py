@@ -1,0 +1,194 @@
+"""Plain values on a cluster: each is sent once, however many calls it is given to."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Handle
+from daskdist.execute.capture import Capturing
+from daskdist.execute.pickling import culprit, kind_of
+
+# What is no larger goes with each call: to point to it would take as much.
+_SMALL_BYTES: Final = 1024
+# From here on data is sent to the workers straight, and not by way of the scheduler.
+_LARGE_BYTES: Final = 2**20
+# Values that are kept note of, and so stay on the cluster though nobody may have them any more.
+_MOST_KEPT: Final = 64
+_BY_VALUE: Final = frozenset({int, float, complex, bool, type(None), type(...)})
+
+
+class Parcel:
+    """A value that was sent, or will be when it is needed somewhere.
+
+    Parameters
+    ----------
+    caller
+        Who sends it.
+    pickled
+        The value; None where it is large, and so was placed on a worker.
+    placed
+        What was placed.
+    """
+
+    def __init__(self, caller: Capturing, pickled: bytes | None, placed: Handle = None) -> None:
+        self._caller = caller
+        self._pickled = pickled
+        self._placed = placed
+        self._there: dict[str | None, Handle] = {}
+
+    def on(self, worker: str | None) -> Handle:
+        """The handle of the value on a worker.
+
+        Each has a task of its own, for Dask lets go of what several workers have of one.
+        """
+        handle = self._there.get(worker)
+        if handle is None or not self._caller.is_to_be_had(handle):
+            # In a lane of its own, so that it goes when nobody needs it, whatever was sent with it.
+            needs = [] if self._pickled is not None else [self._placed]
+            handle = self._there[worker] = self._caller.call(
+                unpacked, needs, self._pickled, on=worker, is_pinned=True, lane=object(), name="value"
+            )
+        return handle
+
+
+class Parcels:
+    """Values that were sent to a cluster, each once to a worker, however many steps use it.
+
+    What tells two values apart is what is in them: an array that was changed since is sent again, and a function that
+    is defined anew in each step is one function. A large one stays there for as long as somebody has it here.
+
+    Parameters
+    ----------
+    caller
+        Who sends them.
+    apart
+        Makes a copy of what workers might otherwise share with this process.
+    """
+
+    def __init__(self, caller: Capturing, apart: Callable[[Any], Any]) -> None:
+        self._caller = caller
+        self._apart = apart
+        self._lock = threading.RLock()
+        self._parcels: OrderedDict[bytes, Parcel] = OrderedDict()
+        # Of arrays that nobody can change, by identity.
+        self._digests: dict[int, bytes] = {}
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._parcels.clear()
+
+    def is_small(self, value: Any) -> bool:
+        """Whether a value had better go with each call."""
+        kind = type(value)
+        if kind in _BY_VALUE:
+            return True
+        if kind is np.ndarray:
+            return value.nbytes <= _SMALL_BYTES and not value.dtype.hasobject
+        if kind is str or kind is bytes:
+            return len(value) <= _SMALL_BYTES
+        return isinstance(value, np.generic)
+
+    def __call__(self, value: Any, name: Callable[[], str]) -> Parcel:
+        """The parcel of a value.
+
+        Parameters
+        ----------
+        value
+            Anything that pickles.
+        name
+            Gives what it is called in an error.
+
+        Raises
+        ------
+        ArgumentError
+            It does not pickle.
+        """
+        if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.kind != "T":
+            return self._array(value)
+        pickled = _pickled(value, name)
+        digest = hashlib.sha256(pickled).digest()
+        with self._lock:
+            parcel = self._known(digest)
+            if parcel is not None:
+                return parcel
+            if len(pickled) < _LARGE_BYTES:
+                return self._keep(digest, Parcel(self._caller, pickled))
+            return self._keep(digest, self._placed(cloudpickle.loads(pickled)), value)
+
+    def _array(self, value: np.ndarray[Any, Any]) -> Parcel:
+        with self._lock:
+            digest = self._digests.get(id(value)) or _digest(value)
+            if id(value) not in self._digests and _is_for_good(value):
+                self._digests[id(value)] = digest
+                weakref.finalize(value, self._digests.pop, id(value), None)
+            parcel = self._known(digest)
+            if parcel is not None:
+                return parcel
+            if value.nbytes < _LARGE_BYTES:
+                return self._keep(digest, Parcel(self._caller, cloudpickle.dumps(value)))
+            return self._keep(digest, self._placed(self._apart(value)), value)
+
+    def _placed(self, value: Any) -> Parcel:
+        return Parcel(self._caller, None, self._caller.place(value, self._caller.workers[0]))
+
+    def _known(self, digest: bytes) -> Parcel | None:
+        parcel = self._parcels.get(digest)
+        if parcel is not None:
+            self._parcels.move_to_end(digest)
+        return parcel
+
+    def _keep(self, digest: bytes, parcel: Parcel, large: Any = None) -> Parcel:
+        self._parcels[digest] = parcel
+        if len(self._parcels) > _MOST_KEPT:
+            self._parcels.popitem(last=False)
+        if large is not None:
+            # What cannot be told of its end goes when others have come.
+            with contextlib.suppress(TypeError):
+                weakref.finalize(large, self._parcels.pop, digest, None)
+        return parcel
+
+
+def unpacked(placed: Sequence[Any], pickled: bytes | None) -> Any:
+    """A value, on the worker that asked for it; calls of many steps are given the very same one."""
+    if pickled is None:
+        return placed[0]
+    value = cloudpickle.loads(pickled)
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    return value
+
+
+def _digest(value: np.ndarray[Any, Any]) -> bytes:
+    found = hashlib.sha256(f"{value.dtype.descr} {value.shape}".encode())
+    found.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+    return found.digest()
+
+
+def _is_for_good(value: Any) -> bool:
+    # Whether nobody can change an array: neither it nor the one it is a view of.
+    while isinstance(value, np.ndarray):
+        if value.flags.writeable:
+            return False
+        value = value.base
+    return value is None or isinstance(value, bytes)
+
+
+def _pickled(value: Any, name: Callable[[], str]) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise ArgumentError(
+            f"{name()} ({kind_of(value)}) does not pickle, and so cannot be sent to a worker{culprit(value)}: {error}"
+        ) from error
+    return pickled

@@ -1,0 +1,63 @@
+"""What does not pickle, and why."""
+
+from __future__ import annotations
+
+from types import CellType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+
+def culprit(value: Any) -> str:
+    """Words for what in a function or an object it is that does not pickle, as far down as it can be told."""
+    path, seen = "", {id(value)}
+    while True:
+        for name, part in _parts(value):
+            if id(part) not in seen and not _pickles(part):
+                path += name
+                value = part
+                seen.add(id(part))
+                break
+        else:
+            return f"; it is because of {path.lstrip('.')} ({kind_of(value)})" if path else ""
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        cells = zip(code.co_freevars, value.__closure__ or (), strict=False)
+        found = [(f".{name}", cell.cell_contents) for name, cell in cells if cell != CellType()]
+        found += [(f".{name}", value.__globals__[name]) for name in code.co_names if name in value.__globals__]
+        return found + [(f".default {number}", each) for number, each in enumerate(value.__defaults__ or ())]
+    if getattr(value, "__self__", None) is not None and hasattr(value, "__func__"):
+        return [(".self", value.__self__)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", each) for key, each in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [(f"[{number}]", each) for number, each in enumerate(value)]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return []
+    if isinstance(value, type):
+        return [(f".{name}", each) for name, each in vars(value).items()]
+    if getattr(type(value), "__reduce__", None) is not getattr(object, "__reduce__", None):
+        # It says itself what is to become of it.
+        return []
+    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    return [(f".{name}", getattr(value, name)) for name in names] + [
+        (f".{name}", each) for name, each in getattr(value, "__dict__", {}).items()
+    ]
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def kind_of(value: Any) -> str:
+    """The name of a value's type."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,157 @@
+"""`DeviceAssignment`: which worker and device each replica sits on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from daskdist.devices import device, name_of
+from daskdist.errors import ArgumentError
+from daskdist.strategy.replicas import PerWorker, ReplicasPerWorker, Worker, as_counts, names_of, places_of
+
+_EXAMPLE: Final = 'DeviceAssignment([("0", "CPU:0"), ("1", "CPU:0")])'
+
+
+@dataclass(frozen=True, init=False)
+class DeviceAssignment:
+    """Which worker and device each replica sits on, in the order of their ids.
+
+    Parameters
+    ----------
+    replicas
+        The worker, by name or address, and the name of the device there, of each replica. Those of one worker follow
+        one another. A worker that is not named takes no part: it reads nothing either.
+
+    Raises
+    ------
+    ArgumentError
+        There are no replicas, one is not such a pair, two are on one device, or those of a worker do not follow one
+        another.
+    UnknownDeviceError
+        There is no such device.
+
+    Notes
+    -----
+    The order of replicas is the order of workers too: the one that is named first has the first input pipeline.
+
+    >>> DeviceAssignment([("alpha", "CPU:0"), ("alpha", "/cpu:1"), ("beta", "CPU:0")]).replicas
+    (('alpha', 'CPU:0'), ('alpha', 'CPU:1'), ('beta', 'CPU:0'))
+    """
+
+    replicas: tuple[tuple[str, str], ...]
+
+    def __init__(self, replicas: Iterable[tuple[str | int, str]]) -> None:
+        object.__setattr__(self, "replicas", _as_pairs(replicas))
+        if not self.replicas:
+            raise ArgumentError(f"DeviceAssignment: there are no replicas; give one or more, such as {_EXAMPLE}")
+        _check_order([worker for worker, _ in self.replicas], self.replicas)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers are named."""
+        return len({worker for worker, _ in self.replicas})
+
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas that one worker has."""
+        names = [worker for worker, _ in self.replicas]
+        return max(map(names.count, names))
+
+    def on(self, workers: Sequence[Worker]) -> list[tuple[str, str]]:
+        """The address of the worker, and the device, of each replica.
+
+        Parameters
+        ----------
+        workers
+            Those there are.
+
+        Raises
+        ------
+        ArgumentError
+            One that is named is not there, has fewer threads than replicas, or is named in two ways.
+
+        >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
+        >>> DeviceAssignment([("bob", "CPU:0"), ("tcp://a:1", "CPU:0")]).on(workers)
+        [('tcp://b:1', 'CPU:0'), ('tcp://a:1', 'CPU:0')]
+        """
+        places = places_of(workers)
+        found = []
+        for number, (name, _) in enumerate(self.replicas):
+            if name not in places:
+                raise ArgumentError(
+                    f"DeviceAssignment: replica {number} is on worker {name!r}, and there is none of that name or "
+                    f"address; there are {names_of(workers)}"
+                )
+            found.append(workers[places[name]])
+        pairs = [(worker.address, on) for worker, (_, on) in zip(found, self.replicas, strict=True)]
+        # A worker that is named by its name and by its address is still one.
+        _check_order([address for address, _ in pairs], self.replicas)
+        for worker in dict.fromkeys(found):
+            if (number := found.count(worker)) > worker.num_threads:
+                raise ArgumentError(
+                    f"DeviceAssignment: worker {worker.address} is to have {number} replicas and has "
+                    f"{worker.num_threads} threads; start workers with --nthreads {number}, or use fewer replicas"
+                )
+        return pairs
+
+
+def placing(
+    device_assignment: DeviceAssignment | None, num_replicas_per_worker: ReplicasPerWorker | None
+) -> DeviceAssignment | PerWorker:
+    """Where replicas are to be, said in one way or the other; one on each worker if in none.
+
+    Raises
+    ------
+    ArgumentError
+        Both are given, or one of them is not allowed.
+    """
+    if device_assignment is None:
+        return PerWorker(as_counts(1 if num_replicas_per_worker is None else num_replicas_per_worker))
+    if num_replicas_per_worker is not None:
+        raise ArgumentError(
+            "MultiWorkerMirroredStrategy: device_assignment and num_replicas_per_worker both say where replicas are; "
+            "give one of them"
+        )
+    if not isinstance(device_assignment, DeviceAssignment):
+        raise ArgumentError(
+            f"MultiWorkerMirroredStrategy: device_assignment is {device_assignment!r:.80}; write it like {_EXAMPLE}"
+        )
+    return device_assignment
+
+
+def _as_pairs(replicas: Any) -> tuple[tuple[str, str], ...]:
+    if isinstance(replicas, (str, bytes)) or not isinstance(replicas, Iterable):
+        raise ArgumentError(
+            f"DeviceAssignment: {replicas!r:.80} is not a list of workers and devices; write it like {_EXAMPLE}"
+        )
+    pairs = []
+    for number, replica in enumerate(replicas):
+        is_pair = isinstance(replica, Sequence) and not isinstance(replica, str) and len(replica) == 2
+        if not is_pair or not isinstance(replica[0], (str, int)) or not isinstance(replica[1], str):
+            raise ArgumentError(
+                f"DeviceAssignment: replica {number} is {replica!r:.80}; give the name of a worker and of a device, "
+                'such as ("0", "CPU:0")'
+            )
+        worker, on = replica
+        pairs.append((str(worker), name_of(device(on))))
+    return tuple(pairs)
+
+
+def _check_order(workers: Sequence[str], replicas: Sequence[tuple[str, str]]) -> None:
+    seen: dict[tuple[str, str], int] = {}
+    for number, (worker, (_, on)) in enumerate(zip(workers, replicas, strict=True)):
+        if (before := seen.setdefault((worker, on), number)) != number:
+            raise ArgumentError(
+                f"DeviceAssignment: replicas {before} and {number} are both on {on} of worker {worker!r}; give each a "
+                "device of its own"
+            )
+    in_turn = [worker for worker, _ in itertools.groupby(workers)]
+    for worker in in_turn:
+        if in_turn.count(worker) > 1:
+            numbers = [number for number, each in enumerate(workers) if each == worker]
+            raise ArgumentError(
+                f"DeviceAssignment: worker {worker!r} has replicas {numbers}, and others between them; let the "
+                "replicas of one worker follow one another, for they share what it reads"
+            )

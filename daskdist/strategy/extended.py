@@ -1,0 +1,288 @@
+"""``strategy.extended``: devices, and values that are reduced, sent or changed where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import optree
+
+from daskdist.devices import device as find_device
+from daskdist.devices import name_of
+from daskdist.errors import ArgumentError, UnknownDeviceError
+from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.reduction import Op, checked_op
+from daskdist.strategy.tree import list_spec
+from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, component, filled
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Replica, Strategy
+
+
+@dataclass(frozen=True)
+class StrategyExtended:
+    """What TensorFlow has under ``strategy.extended``; got from there.
+
+    Parameters
+    ----------
+    strategy
+        The strategy it speaks for.
+
+    Notes
+    -----
+    Where a value is to go is said as a *destination*: None, or a `PerReplica`, for every replica; or one replica, by
+    its name in `worker_devices` or as ``strategy.replicas`` has it. What goes to every replica is a `PerReplica` of the
+    value, also where there is one replica; TensorFlow has a ``Mirrored`` there. What goes to one comes as it is. On a
+    cluster both are asynchronous: the value is made once, on the worker it is for, and other workers fetch it once,
+    when a replica there uses it. Unlike in TensorFlow a destination is never a device that has no replica.
+    """
+
+    strategy: Strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device of each replica, in order of their ids.
+
+        In this process ``"CPU:0"``; on a cluster with the address of the worker, ``"tcp://10.0.0.5:33507/CPU:0"``.
+
+        >>> from daskdist import MirroredStrategy
+        >>> MirroredStrategy(["CPU:0", "CPU:1"]).extended.worker_devices
+        ('CPU:0', 'CPU:1')
+        """
+        return tuple(map(_name, self.strategy.replicas))
+
+    @property
+    def worker_devices_by_replica(self) -> tuple[tuple[str, ...], ...]:
+        """For each replica the devices it has, which is one."""
+        return tuple((name,) for name in self.worker_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices that variables are on: each replica has its copy."""
+        return self.worker_devices
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas."""
+        return self.strategy.num_replicas_in_sync
+
+    def reduce_to(self, reduce_op: Op | str, value: Any, destinations: Any, options: Any = None) -> Any:
+        """Make one value of every replica's, where it is wanted.
+
+        Parameters
+        ----------
+        reduce_op
+            As `Strategy.reduce` takes it.
+        value
+            A `PerReplica` or a nest of them, reduced over the replicas only.
+        destinations
+            Where to; see above.
+        options
+            Taken for compatibility.
+
+        Returns
+        -------
+        nest
+            A `PerReplica` of the result for each `PerReplica` where it is for all replicas, so that `Strategy.run`
+            takes it; else the result.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such destination; and as `Strategy.reduce` does.
+
+        >>> from daskdist import MirroredStrategy, PerReplica
+        >>> MirroredStrategy(["CPU:0", "CPU:1"]).extended.reduce_to("SUM", PerReplica([1, 2]), None)
+        PerReplica:{
+          0: np.int64(3),
+          1: np.int64(3)
+        }
+        """
+        return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+
+    def batch_reduce_to(
+        self, reduce_op: Op | str, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
+    ) -> list[Any]:
+        """Make one value of every replica's of several at once, in one tree.
+
+        Parameters
+        ----------
+        reduce_op
+            As `Strategy.reduce` takes it.
+        value_destination_pairs
+            What to reduce, and where to, as in `reduce_to`.
+        options
+            Taken for compatibility.
+
+        Returns
+        -------
+        list
+            For each pair what `reduce_to` gives.
+
+        Raises
+        ------
+        ArgumentError
+            It is no sequence of pairs; and as `reduce_to` does.
+        """
+        op = checked_op(reduce_op)
+        pairs = _pairs(value_destination_pairs)
+        places = [self._destination("reduce_to", destination) for _, destination in pairs]
+        # The tree ends where the first of them wants it.
+        on = next((place.worker for place in places if place is not None), None)
+        found = self.strategy._reduced(op, [value for value, _ in pairs], None, on)
+        return [
+            self._everywhere(value) if place is None else value if place.worker == on else self._put([value], place)[0]
+            for value, place in zip(found, places, strict=True)
+        ]
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Put a value on every replica.
+
+        Parameters
+        ----------
+        tensor
+            A value, or a nest of some, asynchronous ones too.
+        destinations
+            Where to; see above.
+
+        Returns
+        -------
+        nest
+            A `PerReplica` of the value for each, or where it is for one replica the value. On a cluster it leaves this
+            process once, and a worker gets it once, however many replicas and steps use it.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such destination, or a value is per replica already.
+
+        >>> from daskdist import MirroredStrategy
+        >>> MirroredStrategy(["CPU:0", "CPU:1"]).extended.broadcast_to(0.5, None)
+        PerReplica:{
+          0: 0.5,
+          1: 0.5
+        }
+        """
+        place = self._destination("broadcast_to", destinations)
+        leaves, treespec = optree.tree_flatten(tensor, none_is_leaf=True)
+        self.strategy._check_values("broadcast_to", leaves)
+        if any(isinstance(leaf, PerReplica) for leaf in leaves):
+            raise ArgumentError(
+                "broadcast_to: a value is a PerReplica, and so on every replica; give one value, such as what reduce "
+                "returns"
+            )
+        sent = optree.tree_unflatten(treespec, self._put(leaves, place))
+        return self._everywhere(sent) if place is None else sent
+
+    def update(
+        self, var: Any, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        """Call a function with each replica's part of a value, where that is.
+
+        Parameters
+        ----------
+        var
+            A `PerReplica` or a nest with some in it.
+        fn
+            Called once a replica with its part of ``var``, then ``args`` and ``kwargs``; it returns the new value.
+        args, kwargs
+            As `Strategy.run` takes them.
+        group
+            Whether what it returns comes as `Strategy.run` gives it; else a tuple of each replica's.
+
+        Returns
+        -------
+        nest or tuple
+            What the function returns. Unlike in TensorFlow, where it assigns to a variable, ``var`` stays as it is.
+
+        Raises
+        ------
+        ArgumentError
+            There is no `PerReplica` in ``var``, of several replicas.
+
+        >>> from daskdist import MirroredStrategy, PerReplica
+        >>> extended = MirroredStrategy(["CPU:0", "CPU:1"]).extended
+        >>> extended.update(PerReplica([1, 2]), lambda part, x: part * x, args=(10,), group=False)
+        (10, 20)
+        """
+        num_replicas = self.num_replicas_in_sync
+        if num_replicas > 1 and not any(isinstance(leaf, PerReplica) for leaf in optree.tree_leaves(var)):
+            raise ArgumentError(
+                f"update: var is {type(var).__name__}, and not per replica; put it on every replica first, with "
+                "broadcast_to"
+            )
+        if not isinstance(args, (list, tuple)):
+            raise ArgumentError(f"update: args is a {type(args).__name__}; give a tuple, such as args=(gradient,)")
+        found = self.strategy.run(fn, args=(var, *args), kwargs=kwargs)
+        return found if group else tuple(component(found, number) for number in range(num_replicas))
+
+    def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """As `Strategy.run`."""
+        return self.strategy.run(fn, args=args, kwargs=kwargs)
+
+    def _everywhere(self, nest: Any) -> Any:
+        num_replicas = self.num_replicas_in_sync
+        return optree.tree_map(lambda leaf: PerReplica([leaf] * num_replicas), nest, none_is_leaf=True)
+
+    def _put(self, leaves: Sequence[Any], place: Replica | None) -> list[Any]:
+        # On a replica's worker; where it is for all what is asynchronous stays where it is, to be fetched.
+        strategy = self.strategy
+        sent = [strategy._sent(leaf) for leaf in leaves]
+        numbers = [k for k, leaf in enumerate(sent) if place is not None or not isinstance(leaf, AsyncValue)]
+        if not numbers:
+            return sent
+        wiring = Wiring()
+        wired = [wiring.wire(sent[number]) for number in numbers]
+        worker = (place or strategy.replicas[0]).worker
+        handle = strategy._caller.call(put, wiring.handles, wiring.picks, wired, on=worker, name="broadcast")
+        for number, leaf in zip(numbers, strategy._leaves_of(handle, len(numbers)), strict=True):
+            sent[number] = leaf
+        return sent
+
+    def _destination(self, operation: str, given: Any) -> Replica | None:
+        # A replica; None for all.
+        strategy = self.strategy
+        if given is None:
+            return None
+        if isinstance(given, PerReplica):
+            strategy._check_values("extended", [given])
+            return None
+        by_name = dict(zip(self.worker_devices, strategy.replicas, strict=True))
+        if isinstance(given, str):
+            found = by_name.get(given) or by_name.get(_canonical(given))
+        else:
+            found = given if isinstance(given, type(strategy.replicas[0])) and given in strategy.replicas else None
+        if found is None:
+            raise ArgumentError(
+                f"{operation}: {given!r:.80} is no destination; give None for every replica, a PerReplica, or the "
+                f"device of a replica: {', '.join(by_name)}"
+            )
+        return found
+
+
+def put(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[Any]) -> Returned:
+    """Wired leaves, put where this is called."""
+    return Returned(filled(results, picks, leaves) if picks else leaves, list_spec(len(leaves)))
+
+
+def _name(replica: Replica) -> str:
+    return f"{replica.worker}/{replica.device}" if replica.worker else replica.device
+
+
+def _canonical(name: str) -> str:
+    try:
+        return name_of(find_device(name))
+    except UnknownDeviceError:
+        return name
+
+
+def _pairs(given: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(given, (list, tuple)) or not all(
+        isinstance(each, (list, tuple)) and len(each) == 2 for each in given
+    ):
+        raise ArgumentError(
+            f"batch_reduce_to: value_destination_pairs is {type(given).__name__}; give a list of pairs, each of "
+            "a value and its destination"
+        )
+    return [(value, destination) for value, destination in given]

@@ -1,0 +1,110 @@
+"""Where a value on a cluster comes from: the result of a call, and what takes it out of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import optree
+from dask.sizeof import sizeof
+
+from daskdist.core.block import Rows
+from daskdist.errors import DaskdistError
+from daskdist.execute.callers import Handle
+
+
+class Pick(Protocol):
+    """Takes a part out of a call's result."""
+
+    # Whether the rest of the result is large, so that it had better stay where it is.
+    is_small_part: bool
+
+    def __call__(self, result: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PickFromRows:
+    """One leaf of one element of a block."""
+
+    place: int
+    leaf: int
+    is_small_part = True
+
+    def __call__(self, result: Rows) -> Any:
+        return result.item(self.place)[self.leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class PickAll:
+    """The whole result."""
+
+    is_small_part = False
+
+    def __call__(self, result: Any) -> Any:
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a function gave on a replica, as leaves."""
+
+    leaves: list[Any]
+    treespec: Any
+
+    @classmethod
+    def of(cls, result: Any) -> Returned:
+        return cls(*optree.tree_flatten(result, none_is_leaf=True))
+
+    def __sizeof__(self) -> int:
+        # Dask asks for it, and knows the sizes of what there is in it.
+        return object.__sizeof__(self) + int(sizeof(self.leaves))
+
+
+@dataclass(frozen=True, slots=True)
+class PickFromReturned:
+    """One leaf of what a function gave, if that is of the structure it gave before."""
+
+    leaf: int
+    treespec: Any
+    is_small_part = False
+
+    def __call__(self, result: Returned) -> Any:
+        if result.treespec != self.treespec:
+            raise DaskdistError(
+                f"run: the function returned the structure {result.treespec} here and {self.treespec} in its "
+                "first call; a function returns one structure"
+            )
+        return result.leaves[self.leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A part of a call's result.
+
+    Parameters
+    ----------
+    handle
+        What the caller gave for the result.
+    pick
+        Takes the part out.
+    worker
+        The address of the worker it was asked of; None where that is not known.
+    step
+        The results of all replicas in the same step, which fails if one of them does.
+    """
+
+    handle: Handle
+    pick: Pick
+    worker: str | None = None
+    step: tuple[Handle, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A function of values, some of them asynchronous."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    num_operations: int

@@ -1,0 +1,310 @@
+"""The tree in which partial results of replicas combine.
+
+It is of fixed shape: the replicas of a worker first, in order, then workers, so many at a time, in order. So a result
+does not depend on which part was ready first, to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.core.arguments import whole_number
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Caller, Handle
+from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.reduction import Axis, Op, ReduceOp, Reduction, name_of, num_rows, reduction_of, without
+from daskdist.strategy.values import Wiring, fill
+
+# What adds up, and what has an order.
+_NUMBERS: Final = "biufc"
+_ORDERED: Final = "biufcmM"
+
+
+@dataclass(frozen=True)
+class NoRows:
+    """The partial result of a replica without rows.
+
+    Parameters
+    ----------
+    one_row
+        The shape of its value, had that a row.
+    dtype
+        Of its value.
+    """
+
+    one_row: tuple[int, ...]
+    dtype: Any
+
+    def partial(self, reduction: Reduction, axis: Axis) -> Any:
+        """What stands for the rows there are not."""
+        like = reduction.chunk(np.ones(self.one_row, self.dtype), axis)
+        parts, treespec = optree.tree_flatten(like, none_is_leaf=True)
+        try:
+            values = treespec.flatten_up_to(reduction.identity)
+        except ValueError:
+            raise ArgumentError(
+                f"reduce: the identity of the reduction is {reduction.identity!r:.80}, and its chunk gives {treespec}; "
+                "they must be of one structure"
+            ) from None
+        return optree.tree_unflatten(treespec, list(map(_full, parts, values)))
+
+
+def _full(like: Any, value: Any) -> Any:
+    if value is None:
+        return like
+    # That of `bitwise_and` is -1 for unsigned ones too.
+    full = np.full_like(like, np.asarray(value).astype(np.asarray(like).dtype))
+    # A number, where chunk gives one.
+    return full if isinstance(like, np.ndarray) else full[()]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One node of the tree: chunks of some replicas, or partial results, made one.
+
+    Parameters
+    ----------
+    op
+        The reduction.
+    axis
+        The axis or axes of each array to reduce along; None for none.
+    is_final
+        Whether the result is wanted, and not a partial one.
+    """
+
+    op: Op
+    axis: Axis
+    is_final: bool
+
+    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any]) -> Any:
+        """From the values of replicas: for each replica a wired list of leaves."""
+        if picks:
+            replicas = fill(replicas, [pick(results[number]) for number, pick in picks])
+        reduction = reduction_of(self.op)
+        return self._fold(
+            reduction, [[self._chunk(reduction, leaf) for leaf in column] for column in zip(*replicas, strict=True)]
+        )
+
+    def partials(self, results: Sequence[Any]) -> Any:
+        """From partial results."""
+        return self._fold(reduction_of(self.op), zip(*results, strict=True))
+
+    def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
+        # With the shape that is left, which all must agree on.
+        array = self._checked(value)
+        axis = self.axis
+        if axis is None:
+            return np.shape(array), self._called(reduction.chunk, array, None)
+        shape = without(array.shape, axis)
+        if not array.size and not num_rows(array.shape, axis):
+            axes = axis if isinstance(axis, tuple) else (axis,)
+            once = {each % array.ndim for each in axes}
+            return shape, NoRows(tuple(1 if k in once else n for k, n in enumerate(array.shape)), array.dtype)
+        return shape, self._called(reduction.chunk, array, axis)
+
+    def _checked(self, value: Any) -> Any:
+        op, axis = self.op, self.axis
+        array = value
+        if type(value) is not np.ndarray and not isinstance(value, np.ma.MaskedArray):
+            # Python's numbers are as wide here as they are in Python.
+            array = np.asarray(value)
+        if isinstance(op, ReduceOp):
+            if array.dtype.kind not in (_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _NUMBERS):
+                what = "have an order" if op in (ReduceOp.MIN, ReduceOp.MAX) else "add up"
+                raise ArgumentError(f"reduce: a value is {array.dtype}, and only numbers {what}")
+            if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+                raise ArgumentError(
+                    "reduce: a value is a masked array; say what is to stand for what is masked, with filled(0) say"
+                )
+        elif axis is None and array.dtype.hasobject:
+            # What is no array is combined as it is.
+            return value
+        if axis is None:
+            return array
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        for each in axes:
+            if not -array.ndim <= each < array.ndim:
+                raise ArgumentError(
+                    f"reduce: axis {each} of a value of shape {array.shape}; use axis=None to reduce over replicas only"
+                )
+        if len(axes) > 1 and len({each % array.ndim for each in axes}) < len(axes):
+            raise ArgumentError(f"reduce: axis {axis} of a value of shape {array.shape} names an axis twice")
+        return array
+
+    def _fold(self, reduction: Reduction, columns: Iterable[Sequence[tuple[tuple[int, ...], Any]]]) -> Any:
+        folded = [self._combined(reduction, column) for column in columns]
+        if not self.is_final:
+            return folded
+        leaves = [self._final(reduction, *each) for each in folded]
+        return Returned(leaves, list_spec(len(leaves)))
+
+    def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
+        with_rows = [each for each in column if type(each[1]) is not NoRows]
+        # A dimension that nobody knows is 0 where there are no rows to know it by.
+        telling = [*with_rows, *(each for each in column if type(each[1]) is NoRows and 0 not in each[0])]
+        shape, partial = (telling or column)[0]
+        if any(each[0] != shape for each in telling):
+            # NumPy would stretch the smaller to the larger where it can.
+            check_shapes([each[0] for each in column], self.axis)
+        for _, other in with_rows[1:]:
+            partial = self._called(reduction.combine, partial, other)
+        return shape, partial
+
+    def _final(self, reduction: Reduction, shape: tuple[int, ...], partial: Any) -> Any:
+        if type(partial) is NoRows:
+            if reduction.identity is None and 0 not in shape:
+                name = name_of(self.op)
+                raise ArgumentError(
+                    f"reduce: no replica has a row along axis {self.axis}, and {name} of none is no value; leave "
+                    "such a step out, or use a Reduction with an identity"
+                )
+            with np.errstate(all="ignore"):
+                partial = partial.partial(reduction, self.axis)
+        result = self._called(reduction.finalize, partial)
+        # As NumPy's reductions give it.
+        return result[()] if type(result) is np.ndarray and not result.ndim else result
+
+    def _called(self, function: Callable[..., Any], *args: Any) -> Any:
+        if isinstance(self.op, ReduceOp):
+            return function(*args)
+        try:
+            return function(*args)
+        except Exception as error:
+            error.add_note(f"raised by {name_of(self.op)}, by which reduce combines the values of replicas")
+            raise
+
+
+def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
+    """Refuse values whose shapes, without the axes reduced along, differ."""
+    if len(set(shapes)) == 1:
+        return
+    differ = f"the values' shapes differ over the replicas: {', '.join(map(str, shapes))}"
+    if axis is None:
+        advice = "Give axis=0 to reduce along the rows too; a last batch need not be full"
+        raise ArgumentError(f"reduce: {differ}. {advice}")
+    raise ArgumentError(f"reduce: once reduced along axis {axis}, {differ}; they must be one shape")
+
+
+@functools.lru_cache(maxsize=64)
+def list_spec(num_leaves: int) -> Any:
+    """The structure of a list of so many leaves."""
+    return optree.tree_structure([0] * num_leaves, none_is_leaf=True)
+
+
+# Never asynchronous, and nests of nothing.
+_HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.float64, np.int32, np.int64})
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values of some replicas.
+
+    Parameters
+    ----------
+    worker
+        The address of the worker they are on; None for this process.
+    values
+        For each replica its leaves, some of them asynchronous.
+    """
+
+    worker: str | None
+    values: list[list[Any]]
+
+    def wired(self) -> tuple[Wiring, list[Any]]:
+        """What the values need, and the values wired."""
+        wiring = Wiring()
+        wire = wiring.wire
+        return wiring, [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in leaves] for leaves in self.values]
+
+    @classmethod
+    def merged(cls, groups: Sequence[Group]) -> Group:
+        """The values of several workers, to be combined on the first."""
+        return cls(groups[0].worker, [leaves for group in groups for leaves in group.values])
+
+
+def groups_of(workers: Sequence[str | None], values: Sequence[list[Any]], *, in_order: bool) -> list[Group]:
+    """The values of replicas by worker.
+
+    Parameters
+    ----------
+    workers
+        For each replica its worker.
+    values
+        For each replica its leaves.
+    in_order
+        Whether replicas may only be combined with their neighbours, though further ones be on one worker.
+    """
+    if len(set(workers)) == 1:
+        return [Group(workers[0], list(values))]
+    if not in_order:
+        found: dict[str | None, list[list[Any]]] = {}
+        for worker, leaves in zip(workers, values, strict=True):
+            found.setdefault(worker, []).append(leaves)
+        return [Group(worker, own) for worker, own in found.items()]
+    pairs = zip(workers, values, strict=True)
+    return [
+        Group(worker, [leaves for _, leaves in run]) for worker, run in itertools.groupby(pairs, lambda pair: pair[0])
+    ]
+
+
+def fold_tree(
+    caller: Caller,
+    op: Op,
+    axis: Axis,
+    groups: Sequence[Group],
+    split_every: int,
+    on: str | None = None,
+) -> Handle:
+    """Reduce values of replicas in a tree.
+
+    Parameters
+    ----------
+    caller
+        Who makes the calls.
+    op, axis
+        The reduction.
+    groups
+        The values of each worker's replicas.
+    split_every
+        How many partial results of workers are combined at a time.
+    on
+        The worker that is to have the result; None for the first.
+
+    Returns
+    -------
+    Handle
+        Of a `Returned` list of the leaves' results.
+    """
+    whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
+    if axis is None and all(len(group.values) == 1 for group in groups):
+        # A chunk would be the value itself: workers are combined at once.
+        groups = [Group.merged(groups[k : k + split_every]) for k in range(0, len(groups), split_every)]
+    level = []
+    for group in groups:
+        is_last = len(groups) == 1
+        worker = on if is_last and on else group.worker
+        fold = Fold(op, axis, is_last)
+        wiring, replicas = group.wired()
+        handle = caller.call(fold.chunks, wiring.handles, wiring.picks, replicas, on=worker, name="reduce-chunk")
+        level.append((worker, handle))
+    while len(level) > 1:
+        is_last = len(level) <= split_every
+        fold = Fold(op, axis, is_last)
+        parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
+        level = []
+        for part in parts:
+            worker = on if is_last and on else part[0][0]
+            # One alone is what it is.
+            if len(part) == 1:
+                level.append(part[0])
+                continue
+            handles = [handle for _, handle in part]
+            level.append((worker, caller.call(fold.partials, handles, on=worker, name="reduce")))
+    return level[0][1]

@@ -1,0 +1,280 @@
+"""`strategy.extended`: devices, and values reduced, sent and updated where they are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import PerReplica, errors
+from daskdist.strategy.values import AsyncValue
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def strategy(request):
+    """Two replicas: in this process, and in two processes of a cluster."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+def arrays(*values):
+    return PerReplica([np.array(value) for value in values])
+
+
+def tasks_of(client, start):
+    """The tasks whose keys start so, each with the worker that has its result."""
+
+    def look(dask_scheduler):
+        return {
+            str(task.key): [worker.address for worker in task.who_has or ()]
+            for task in dask_scheduler.tasks.values()
+            if str(task.key).startswith(start)
+        }
+
+    return client.run_on_scheduler(look)
+
+
+def workers_of(client, value):
+    """The workers that have the call's result an asynchronous value is of, once it is there."""
+    handle = value._source.handle
+    future = getattr(handle, "future", handle)
+    assert future.exception() is None
+    (found,) = tasks_of(client, future.key).values()
+    return found
+
+
+# --- devices ---
+
+
+def test_devices():
+    extended = mirrored(2).extended
+    assert extended.worker_devices == extended.parameter_devices == ("CPU:0", "CPU:1")
+    assert extended.worker_devices_by_replica == (("CPU:0",), ("CPU:1",))
+    assert extended.num_replicas_in_sync == 2
+    assert isinstance(extended, daskdist.distribute.StrategyExtended)
+
+
+@pytest.mark.cluster
+def test_devices_on_a_cluster(start_cluster):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
+        one, other = strategy.workers
+        expected = (f"{one}/CPU:0", f"{one}/CPU:1", f"{other}/CPU:0", f"{other}/CPU:1")
+        assert strategy.extended.worker_devices == expected
+        assert strategy.extended.worker_devices_by_replica == tuple((name,) for name in expected)
+
+
+# --- reduce_to ---
+
+
+@pytest.mark.parametrize("destinations", [None, "value"])
+def test_a_reduced_value_on_every_replica(strategy, destinations):
+    value = arrays([1.0, 2.0], [3.0, 5.0])
+    found = strategy.extended.reduce_to("SUM", value, value if destinations else None)
+    assert isinstance(found, PerReplica)
+    doubled = strategy.run(lambda x, total: x - total, args=(value, found))
+    np.testing.assert_array_equal(strategy.local_results(doubled), [[-3, -5], [-1, -2]])
+
+
+def test_a_nest_is_reduced_to_a_nest(strategy):
+    found = strategy.extended.reduce_to("MAX", {"a": arrays(1, 2), "b": [arrays(4, 3)]}, None)
+    assert strategy.local_results(found) == ({"a": 2, "b": [4]},) * 2
+
+
+def test_a_reduced_value_on_one_replica(strategy):
+    for name, replica in zip(strategy.extended.worker_devices, strategy.replicas, strict=True):
+        for destination in (name, replica):
+            assert int(strategy.extended.reduce_to("SUM", arrays(1, 2), destination)) == 3
+
+
+def test_devices_in_any_spelling():
+    assert mirrored(2).extended.reduce_to("SUM", arrays(1, 2), "/device:cpu:1") == 3
+
+
+@pytest.mark.cluster
+def test_a_reduced_value_is_where_it_is_wanted(on_cluster, client):
+    values = on_cluster.run(np.copy, args=(arrays([1.0], [2.0]),))
+    for name, worker in zip(on_cluster.extended.worker_devices, on_cluster.workers, strict=True):
+        before = set(tasks_of(client, "reduce"))
+        found = on_cluster.extended.reduce_to("SUM", values, name)
+        assert worker in workers_of(client, found)
+        # No further task takes it there.
+        assert len(set(tasks_of(client, "reduce")) - before) == 1
+
+
+@pytest.mark.parametrize("op", ["MEAN", "MAX"])
+def test_a_plain_value_is_put_on_every_replica(strategy, op):
+    assert strategy.local_results(strategy.extended.reduce_to(op, 5, None)) == (5, 5)
+    with pytest.raises(errors.ArgumentError, match="SUM over 2 replicas"):
+        strategy.extended.reduce_to("SUM", 5, None)
+
+
+def test_one_replica_has_its_value_in_a_per_replica():
+    found = mirrored(1).extended.reduce_to("SUM", np.float64(3), None)
+    assert repr(found) == "PerReplica:{\n  0: np.float64(3.0)\n}"
+    assert mirrored(1).run(lambda x: x + 1, args=(found,)) == 4
+
+
+# --- batch_reduce_to ---
+
+
+def test_several_values_at_once(strategy):
+    first, second = strategy.extended.worker_devices
+    pairs = [
+        (arrays([1, 2], [3, 4]), None),
+        (arrays(5.0, 6.0), second),
+        ({"a": arrays(1, 1)}, first),
+        (arrays(0, 1), second),
+    ]
+    found = strategy.extended.batch_reduce_to("SUM", pairs)
+    np.testing.assert_array_equal(strategy.local_results(found[0]), [[4, 6], [4, 6]])
+    assert (float(found[1]), int(found[2]["a"]), int(found[3])) == (11, 2, 1)
+    assert strategy.extended.batch_reduce_to("SUM", []) == []
+
+
+@pytest.mark.cluster
+def test_several_values_are_one_tree(on_cluster, client):
+    before = set(tasks_of(client, "reduce"))
+    found = on_cluster.extended.batch_reduce_to("SUM", [(arrays(number, number), None) for number in range(20)])
+    assert found[0].values[0]._source.handle.future.exception() is None
+    assert len(set(tasks_of(client, "reduce")) - before) == 1
+    assert [on_cluster.local_results(each) for each in found] == [(2 * number,) * 2 for number in range(20)]
+
+
+@pytest.mark.parametrize("pairs", [3, [3], [(1, 2, 3)], PerReplica([1, 2])])
+def test_what_are_no_pairs(pairs):
+    with pytest.raises(errors.ArgumentError, match=r"value_destination_pairs is .*; give a list of pairs"):
+        mirrored(2).extended.batch_reduce_to("SUM", pairs)
+
+
+# --- broadcast_to ---
+
+
+def test_a_value_on_every_replica(strategy):
+    found = strategy.extended.broadcast_to({"w": np.arange(3), "name": "net", "rate": 0.5}, None)
+    assert all(isinstance(each, PerReplica) for each in found.values())
+    sums = strategy.run(lambda nest: float(nest["w"].sum() * nest["rate"]) if nest["name"] else 0, args=(found,))
+    assert strategy.local_results(sums) == (1.5, 1.5)
+
+
+def test_what_is_reduced_is_broadcast(strategy):
+    total = strategy.reduce("SUM", arrays(1, 2), axis=None)
+    found = strategy.extended.broadcast_to(total, arrays(0, 0))
+    assert strategy.local_results(strategy.run(lambda x, t: x + t, args=(arrays(1, 2), found))) == (4, 5)
+
+
+def test_a_value_on_one_replica(strategy):
+    for name in strategy.extended.worker_devices:
+        np.testing.assert_array_equal(strategy.extended.broadcast_to(np.arange(3), name), [0, 1, 2])
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("num_rows", [10, 300_000])
+def test_a_value_is_sent_once(on_cluster, client, num_rows):
+    weights = np.arange(num_rows, dtype=np.float64)
+    on_cluster.run(np.sum, args=(arrays([1.0], [2.0]),))
+    found = on_cluster.extended.broadcast_to(weights, None)
+    first = found.values[0]
+    assert isinstance(first, AsyncValue)
+    assert all(each is first for each in found.values)
+    # What is done to it later makes no difference.
+    expected = weights.sum()
+    weights[:] = 0
+    for _ in range(3):
+        assert on_cluster.local_results(on_cluster.run(np.sum, args=(found,))) == (expected, expected)
+    # One result on the cluster, and by now a copy on each worker.
+    assert sorted(workers_of(client, first)) == sorted(on_cluster.workers)
+
+
+def test_what_is_per_replica_is_not_broadcast(strategy):
+    with pytest.raises(errors.ArgumentError, match="broadcast_to: a value is a PerReplica"):
+        strategy.extended.broadcast_to([1, arrays(1, 2)], None)
+
+
+# --- destinations ---
+
+
+@pytest.mark.parametrize("destination", ["CPU:7", "elsewhere", 3, np.ones(2), ["CPU:0"]], ids=str)
+@pytest.mark.parametrize("operation", ["reduce_to", "broadcast_to"])
+def test_what_is_no_destination(operation, destination):
+    args = ("SUM", arrays(1, 2)) if operation == "reduce_to" else (1,)
+    with pytest.raises(errors.ArgumentError, match=rf"{operation}: .* is no destination; give None.*CPU:0, CPU:1"):
+        getattr(mirrored(2).extended, operation)(*args, destination)
+
+
+def test_a_destination_of_another_strategy():
+    with pytest.raises(errors.ArgumentError, match=r"3 values.*2 replicas"):
+        mirrored(2).extended.broadcast_to(1, PerReplica([1, 2, 3]))
+    with pytest.raises(errors.ArgumentError, match="is no destination"):
+        mirrored(2).extended.broadcast_to(1, mirrored(3).replicas[2])
+
+
+# --- update and call_for_each_replica ---
+
+
+def test_update(strategy):
+    weights = strategy.extended.broadcast_to(np.ones(2), None)
+    gradient = strategy.extended.reduce_to("SUM", arrays([1.0, 2.0], [3.0, 4.0]), None)
+
+    def step(part, by, *, rate):
+        return part - rate * by
+
+    for _ in range(2):
+        weights = strategy.extended.update(weights, step, args=(gradient,), kwargs={"rate": 0.5})
+    np.testing.assert_array_equal(strategy.local_results(weights), [[-3, -5], [-3, -5]])
+
+
+def test_update_part_by_part(strategy):
+    found = strategy.extended.update(arrays(1, 2), lambda part, x: part * x, args=[10], group=False)
+    assert isinstance(found, tuple)
+    assert [int(each) for each in found] == [10, 20]
+
+
+@pytest.mark.cluster
+def test_update_is_made_where_the_part_is(on_cluster):
+    def address(part):
+        from distributed import get_worker
+
+        return get_worker().address
+
+    found = on_cluster.extended.update(arrays(1, 2), address)
+    assert on_cluster.local_results(found) == on_cluster.workers
+
+
+def test_update_of_what_is_not_per_replica(strategy):
+    with pytest.raises(errors.ArgumentError, match=r"update: var is int, and not per replica.*broadcast_to"):
+        strategy.extended.update(3, lambda part: part)
+    assert mirrored(1).extended.update(3, lambda part: part + 1) == 4
+    with pytest.raises(errors.ArgumentError, match=r"update: args is a int; give a tuple"):
+        mirrored(2).extended.update(arrays(1, 2), max, args=3)
+
+
+def test_call_for_each_replica(strategy):
+    found = strategy.extended.call_for_each_replica(np.add, (arrays(1, 2), 3))
+    assert strategy.local_results(found) == (4, 5)
+
+
+# --- a step of training ---
+
+
+def test_a_step_of_training_without_a_look(strategy):
+    """Weights on every replica, gradients reduced to every replica, and nothing brought here until the end."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 3))
+    y = x @ np.array([1.0, -2.0, 3.0])
+
+    def gradient(weights, batch):
+        features, target = batch
+        return features.T @ (features @ weights - target) / len(target)
+
+    extended = strategy.extended
+    weights = extended.broadcast_to(np.zeros(3), None)
+    ds = daskdist.Dataset.from_tensor_slices((x, y)).batch(16).repeat(2)
+    for batch in strategy.distribute_dataset(ds):
+        total = extended.reduce_to("MEAN", strategy.run(gradient, args=(weights, batch)), weights)
+        weights = extended.update(weights, lambda part, by: part - 0.3 * by, args=(total,))
+    one, other = strategy.local_results(weights)
+    np.testing.assert_array_equal(one, other)
+    expected = np.zeros(3)
+    for start in [0, 16, 32, 48] * 2:
+        expected -= 0.3 * gradient(expected, (x[start : start + 16], y[start : start + 16]))
+    np.testing.assert_allclose(one, expected)

@@ -1,0 +1,434 @@
+"""`daskdist.function`: what is sent for a function of many steps, and that it gives what the steps alone would."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import Dataset, PerReplica, errors
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def strategy(request):
+    """Two replicas: in this process, and in two processes of a cluster."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+def floats(*values):
+    return PerReplica([np.array(value, np.float64) for value in values])
+
+
+@contextlib.contextmanager
+def graphs_sent(client):
+    """The graphs that a scheduler is sent meanwhile, as the numbers of their tasks by kind."""
+
+    def start(dask_scheduler):
+        from distributed.diagnostics.plugin import SchedulerPlugin
+
+        class Graphs(SchedulerPlugin):
+            name = "graphs"
+
+            def __init__(self):
+                self.found = []
+
+            def update_graph(self, scheduler, *, tasks, **kwargs):
+                self.found.append(sorted(map(str, tasks)))
+
+        dask_scheduler.add_plugin(Graphs())
+
+    def end(dask_scheduler):
+        found = dask_scheduler.plugins["graphs"].found
+        dask_scheduler.remove_plugin(name="graphs")
+        return found
+
+    client.run_on_scheduler(start)
+    graphs = []
+    try:
+        yield graphs
+    finally:
+        graphs += client.run_on_scheduler(end)
+
+
+def of_steps(graphs):
+    """Those graphs with calls of run in them, without the batches and plain values that they need."""
+    found = [[key for key in keys if not key.startswith(("value-", "gather-"))] for keys in graphs]
+    return [keys for keys in found if any(key.startswith(("run-", "reduce")) for key in keys)]
+
+
+def total(x):
+    return x.sum()
+
+
+def plus(x, y):
+    return x + y
+
+
+def steps_of(strategy, num_steps=40, rows=8):
+    return strategy.distribute_dataset(Dataset.range(num_steps * rows).map(lambda x: x + 0.0).batch(rows))
+
+
+# --- what is sent ---
+
+
+@pytest.mark.cluster
+def test_many_steps_are_one_graph_of_a_task_a_replica(on_cluster, client):
+    @daskdist.function
+    def epoch(iterator, num_steps):
+        found = 0.0
+        for _ in range(num_steps):
+            found += on_cluster.reduce("SUM", on_cluster.run(total, args=(next(iterator),)), axis=None)
+        return found
+
+    on_cluster.run(total, args=(floats([1], [2]),))
+    iterator = iter(steps_of(on_cluster))
+    with graphs_sent(client) as graphs:
+        found = epoch(iterator, 30)
+        assert float(found) == sum(range(30 * 8))
+    (keys,) = of_steps(graphs)
+    # A task a replica for all steps, one for all reductions and the sum of those.
+    assert len(keys) == 3
+    explained = epoch.explain()
+    assert "epoch: 30 steps in 1 graph" in explained
+    assert "because" not in explained
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_a_reduced_value_that_the_next_step_needs_stays_in_the_graph(on_cluster, client, num_steps):
+    @daskdist.function
+    def descend(x, weight):
+        for _ in range(num_steps):
+            gradient = on_cluster.reduce("MEAN", on_cluster.run(plus, args=(x, weight)), axis=None)
+            weight = weight - 0.5 * gradient
+        return weight
+
+    x, expected = floats(1, 3), 10.0
+    on_cluster.run(plus, args=(x, 1.0))
+    with graphs_sent(client) as graphs:
+        found = float(descend(x, 10.0))
+    for _ in range(num_steps):
+        expected -= 0.5 * (2 + expected)
+    assert found == expected
+    (keys,) = of_steps(graphs)
+    assert len(keys) == 3 * num_steps
+    assert f"{2 * num_steps} one after the other" in descend.explain()
+
+
+@pytest.mark.cluster
+def test_looking_at_a_value_splits_the_graph_and_is_explained(on_cluster, client):
+    @daskdist.function
+    def until(x, limit):
+        steps = 0
+        while True:
+            x = on_cluster.run(plus, args=(x, 1.0))
+            steps += 1
+            if on_cluster.reduce("SUM", x, axis=None) > limit:
+                return steps
+
+    on_cluster.run(plus, args=(floats(1, 2), 1.0))
+    with graphs_sent(client) as graphs:
+        assert until(floats(0, 0), 5) == 3
+    assert len(of_steps(graphs)) == 3
+    lines = until.explain().splitlines()
+    assert lines[0].endswith("until: 3 steps in 3 graphs")
+    assert all("sent then because a result was looked at, in test_function.py, line" in line for line in lines[1:])
+
+
+@pytest.mark.cluster
+def test_what_a_function_returns_is_learned_once_and_that_is_explained(on_cluster):
+    def new(x):
+        return {"twice": 2 * x}
+
+    @daskdist.function
+    def both(x):
+        return on_cluster.run(new, args=(x,))["twice"], on_cluster.run(new, args=(x,))["twice"]
+
+    assert [on_cluster.local_results(each) for each in both(floats(1, 2))] == [(2.0, 4.0)] * 2
+    assert "what a function returns had to be learned from its first call" in both.explain()
+    both(floats(1, 2))
+    assert both.explain().splitlines()[0].endswith("2 steps in 1 graph")
+
+
+def test_explain_of_what_sends_nothing():
+    @daskdist.function
+    def nothing():
+        return 3
+
+    assert nothing.explain().endswith("nothing: not called yet")
+    assert nothing() == 3
+    assert nothing.explain().endswith("nothing: nothing was sent to a cluster")
+
+
+# --- what it gives ---
+
+
+def test_it_gives_what_the_steps_alone_give(strategy):
+    def loop(dataset, weight):
+        losses = []
+        for step in dataset:
+            loss = strategy.run(lambda x, w: (x * w).sum(), args=(step, weight))
+            weight = weight - 1e-3 * strategy.reduce("MEAN", loss, axis=None)
+            losses.append(loss)
+        return losses, weight
+
+    alone, weight = loop(steps_of(strategy, 12), 1.0)
+    together, same = daskdist.function(loop)(steps_of(strategy, 12), 1.0)
+    assert float(same) == float(weight)
+    assert [strategy.local_results(each) for each in together] == [strategy.local_results(each) for each in alone]
+
+
+def test_loops_as_in_the_reference_pages(strategy):
+    @daskdist.function
+    def train(iterator, num_steps):
+        found = []
+        for _ in range(num_steps):
+            optional = iterator.get_next_as_optional()
+            if not optional.has_value():
+                break
+            found.append(strategy.reduce("SUM", strategy.run(total, args=(optional.get_value(),)), axis=None))
+        return found
+
+    iterator = iter(steps_of(strategy, 5))
+    assert [float(each) for each in train(iterator, 3)] == [28.0, 92.0, 156.0]
+    assert [float(each) for each in train(iterator, 9)] == [220.0, 284.0]
+    assert train(iterator, 9) == []
+
+
+def test_arithmetic_and_nests_are_returned(strategy):
+    @daskdist.function
+    def mixed(x):
+        value = strategy.reduce("SUM", x, axis=None)
+        return {"a": [value * 2 + 1, strategy.run(plus, args=(x, value))], "b": (None, "text", 3)}
+
+    found = mixed(floats(1, 2))
+    assert float(found["a"][0]) == 7.0
+    assert strategy.local_results(found["a"][1]) == (4.0, 5.0)
+    assert found["b"] == (None, "text", 3)
+
+
+@pytest.mark.cluster
+def test_a_long_sum_is_sent_along(on_cluster, client):
+    @daskdist.function
+    def many(x):
+        found = 0
+        for _ in range(300):
+            found = found + on_cluster.reduce("SUM", on_cluster.run(plus, args=(x, 0.0)), axis=None)
+        return found
+
+    on_cluster.run(plus, args=(floats(1, 2), 1.0))
+    with graphs_sent(client) as graphs:
+        assert float(many(floats(1, 2))) == 900.0
+    assert len(of_steps(graphs)) == 1
+
+
+@pytest.mark.cluster
+def test_functions_in_functions_are_one(on_cluster, client):
+    @daskdist.function
+    def inner(x):
+        return on_cluster.run(plus, args=(x, 1.0))
+
+    @daskdist.function
+    def outer(x):
+        for _ in range(4):
+            x = inner(x)
+        return x
+
+    inner(floats(1, 2))
+    with graphs_sent(client) as graphs:
+        assert on_cluster.local_results(outer(floats(1, 2))) == (5.0, 6.0)
+    assert len(of_steps(graphs)) == 1
+
+
+class Trainer:
+    """A program that keeps its step as a method."""
+
+    def __init__(self, strategy, by):
+        self.strategy, self.by = strategy, by
+
+    @daskdist.function
+    def step(self, x):
+        """One step."""
+        return self.strategy.run(plus, args=(x, self.by))
+
+
+def test_methods(strategy):
+    first, second = Trainer(strategy, 1.0), Trainer(strategy, 2.0)
+    assert strategy.local_results(first.step(floats(1, 2))) == (2.0, 3.0)
+    assert strategy.local_results(second.step(floats(1, 2))) == (3.0, 4.0)
+    assert Trainer.step.__name__ == "step"
+    assert Trainer.step.__doc__ == "One step."
+
+
+@pytest.mark.cluster
+def test_arrays_changed_in_a_function_are_what_they_were_when_they_were_used(on_cluster):
+    @daskdist.function
+    def change(x):
+        given, found = np.zeros(2_000), []
+        for number in range(4):
+            given[:] = number
+            small = np.array([number * 1.0])
+            found.append(on_cluster.run(lambda x, g, s: x + g.mean() + s[0], args=(x, given, small)))
+        return found
+
+    assert [on_cluster.local_results(each) for each in change(floats(0, 1))] == [
+        (2.0 * k, 2.0 * k + 1) for k in range(4)
+    ]
+
+
+@pytest.mark.cluster
+def test_each_thread_has_its_own(on_cluster):
+    @daskdist.function
+    def sums(x, num_steps):
+        found = 0
+        for _ in range(num_steps):
+            found = found + on_cluster.reduce("SUM", on_cluster.run(plus, args=(x, 1.0)), axis=None)
+        return found
+
+    sums(floats(1, 2), 1)
+    found = {}
+    threads = [
+        threading.Thread(target=lambda k=k: found.update({k: float(sums(floats(k, k), 5))}), name=f"of {k}")
+        for k in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {k: 10.0 * (k + 1) for k in range(4)}
+
+
+# --- what goes wrong ---
+
+
+def choosy(x):
+    if x > 5:
+        raise ValueError(f"{x} is too much")
+    return x
+
+
+@pytest.mark.cluster
+def test_an_error_is_of_its_step_and_of_those_that_depend_on_it(on_cluster):
+    on_cluster.run(choosy, args=(floats(1, 2),))
+    on_cluster.run(plus, args=(floats(1, 2), 1.0))
+
+    @daskdist.function
+    def steps():
+        fine = on_cluster.run(choosy, args=(floats(1, 2),))
+        failing = on_cluster.run(choosy, args=(floats(1, 7),))
+        later = on_cluster.reduce("SUM", on_cluster.run(plus, args=(failing, 1.0)), axis=None)
+        after = on_cluster.run(choosy, args=(floats(3, 4),))
+        return fine, failing, later, after
+
+    fine, failing, later, after = steps()
+    assert on_cluster.local_results(fine) == (1.0, 2.0)
+    assert on_cluster.local_results(after) == (3.0, 4.0)
+    for value in (failing, later, failing.values[0]):
+        with pytest.raises(ValueError, match=r"7\.0 is too much") as caught:
+            on_cluster.local_results(value)
+        assert "replica 1" in caught.value.__notes__[0]
+    assert on_cluster.local_results(on_cluster.run(choosy, args=(floats(1, 2),))) == (1.0, 2.0)
+
+
+@pytest.mark.cluster
+def test_an_error_of_the_function_itself_leaves_its_steps_made(on_cluster, client):
+    kept = []
+
+    @daskdist.function
+    def breaks(x):
+        kept.append(on_cluster.run(plus, args=(x, 1.0)))
+        raise RuntimeError("half way")
+
+    on_cluster.run(plus, args=(floats(1, 2), 1.0))
+    with pytest.raises(RuntimeError, match="half way"):
+        breaks(floats(1, 2))
+    assert on_cluster.local_results(kept[0]) == (2.0, 3.0)
+
+
+@pytest.mark.cluster
+def test_a_step_that_returns_nothing_fails_when_its_function_ends(on_cluster):
+    def note(x):
+        if x > 5:
+            raise ValueError("too much to note")
+
+    @daskdist.function
+    def notes(x):
+        for _ in range(3):
+            assert on_cluster.run(note, args=(x,)) is None
+
+    notes(floats(1, 2))
+    notes(floats(1, 2))
+    assert notes.explain().splitlines()[0].endswith("3 steps in 1 graph")
+    with pytest.raises(ValueError, match="too much to note"):
+        notes(floats(1, 7))
+
+
+@pytest.mark.cluster
+def test_what_does_not_pickle_leaves_the_function_usable(on_cluster):
+    lock = threading.Lock()
+
+    @daskdist.function
+    def locked(x, what):
+        return on_cluster.run(plus, args=(x, what))
+
+    with pytest.raises(errors.ArgumentError, match=r"args\[1\] \(_thread.lock\) does not pickle"):
+        locked(floats(1, 2), lock)
+    assert on_cluster.local_results(locked(floats(1, 2), 1.0)) == (2.0, 3.0)
+
+
+# --- input_signature ---
+
+
+def test_a_signature_is_checked_on_each_call(strategy):
+    dist = strategy.distribute_dataset(Dataset.range(12).map(lambda x: (x, x * 1.5)).batch(4))
+
+    @daskdist.function(input_signature=[dist.element_spec])
+    def step(batch):
+        return strategy.run(lambda pair: pair[1].sum(), args=(batch,))
+
+    for batch in dist:
+        strategy.local_results(step(batch))
+    whole = floats([1.0, 2], [3])
+    ints = PerReplica([np.array([1, 2]), np.array([3])])
+    assert strategy.local_results(step((ints, whole))) == (3.0, 3.0)
+    for args, words in (
+        (((ints, ints),), [r"argument \(0, 1\)", "dtype int64", "float64"]),
+        (((ints, floats(1, 2)),), [r"shape \(\)", "shape=\\(None,\\)"]),
+        (((ints, PerReplica([np.ones(2)] * 3)),), ["3 values", "PerReplicaSpec"]),
+        (((ints, np.ones(2)),), ["ndarray", "PerReplicaSpec"]),
+        ((ints,), ["structure", "input_signature has"]),
+        (((ints, whole), 3), ["2 positional arguments", "input_signature has 1"]),
+        ((), ["0 positional arguments", "input_signature has 1"]),
+    ):
+        with pytest.raises(errors.ArgumentError) as caught:
+            step(*args)
+        for word in ["step", *words]:
+            caught.match(word)
+
+
+@pytest.mark.cluster
+def test_a_signature_of_known_length_is_checked_where_the_values_are(on_cluster, client):
+    from daskdist import PerReplicaSpec, TensorSpec
+
+    four = PerReplicaSpec(*[TensorSpec((4,), np.float64)] * 2)
+
+    @daskdist.function(input_signature=[four])
+    def step(batch):
+        return on_cluster.run(total, args=(batch,))
+
+    first, last = (
+        steps_of(on_cluster, 1, 8),
+        on_cluster.distribute_dataset(Dataset.range(6).map(lambda x: x + 0.0).batch(8)),
+    )
+    assert on_cluster.local_results(step(next(iter(first)))) == (6.0, 22.0)
+    with pytest.raises(errors.ArgumentError, match=r"shape \(3,\).*shape=\(4,\)"):
+        step(next(iter(last)))
+
+
+def test_only_functions_are_functions():
+    with pytest.raises(errors.ArgumentError, match="function: int is no function"):
+        daskdist.function(3)

@@ -1,0 +1,555 @@
+"""`reduce`: what NumPy gives for all replicas' rows together, in a tree of fixed shape."""
+
+from __future__ import annotations
+
+import collections
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from conftest import mirrored
+from distributed import Event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import daskdist
+from daskdist import PerReplica, Reduction, errors
+from daskdist.execute.callers import Now
+from daskdist.strategy.pairwise import reduce_rows
+from daskdist.strategy.picks import PickAll, Remote
+from daskdist.strategy.tree import fold_tree, groups_of
+from daskdist.strategy.values import AsyncValue
+
+NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": np.prod}
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def strategy(request):
+    """Two replicas: in this process, and in two processes of a cluster."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+def arrays(*values, dtype=None):
+    return PerReplica([np.array(value, dtype) for value in values])
+
+
+def together(op, values, axis):
+    """What NumPy makes of the rows of all, or where rows are kept, of all values."""
+    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(each % values[0].ndim for each in axes)
+    with np.errstate(all="ignore"):
+        if 0 in axes:
+            return NUMPY[op](np.concatenate(values), axis=axes)
+        return NUMPY[op](np.stack(values), axis=(0, *(each + 1 for each in axes)))
+
+
+@st.composite
+def cases(draw):
+    """An operation, an axis or several, and the values of one to five replicas, of any numbers of rows where they may
+    differ."""
+    op = draw(st.sampled_from(sorted(NUMPY)))
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    inner = draw(st.sampled_from([(), (2,), (3, 2)]))
+    ndim = 1 + len(inner)
+    several = st.lists(st.integers(0, ndim - 1), min_size=1, max_size=ndim, unique=True)
+    axes = draw(st.one_of(st.none(), st.integers(-ndim, ndim - 1), several.map(tuple)))
+    if isinstance(axes, tuple) and draw(st.booleans()):
+        axes = tuple(each - ndim for each in axes)
+    along = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    num_replicas = draw(st.integers(1, 5))
+    if 0 in {each % ndim for each in along}:
+        rows = draw(st.lists(st.integers(0, 4), min_size=num_replicas, max_size=num_replicas))
+    else:
+        rows = [draw(st.integers(0, 4))] * num_replicas
+    # Of numbers with which nothing is rounded and nothing runs over.
+    numbers = st.integers(0 if dtype.kind in "bu" else -1, 1) if op == "PROD" else st.integers(0, 9)
+    values = []
+    for num_rows in rows:
+        shape = (num_rows, *inner)
+        flat = draw(st.lists(numbers, min_size=math.prod(shape), max_size=math.prod(shape)))
+        values.append(np.array(flat, np.int64).reshape(shape).astype(dtype))
+    return op, axes, values
+
+
+@settings(max_examples=400, deadline=None)
+@given(cases())
+@pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning")
+def test_it_is_what_numpy_gives_for_all_rows(case):
+    op, axis, values = case
+    try:
+        expected = together(op, values, axis)
+    except ValueError:
+        with pytest.raises(errors.ArgumentError, match=rf"no replica has a row.*{op} of none"):
+            mirrored(len(values)).reduce(op, PerReplica(values), axis=axis)
+        return
+    found = mirrored(len(values)).reduce(op, PerReplica(values), axis=axis)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+    assert isinstance(found, np.ndarray) == isinstance(expected, np.ndarray)
+    if isinstance(axis, tuple):
+        np.testing.assert_array_equal(mirrored(len(values)).reduce(op, PerReplica(values), axis=list(axis)), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_functions_go_along_rows_too(case):
+    _, axis, values = case
+    if values[0].dtype.kind == "b" or (axis is not None and not sum(map(np.size, values))):
+        return
+    strategy, value = mirrored(len(values)), PerReplica(values)
+    expected = together("SUM", [each.astype(np.complex128) for each in values], axis)
+    wide = PerReplica([each.astype(np.complex128) for each in values])
+    np.testing.assert_array_equal(strategy.reduce(operator.add, wide, axis=axis), expected)
+    np.testing.assert_array_equal(strategy.reduce(np.maximum, value, axis=axis), strategy.reduce("MAX", value, axis))
+    np.testing.assert_array_equal(strategy.reduce(np.add, value, axis=axis), strategy.reduce("SUM", value, axis))
+
+
+NAN = np.nan
+TABLE = [
+    (arrays([3, 1], [2]), "MIN", 0, 1),
+    (arrays([3, 1], [2]), "MAX", 0, 3),
+    (arrays([3, 2], [2]), "PROD", 0, 12),
+    (arrays([3, 1], [2, 5]), "MAX", None, [3, 5]),
+    (arrays([3, 1], [2, 5]), "MIN", None, [2, 1]),
+    (arrays([3, 1], [2, 5]), "PROD", None, [6, 5]),
+    (arrays([True, False], [True]), "MIN", 0, False),
+    (arrays([True, False], [False]), "MAX", 0, True),
+    (arrays([True, False], [False, False]), "MAX", None, [True, False]),
+    (arrays([1.0, NAN], [2.0]), "MAX", 0, NAN),
+    (arrays([1.0, 5.0], [2.0, NAN]), "MIN", None, [1.0, NAN]),
+    (arrays([1.0, 5.0], [2.0, NAN]), "SUM", None, [3.0, NAN]),
+    (arrays([], [2.0]), "MIN", 0, 2.0),
+    (arrays([], [2.0]), "PROD", 0, 2.0),
+    (arrays([], []), "PROD", 0, 1.0),
+    (arrays([], []), "SUM", 0, 0.0),
+    (PerReplica([np.zeros((0, 0)), np.ones((2, 3))]), "MAX", 0, [1.0, 1.0, 1.0]),
+    (PerReplica([np.ones((2, 3)), np.zeros((0, 0))]), "SUM", 0, [2.0, 2.0, 2.0]),
+    (PerReplica([np.zeros((0, 0)), np.zeros((0, 3))]), "SUM", 0, [0.0, 0.0, 0.0]),
+    (PerReplica([np.zeros((0, 0)), np.ones((2, 3))]), "MEAN", 0, [1.0, 1.0, 1.0]),
+    (PerReplica([np.zeros((2, 0)), np.zeros((1, 0))]), "MAX", 0, np.zeros(0)),
+    (arrays(["2020-01-02", "2020-01-05"], ["2020-01-03"], dtype="M8[D]"), "MAX", 0, np.datetime64("2020-01-05")),
+    (arrays([60000.0], [60000.0], dtype=np.float16), "MEAN", 0, 60000.0),
+    (arrays(100, 100, dtype=np.int8), "SUM", None, 200),
+    (arrays(1.0, 3.0), np.logaddexp, None, np.logaddexp(1.0, 3.0)),
+    (arrays([1.0, 2.0], [3.0]), np.logaddexp, 0, np.logaddexp.reduce([1.0, 2.0, 3.0])),
+    (arrays([], []), np.logaddexp, 0, -np.inf),
+    (arrays([], [], dtype=np.uint8), np.bitwise_and, 0, 255),
+    (arrays([], [], dtype=bool), np.logical_and, 0, True),
+    (arrays([12, 18], [27]), np.gcd, 0, 3),
+    (arrays([12, 18], [27]), math.gcd, 0, 3),
+    (arrays([5, 6], [3]), np.bitwise_and, (0,), 0),
+    (arrays([3, 1], [2]), max, 0, 3),
+    (arrays([3, 1], []), lambda a, b: a + b, 0, 4),
+    (arrays([3, 1], [2]), lambda a, b: a, 0, 3),
+    (arrays([3, 1], [2]), lambda a, b: b, 0, 2),
+    (arrays([[1, 2], [3, 4]], [[5, 6]]), lambda a, b: a + b, (1, 0), 21),
+]
+
+
+@pytest.mark.parametrize(("value", "op", "axis", "expected"), TABLE)
+def test_every_operation(strategy, value, op, axis, expected):
+    found = np.asarray(strategy.reduce(op, value, axis=axis))
+    np.testing.assert_array_equal(found, expected)
+    assert found.shape == np.shape(expected)
+
+
+def test_a_function_need_not_be_commutative(strategy):
+    rng = np.random.default_rng(0)
+    matrices = rng.integers(-2, 3, (7, 2, 2))
+    pieces = PerReplica([matrices[:4], matrices[4:]])
+    expected = np.linalg.multi_dot(list(matrices))
+    np.testing.assert_array_equal(strategy.reduce(lambda a, b: a @ b, pieces, axis=0), expected)
+    both = PerReplica([matrices[0], matrices[1]])
+    np.testing.assert_array_equal(strategy.reduce(np.dot, both, axis=None), matrices[0] @ matrices[1])
+
+
+def test_neighbours_only_are_combined_where_order_may_count():
+    workers = ["a", "b", "a", "b"]
+    values = [[np.array(letter)] for letter in "wxyz"]
+    assert [group.worker for group in groups_of(workers, values, in_order=True)] == workers
+    assert [group.worker for group in groups_of(workers, values, in_order=False)] == ["a", "b"]
+    handle = fold_tree(Now(), np.char.add, None, groups_of(workers, values, in_order=True), 2)
+    assert handle.leaves[0] == "wxyz"
+
+
+def test_what_is_no_array_is_combined_by_a_function(strategy):
+    sets = strategy.reduce(operator.or_, PerReplica([{1, 2}, {2, 3}]), axis=None)
+    assert strategy.local_results(sets) == ({1, 2, 3},)
+    counts = PerReplica([collections.Counter("ab"), collections.Counter("b")])
+    assert strategy.local_results(strategy.reduce(operator.add, counts, axis=None))[0]["b"] == 2
+
+
+# --- records ---
+
+
+def _moments(x, axis):
+    return (np.sum(x, axis=axis), np.sum(x * x, axis=axis), x.shape[0])
+
+
+def _add_moments(a, b):
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _variance(partial):
+    total, squares, count = partial
+    return squares / max(count, 1) - (total / max(count, 1)) ** 2
+
+
+VARIANCE = Reduction(_moments, _add_moments, _variance, identity=(0, 0, 0))
+
+
+def test_a_record_of_ones_own(strategy):
+    rows = np.arange(12.0).reshape(6, 2)
+    for pieces in ([rows[:4], rows[4:]], [rows[:0], rows], [rows, rows[:0]]):
+        found = strategy.reduce(VARIANCE, PerReplica(pieces), axis=0)
+        np.testing.assert_allclose(found, rows.var(axis=0))
+
+
+def test_a_record_of_no_rows(strategy):
+    nothing = PerReplica([np.zeros((0, 2))] * 2)
+    np.testing.assert_array_equal(strategy.reduce(VARIANCE, nothing, axis=0), [0.0, 0.0])
+    norm = Reduction(lambda x, axis: np.sum(x * x, axis=axis), np.add, np.sqrt, identity=0)
+    assert float(strategy.reduce(norm, arrays([], []), axis=0)) == 0
+    without = Reduction(lambda x, axis: np.sum(x, axis=axis), np.add)
+    with pytest.raises(errors.ArgumentError, match=r"no replica has a row along axis 0.*identity"):
+        np.asarray(strategy.reduce(without, arrays([], []), axis=0))
+
+
+def test_an_identity_of_another_structure():
+    broken = Reduction(_moments, _add_moments, _variance, identity=0)
+    with pytest.raises(errors.ArgumentError, match=r"identity of the reduction is 0, and its chunk gives.*\*, \*, \*"):
+        mirrored(2).reduce(broken, arrays([], []), axis=0)
+
+
+def test_a_record_over_replicas_only(strategy):
+    norm = Reduction(lambda x, axis: x * x if axis is None else np.sum(x * x, axis=axis), np.add, np.sqrt)
+    assert float(strategy.reduce(norm, arrays(3.0, 4.0), axis=None)) == 5
+
+
+@pytest.mark.parametrize("part", ["chunk", "combine", "finalize"])
+def test_a_record_of_what_is_no_function(part):
+    parts = {"chunk": np.sum, "combine": np.add, "finalize": np.sqrt, part: 3}
+    with pytest.raises(errors.ArgumentError, match=rf"Reduction: {part} is 3; give a function"):
+        Reduction(**parts)
+
+
+# --- bits ---
+
+
+def test_the_error_of_many_rows_is_that_of_few():
+    rng = np.random.default_rng(0)
+    rows = rng.random((1_000_000, 4), dtype=np.float32)
+    exact = np.array([math.fsum(column) for column in rows.T])
+    strategy = mirrored(2)
+    eps = np.finfo(np.float32).eps
+    for pieces in ([rows[:500_000], rows[500_000:]], [rows[:7], rows[7:]]):
+        found = strategy.reduce("SUM", PerReplica(pieces), axis=0)
+        assert np.max(np.abs(found - exact) / exact) < 8 * eps
+        mean = strategy.reduce("MEAN", PerReplica(pieces), axis=0)
+        assert np.max(np.abs(mean * 1e6 - exact) / exact) < 8 * eps
+    # NumPy's own, row by row, is far from that: the test would see it.
+    assert np.max(np.abs(rows.sum(axis=0) - exact) / exact) > 40 * eps
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((1000, 300, 2), (0, 1)), ((1000, 300, 2), 1), ((3000, 3, 50), (0, 2)), ((5, 20_000, 3), (-2,)), ((90_000, 1), 0)],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_the_error_along_several_axes(shape, axis, dtype):
+    rows = np.random.default_rng(0).random(shape, dtype=np.float32).astype(dtype)
+    exact = rows.astype(np.complex128).sum(axis=axis)
+    for laid in (rows, np.asfortranarray(rows), np.repeat(rows, 2, axis=-1)[..., ::2], rows.swapaxes(0, 1).copy("K")):
+        each = laid if laid.shape == shape else laid.swapaxes(0, 1)
+        found = reduce_rows(np.add, each, axis)
+        assert found.dtype == dtype
+        assert found.shape == exact.shape
+        assert np.max(np.abs(found - exact) / np.abs(exact)) < 12 * np.finfo(np.float32).eps
+
+
+def test_where_an_array_lies_makes_no_difference_to_the_bits():
+    rows = np.random.default_rng(0).random((5000, 3), dtype=np.float32)
+    gaps = np.repeat(np.repeat(rows, 2, axis=0), 2, axis=1)[::2, ::2]
+    assert not gaps.flags.c_contiguous
+    for axis in (0, 1, (0, 1)):
+        assert reduce_rows(np.add, gaps, axis).tobytes() == reduce_rows(np.add, rows, axis).tobytes()
+        few = reduce_rows(np.add, gaps[:50], axis)
+        assert few.tobytes() == reduce_rows(np.add, rows[:50].copy(), axis).tobytes()
+
+
+def test_logaddexp_of_many_rows():
+    rows = np.random.default_rng(0).random((20_000, 2), dtype=np.float32)
+    exact = np.logaddexp.reduce(rows.astype(np.float64), axis=0)
+    np.testing.assert_allclose(mirrored(1).reduce(np.logaddexp, rows, axis=0), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD", np.logaddexp, VARIANCE], ids=str)
+def test_the_same_values_give_the_same_bits(strategy, op):
+    rng = np.random.default_rng(1)
+    pieces = PerReplica([rng.normal(1, 0.01, (n, 3)).astype(np.float32) for n in (700, 431)])
+    found = {np.asarray(strategy.reduce(op, pieces, axis=0)).tobytes() for _ in range(4)}
+    made_there = strategy.run(np.copy, args=(pieces,))
+    found.add(np.asarray(strategy.reduce(op, made_there, axis=0)).tobytes())
+    assert found == {np.asarray(mirrored(2).reduce(op, pieces, axis=0)).tobytes()}
+
+
+# --- the tree ---
+
+
+@dataclass
+class Made:
+    """A result, how many calls that take results of other workers it is behind, and where it is."""
+
+    result: Any
+    depth: int
+    worker: str
+
+
+class Noting(Now):
+    """Makes each call at once, and notes what it took from where."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.num_transfers = 0
+
+    def call(self, function, handles, *args, on=None, is_pinned=False, is_light=False, name):
+        self.num_calls += 1
+        elsewhere = [handle for handle in handles if handle.worker != on]
+        self.num_transfers += len(elsewhere)
+        depth = max((handle.depth for handle in handles), default=0) + bool(elsewhere)
+        return Made(function([handle.result for handle in handles], *args), depth, on)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(2, 9),
+    st.integers(1, 3),
+    st.sampled_from([None, 0]),
+    st.sampled_from(["SUM", "MEAN", "MAX"]),
+)
+def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
+    caller = Noting()
+    workers = [f"w{k // per_worker}" for k in range(num_workers * per_worker)]
+    values = [
+        [AsyncValue(caller, Remote(Made(np.full(3, k), 0, worker), PickAll(), worker))]
+        for k, worker in enumerate(workers)
+    ]
+    op = daskdist.ReduceOp[op]
+    made = fold_tree(caller, op, axis, groups_of(workers, values, in_order=False), split_every)
+    expected = NUMPY[op.name](np.arange(len(workers))) * (3 if axis == 0 and op.name == "SUM" else 1)
+    np.testing.assert_array_equal(made.result.leaves[0], expected)
+    depth = 0
+    while split_every**depth < num_workers:
+        depth += 1
+    assert made.depth == depth
+    assert caller.num_transfers == num_workers - 1
+    assert made.worker == "w0"
+    # A call a worker, where there is something to do with its own values alone, and one for each that is combined.
+    inner = math.ceil((num_workers - 1) / (split_every - 1)) if num_workers > 1 else 0
+    own = num_workers if axis == 0 or per_worker > 1 else (1 if num_workers == 1 else 0)
+    assert caller.num_calls <= own + inner + depth
+
+
+def received(client):
+    """Bytes that workers were sent by each other so far."""
+
+    def own(dask_worker):
+        return sum(each["total"] for each in dask_worker.transfer_incoming_log)
+
+    return sum(client.run(own).values())
+
+
+def levels_below(client, key):
+    """A key, the keys it is made of, those that these are made of, and so on."""
+
+    def look(dask_scheduler):
+        levels = [[key]]
+        while below := [task.key for name in levels[-1] for task in dask_scheduler.tasks[name].dependencies]:
+            levels.append(below)
+        return levels
+
+    return client.run_on_scheduler(look)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("axis", "split_every"), [(None, 2), (0, 2), (None, 8), (0, 8)])
+def test_depth_and_bytes_on_a_cluster(start_cluster, axis, split_every):
+    client = start_cluster(3, 1)
+    with (
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+        dask.config.set({"daskdist.split-every": split_every}),
+    ):
+        num_columns = 50_000
+
+        def gradient(x):
+            return np.full((1, num_columns) if axis == 0 else num_columns, float(x))
+
+        values = strategy.run(gradient, args=(PerReplica([1, 2, 3]),))
+        strategy.local_results(strategy.run(np.shape, args=(values,)))
+        before = received(client)
+        result = strategy.reduce("SUM", values, axis=axis)
+        future = result._source.handle.future
+        assert future.exception() is None
+        moved = received(client) - before
+        levels = [[key for key in level if key.startswith("reduce")] for level in levels_below(client, future.key)]
+        num_levels = sum(bool(level) for level in levels)
+        # That of the workers' own values takes nothing from others.
+        depth = num_levels - (axis == 0)
+        assert depth == {2: 2, 8: 1}[split_every]
+        assert 0 < moved <= 2 * num_columns * 8 * 1.01
+        assert np.asarray(result)[0] == 6
+
+
+@pytest.mark.cluster
+def test_a_nest_is_one_tree(on_cluster, client):
+    def keys(dask_scheduler):
+        return [str(key) for key in dask_scheduler.tasks if str(key).startswith("reduce")]
+
+    nest = {"a": arrays([1, 2], [3]), "b": [arrays([1.0], [2.0]), arrays([5], [6])]}
+    before = set(client.run_on_scheduler(keys))
+    found = on_cluster.reduce("SUM", nest, axis=0)
+    assert found["a"]._source.handle.future.exception() is None
+    # One for each worker's own, and one for both.
+    assert len(set(client.run_on_scheduler(keys)) - before) == 3
+    assert (int(found["a"]), float(found["b"][0]), int(found["b"][1])) == (6, 3, 11)
+
+
+@pytest.mark.cluster
+def test_nothing_is_waited_for(on_cluster, client):
+    name = "until everything is asked for"
+
+    def once_it_is_time(x, waits):
+        if waits:
+            Event(name).wait(timeout=30)
+        return x
+
+    on_cluster.run(once_it_is_time, args=(arrays(1, 2), False))
+    values = on_cluster.run(once_it_is_time, args=(arrays(1, 2), True))
+    total = on_cluster.reduce("SUM", on_cluster.extended.reduce_to("MAX", values, None), axis=None) + 1
+    assert total._source is not None
+    Event(name, client=client).set()
+    assert int(total) == 5
+
+
+# --- plain values ---
+
+
+@pytest.mark.parametrize("op", ["MEAN", "MIN", "MAX", np.maximum])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_plain_value_is_what_its_mean_and_largest_are(strategy, op, axis):
+    plain = np.array([1, 2])
+    assert strategy.reduce(op, plain, axis=axis) is plain
+    mixed = strategy.reduce(op, {"a": 7, "b": arrays([1], [1])}, axis=0)
+    assert (mixed["a"], float(mixed["b"])) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [("SUM", "SUM"), ("PROD", "PROD"), (np.logaddexp, "logaddexp"), (VARIANCE, "the reduction")]
+)
+def test_a_plain_value_is_not_what_it_adds_up_to(op, name):
+    with pytest.raises(errors.ArgumentError, match=rf"{name} over 2 replicas of a value that is not per replica"):
+        mirrored(2).reduce(op, np.ones(2), axis=0)
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"), [("SUM", 6), ("PROD", 6), ("MIN", 1), ("MAX", 3), ("MEAN", 2.0), (max, 3), (np.gcd, 1)]
+)
+def test_one_replica_reduces_a_plain_value(op, expected):
+    assert mirrored(1).reduce(op, np.array([1, 2, 3]), axis=0) == expected
+    np.testing.assert_array_equal(mirrored(1).reduce(op, np.array([1, 2, 3]), axis=None), [1, 2, 3])
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("op", "says"),
+    [
+        ("MEDIAN", r"'MEDIAN' is not a reduction; there are SUM, MEAN, MIN, MAX, PROD.*function.*Reduction"),
+        (None, "None is not a reduction"),
+        (3, "3 is not a reduction"),
+        (int, "is not a reduction"),
+        (np.sin, r"np\.sin makes 1 of 1 values; give a function that makes one of two"),
+        (np.divmod, r"np\.divmod makes 2 of 2 values"),
+    ],
+)
+def test_what_is_no_reduction(op, says):
+    with pytest.raises(errors.ArgumentError, match=says):
+        mirrored(2).reduce(op, arrays(1, 2), axis=None)
+
+
+@pytest.mark.parametrize(
+    ("axis", "says"),
+    [
+        ("rows", "axis is 'rows'; give a whole number"),
+        (True, "axis is True; give a whole number"),
+        (0.0, r"axis is 0\.0; give a whole number"),
+        ([0, "x"], r"axis\[1\] is 'x'"),
+        ((0, 0), r"axis \(0, 0\) names an axis twice"),
+        ((0, -2), r"axis \(0, -2\) of a value of shape \(2, 1\) names an axis twice"),
+        (2, r"axis 2 of a value of shape \(2, 1\)"),
+    ],
+)
+def test_what_is_no_axis(axis, says):
+    with pytest.raises(errors.ArgumentError, match=says):
+        mirrored(2).reduce("SUM", PerReplica([np.ones((2, 1))] * 2), axis=axis)
+
+
+@pytest.mark.parametrize("axis", [(), [], None])
+def test_no_axes_are_none(axis):
+    np.testing.assert_array_equal(mirrored(2).reduce("SUM", arrays([1, 2], [3, 4]), axis=axis), [4, 6])
+
+
+@pytest.mark.parametrize("op", ["SUM", "MAX", max, VARIANCE], ids=str)
+def test_a_scalar_has_no_axis(strategy, op):
+    with pytest.raises(errors.ArgumentError, match=r"axis 0 of a value of shape \(\); use axis=None"):
+        np.asarray(strategy.reduce(op, PerReplica([np.float64(1), np.float64(2)]), axis=0))
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "PROD", np.logaddexp, operator.add], ids=str)
+def test_shapes_that_differ(strategy, op):
+    with pytest.raises(errors.ArgumentError, match=r"differ over the replicas: \(3,\), \(1,\)\. Give axis=0"):
+        np.asarray(strategy.reduce(op, arrays([1, 2, 3], [1]), axis=None))
+
+
+def test_zero_rows_of_another_shape():
+    with pytest.raises(errors.ArgumentError, match=r"once reduced along axis 0.*\(3,\), \(2,\)"):
+        mirrored(2).reduce("SUM", PerReplica([np.ones((4, 3)), np.ones((0, 2))]), axis=0)
+
+
+@pytest.mark.parametrize("op", ["MIN", "MAX", max, np.minimum, np.gcd], ids=str)
+def test_the_largest_of_nothing(strategy, op):
+    if op is np.gcd:
+        assert int(strategy.reduce(op, arrays([], [], dtype=int), axis=0)) == 0
+        return
+    with pytest.raises(errors.ArgumentError, match=r"no replica has a row along axis 0, and \w+ of none is no value"):
+        np.asarray(strategy.reduce(op, arrays([], []), axis=0))
+
+
+@pytest.mark.parametrize(("op", "says"), [("SUM", "only numbers add up"), ("MAX", "only numbers have an order")])
+def test_text(op, says):
+    with pytest.raises(errors.ArgumentError, match=says):
+        mirrored(2).reduce(op, arrays(["a"], ["b"]), axis=0)
+
+
+def test_masked_values():
+    masked = PerReplica([np.ma.masked_array([1, 2], [False, True])] * 2)
+    with pytest.raises(errors.ArgumentError, match=r"masked array.*filled\(0\)"):
+        mirrored(2).reduce("SUM", masked, axis=0)
+    filled = mirrored(2).run(lambda x: x.filled(0), args=(masked,))
+    assert mirrored(2).reduce("SUM", filled, axis=0) == 2
+
+
+def test_a_function_that_raises(strategy):
+    def broken(a, b):
+        raise KeyError("not today")
+
+    with pytest.raises(KeyError, match="not today") as raised:
+        np.asarray(strategy.reduce(broken, arrays(1, 2), axis=None))
+    assert any("raised by broken" in note for note in raised.value.__notes__)

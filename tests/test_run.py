@@ -1,0 +1,300 @@
+"""`run`: what it sends, how often, and how what goes wrong on a replica is told."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+
+import numpy as np
+import pytest
+from conftest import mirrored
+from distributed import Client, LocalCluster, get_worker
+
+import daskdist
+from daskdist import PerReplica, errors
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def strategy(request):
+    """Two replicas: in this process, and in two processes of a cluster."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+def floats(*values):
+    return PerReplica([np.array(value, np.float64) for value in values])
+
+
+def num_tasks(client):
+    return client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+
+
+# --- plain values ---
+
+
+class Counted:
+    """Counts, in each process, how often it was made of a pickle."""
+
+    num_made = 0
+
+    def __init__(self, value):
+        self.value = value
+
+    def __setstate__(self, state):
+        type(self).num_made += 1
+        self.__dict__.update(state)
+
+
+def scaled(x, by):
+    return x * by.value, type(by).num_made
+
+
+@pytest.mark.cluster
+def test_an_object_is_sent_to_a_worker_once_however_many_steps_use_it(on_cluster):
+    given, x = Counted(3.0), floats(1, 2)
+    for step in range(12):
+        values, counts = on_cluster.run(scaled, args=(x,), kwargs={"by": given})
+        assert on_cluster.local_results(values) == (3.0, 6.0)
+        # Made of a pickle on the worker the step before last, if at all: never once a step.
+        if step == 0:
+            first = on_cluster.local_results(counts)
+    assert on_cluster.local_results(counts) == first
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("length", [20, 2_000, 200_000], ids=["small", "middling", "large"])
+def test_an_array_is_sent_once_and_again_when_it_was_changed(on_cluster, client, length):
+    def total(weights):
+        return weights.sum(), id(weights)
+
+    weights, nothing = np.ones(length), ()
+    on_cluster.run(total, args=(weights, *nothing))
+    seen = set()
+    for _ in range(4):
+        sums, places = on_cluster.run(total, args=(weights,))
+        assert on_cluster.local_results(sums) == (length, length)
+        seen.add(on_cluster.local_results(places))
+    if length > 1000:
+        assert len(seen) == 1, "each worker is to have one array for all steps"
+    weights[0] = 11
+    assert on_cluster.local_results(on_cluster.run(total, args=(weights,))[0]) == (length + 10, length + 10)
+    frozen = np.full(length, 2.0)
+    frozen.flags.writeable = False
+    for _ in range(2):
+        assert on_cluster.local_results(on_cluster.run(total, args=(frozen,))[0]) == (2 * length, 2 * length)
+
+
+@pytest.mark.cluster
+def test_a_function_defined_anew_in_each_step_is_sent_once(on_cluster, client):
+    x, before = floats(1, 2), None
+    for step in range(10):
+        assert on_cluster.local_results(on_cluster.run(lambda x: x + 1, args=(x,))) == (2.0, 3.0)
+        keys = client.run_on_scheduler(lambda dask_scheduler: {k for k in dask_scheduler.tasks if "value-" in str(k)})
+        if step:
+            assert keys == before
+        before = keys
+
+
+@pytest.mark.cluster
+def test_what_a_function_sees_is_what_it_was_when_it_was_run(on_cluster):
+    by = 1
+
+    def scale(x):
+        return x * by
+
+    x = floats(1, 2)
+    first = on_cluster.run(scale, args=(x,))
+    by = 10
+    second = on_cluster.run(scale, args=(x,))
+    assert on_cluster.local_results(first) == (1.0, 2.0)
+    assert on_cluster.local_results(second) == (10.0, 20.0)
+
+
+# --- what fails on a replica ---
+
+
+def deep(x):
+    if x > 5:
+        raise KeyError("no such pupil")
+    return x
+
+
+def teach(x):
+    return deep(x)
+
+
+def test_an_error_names_replica_worker_and_device_and_has_the_remote_traceback(strategy):
+    with pytest.raises(KeyError, match="no such pupil") as caught:
+        strategy.local_results(strategy.run(teach, args=(floats(1, 7),)))
+    (note,) = caught.value.__notes__
+    where = strategy.replicas[1]
+    assert "replica 1" in note
+    assert where.device in note
+    assert "teach" in note
+    assert where.worker is None or where.worker in note
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][-2:] == ["teach", "deep"]
+
+
+@pytest.mark.cluster
+def test_an_error_is_raised_at_the_first_look_at_any_result_of_its_step(on_cluster):
+    on_cluster.run(teach, args=(floats(1, 2),))
+    for look in (
+        lambda step: repr(step),
+        lambda step: float(step.values[0]),
+        lambda step: float(step.values[1]),
+        on_cluster.local_results,
+        lambda step: float(on_cluster.reduce("SUM", step, axis=None)),
+        lambda step: on_cluster.local_results(on_cluster.gather(PerReplica([v[None] for v in step.values]), axis=0)),
+        lambda step: step.compute(),
+    ):
+        step = on_cluster.run(teach, args=(floats(1, 7),))
+        with pytest.raises(KeyError, match="no such pupil"):
+            look(step)
+
+
+@pytest.mark.cluster
+def test_later_steps_fail_with_the_same_cause_and_the_strategy_goes_on(on_cluster):
+    def double(x):
+        return 2 * x
+
+    on_cluster.run(teach, args=(floats(1, 2),))
+    on_cluster.run(double, args=(floats(1, 2),))
+    failing = on_cluster.run(teach, args=(floats(7, 1),))
+    later = on_cluster.run(double, args=(on_cluster.run(double, args=(failing,)),))
+    total = on_cluster.reduce("MEAN", later, axis=None) + 1
+    for value in (later, total):
+        with pytest.raises(KeyError, match="no such pupil") as caught:
+            on_cluster.local_results(value)
+        assert "replica 0" in caught.value.__notes__[0]
+    assert on_cluster.local_results(on_cluster.run(teach, args=(floats(3, 4),))) == (3.0, 4.0)
+
+
+class AwkwardError(Exception):
+    """Does not come out of a pickle: it is made of two arguments and keeps one."""
+
+    def __init__(self, first, second):
+        super().__init__(first)
+
+
+@pytest.mark.cluster
+def test_an_error_that_does_not_travel_is_told(on_cluster):
+    def fail():
+        raise AwkwardError("one", "two")
+
+    with pytest.raises(errors.DaskdistError, match="AwkwardError: one") as caught:
+        on_cluster.local_results(on_cluster.run(fail))
+    notes = "\n".join(caught.value.__notes__)
+    assert "replica 0" in notes
+    assert "in fail" in notes
+
+
+# --- what does not pickle ---
+
+
+@pytest.mark.cluster
+def test_what_does_not_pickle_is_named(on_cluster):
+    lock = threading.Lock()
+
+    class Holder:
+        def __init__(self):
+            self.inner = {"lock": lock}
+
+    holder = Holder()
+    for call, words in (
+        (lambda: on_cluster.run(lambda: lock), [r"the function .*<lambda>", "because of lock", "_thread.lock"]),
+        (lambda: on_cluster.run(len, args=([1, {"a": lock}],)), [r"args\[0\]\[1\]\['a'\]", "_thread.lock"]),
+        (lambda: on_cluster.run(len, kwargs={"x": holder}), [r"kwargs\['x'\]", r"inner\['lock'\]", "_thread.lock"]),
+        (lambda: on_cluster.run(lambda: on_cluster), ["because of on_cluster", "a strategy stays in its program"]),
+    ):
+        with pytest.raises(errors.ArgumentError) as caught:
+            call()
+        for word in words:
+            caught.match(word)
+    # Nothing is half sent.
+    assert on_cluster.local_results(on_cluster.run(lambda: 1)) == (1, 1)
+
+
+@pytest.mark.cluster
+def test_a_result_that_does_not_pickle_is_of_use_where_it_is(on_cluster):
+    def count():
+        return (number for number in range(4))
+
+    made = on_cluster.run(count)
+    with pytest.raises(errors.ArgumentError, match=r"does not pickle.*generator"):
+        on_cluster.local_results(made)
+    assert on_cluster.local_results(on_cluster.run(sum, args=(made,))) == (6, 6)
+
+
+# --- where run and reduce cannot be used ---
+
+
+def test_a_replica_cannot_run(strategy):
+    def nested():
+        return mirrored(2).run(lambda: 1)
+
+    with pytest.raises(RuntimeError, match=r"run: called by replica 0, inside the function"):
+        strategy.local_results(strategy.run(nested))
+    assert strategy.local_results(strategy.run(lambda: 1)) == (1, 1)
+
+
+@pytest.mark.cluster
+def test_a_value_of_another_cluster_is_refused(on_cluster):
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as other,
+        Client(other, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as stranger,
+    ):
+        value = on_cluster.run(abs, args=(floats(-1, 2),))
+        for use in (
+            lambda: stranger.run(abs, args=(value,)),
+            lambda: stranger.reduce("SUM", value, axis=None),
+            lambda: stranger.gather(value, axis=0),
+            lambda: stranger.run(abs, args=(value.values[0] + 1,)),
+            lambda: mirrored(2).run(abs, args=(value,)),
+        ):
+            with pytest.raises(errors.ArgumentError, match="of another strategy"):
+                use()
+        on_cluster.local_results(value)
+        # Once it is here it is anybody's.
+        assert stranger.local_results(stranger.run(abs, args=(value,))) == (1.0, 2.0)
+
+
+def test_bad_calls(strategy):
+    with pytest.raises(errors.ArgumentError, match="run: int is no function"):
+        strategy.run(3)
+    with pytest.raises(errors.ArgumentError, match=r"args is a ndarray; give a tuple"):
+        strategy.run(abs, args=np.ones(2))
+    with pytest.raises(errors.ArgumentError, match="PerReplica of 3 values meets a strategy of 2 replicas"):
+        strategy.run(abs, args=(floats(1, 2, 3),))
+
+
+# --- many steps ---
+
+
+@pytest.mark.cluster
+def test_state_carried_from_step_to_step_keeps_no_ancestors(on_cluster, client):
+    def grow(state):
+        return state + 1
+
+    state = floats(0, 10)
+    most = 0
+    for step in range(500):
+        state = on_cluster.run(grow, args=(state,))
+        if step % 50 == 49:
+            on_cluster.local_results(state.values[0] + 0)
+            most = max(most, num_tasks(client))
+    assert on_cluster.local_results(state) == (500.0, 510.0)
+    # 500 steps are 1,000 tasks; of the last 200 each Dask keeps note.
+    assert most < 700
+
+
+@pytest.mark.cluster
+def test_a_call_is_made_though_nobody_keeps_its_result(on_cluster, client):
+    def leave(number):
+        get_worker().plugins.setdefault("left", []).append(number)
+        return number
+
+    for number in range(5):
+        on_cluster.run(leave, args=(number,))
+    on_cluster.local_results(on_cluster.run(leave, args=(5,)))
+    left = client.run(lambda dask_worker: dask_worker.plugins.pop("left"))
+    assert [sorted(each) for each in left.values()] == [list(range(6))] * 2
