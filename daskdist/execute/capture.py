@@ -14,29 +14,40 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import cloudpickle
 from distributed import Future
 
 from daskdist.config import setting
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers import Handle
-from daskdist.execute.fused import OWN, Call, Failure, Input, Outputs, PickOutput, run_calls, some_outputs
+from daskdist.execute.fused import (
+    OWN,
+    Call,
+    Failure,
+    Input,
+    Outputs,
+    PickOutput,
+    pickled_calls,
+    run_calls,
+    some_outputs,
+)
 from daskdist.execute.graph import Placed, placed_graph
-from daskdist.execute.session import Sent, current_session, sending_because, sent_because
+from daskdist.execute.session import Sent, Session, current_session, sending_because, sent_because
 from daskdist.execute.submit import Picks, Submit
 
 _NOT_HERE: Final = object()
 # Outputs of a task that are brought here together with the one that is asked for, if they are no larger.
 _TOGETHER_BYTES: Final = 64 * 2**10
-# Tasks that a result may be made of, one after the other. Dask keeps note of all of them for as long as the result is
-# there; one that is made of more is sent anew.
-_MOST_ANCESTORS: Final = 200
+# Tasks that a result may be made of. Dask keeps note of all of them for as long as the result is there; one that is
+# made of more is sent anew.
+_MOST_ANCESTORS: Final = 400
+# Graphs under way beyond which calls wait for one to be over: one that is worked on, one to go on with.
+_MOST_GRAPHS: Final = 2
 
 
 class Deferred:
     """What a call will give that goes to the cluster with others."""
 
-    __slots__ = ("__weakref__", "depth", "group", "place", "task", "value")
+    __slots__ = ("__weakref__", "depth", "error", "group", "place", "task", "value")
 
     def __init__(self, group: Group, place: int) -> None:
         # Until it is sent, the calls it will be one of; then the task they are.
@@ -44,7 +55,9 @@ class Deferred:
         self.task: SentTask | None = None
         # The number of the call in its task; None where the task gives the value itself.
         self.place: int | None = place
-        # Tasks it is made of, one after the other.
+        # Why it could not be sent.
+        self.error: Exception | None = None
+        # About how many tasks Dask keeps note of for as long as it is there: those it is made of.
         self.depth = 0
         # What it gave, where that came here along with something else.
         self.value: Any = _NOT_HERE
@@ -53,7 +66,7 @@ class Deferred:
     def future(self) -> Future:
         """The future of its task."""
         if self.task is None:
-            raise ClusterError("this was never sent to the cluster, as what it was to be called with does not pickle")
+            raise self.error or ClusterError("this was never sent to the cluster")
         return self.task.future
 
 
@@ -89,6 +102,8 @@ class Group:
         What its key begins with.
     worker
         The address of the worker it is to run on; None for any.
+    lane
+        What its calls have in common, other than that.
     stage
         How many tasks of the same graph come before it at least.
     """
@@ -96,6 +111,7 @@ class Group:
     capture: Capture
     name: str
     worker: str | None
+    lane: Hashable
     is_pinned: bool
     stage: int
     calls: list[Call] = field(default_factory=list)
@@ -104,7 +120,7 @@ class Group:
     results: list[weakref.ref[Deferred]] = field(default_factory=list)
     # The numbers of calls whose results other groups take.
     taken: set[int] = field(default_factory=set)
-    depth: int = 1
+    deepest: int = 0
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def number_of(self, need: Any) -> int:
@@ -113,6 +129,11 @@ class Group:
         if number == len(self.needs):
             self.needs.append(need)
         return number
+
+    @property
+    def depth(self) -> int:
+        """What a result of it has for its own depth."""
+        return self.deepest + len(self.needs)
 
     def wanted(self) -> list[int]:
         """The numbers of the calls whose results somebody has a use for."""
@@ -129,7 +150,7 @@ class Capture:
     """
 
     def __init__(self, caller: Capturing) -> None:
-        self._caller = caller
+        self.caller = caller
         self._groups: dict[Hashable, Group] = {}
         # Others may need what is noted here, and so send it.
         self._lock = threading.RLock()
@@ -141,54 +162,61 @@ class Capture:
         function: Callable[..., Any],
         handles: Sequence[Handle],
         args: tuple[Any, ...],
-        *,
         on: str | None,
-        is_pinned: bool,
         lane: Hashable,
         name: str,
+        *,
+        is_pinned: bool,
     ) -> Deferred:
         """Note a call, to be made in one task with others of its lane where that can be."""
-        handles = [self._caller.renewed(handle) for handle in handles]
         for each in handles:
-            if isinstance(each, Deferred) and each.group is not None and each.group.capture is not self:
-                # Captured in another thread, which goes on with what it has.
-                each.group.capture.send()
+            if type(each) is Deferred:
+                group = each.group
+                if group is None:
+                    self.caller.renew(each)
+                elif group.capture is not self:
+                    # Captured in another thread, or before a function that is captured.
+                    group.capture.send()
         with self._lock:
-            group = self._group(handles, on, is_pinned, lane, name)
-            call = Call(function, tuple(self._input(group, each) for each in handles), args)
-            deferred = Deferred(group, len(group.calls))
-            group.calls.append(call)
+            group = self._group(handles, on, lane, name, is_pinned=is_pinned)
+            calls = group.calls
+            deferred = Deferred(group, len(calls))
+            calls.append(Call(function, tuple([self._input(group, each) for each in handles]), args))
             group.results.append(weakref.ref(deferred))
             return deferred
 
-    def _group(self, handles: Sequence[Handle], on: str | None, is_pinned: bool, lane: Hashable, name: str) -> Group:
-        needed = [each.group for each in handles if isinstance(each, Deferred) and each.group is not None]
-        last = max((group.stage for group in needed), default=0)
-        latest = {id(group): group for group in needed if group.stage == last}
-        if lane is None and len(latest) == 1:
-            # With what it needs last, if that is where it may be made.
-            (group,) = latest.values()
-            if on in (None, group.worker):
-                return group
-        place = (on, lane, is_pinned)
-        own = self._groups.get((*place, last))
-        stage = last + any(group is not own for group in latest.values())
-        found = self._groups.get((*place, stage))
+    def _group(self, handles: Sequence[Handle], on: str | None, lane: Hashable, name: str, *, is_pinned: bool) -> Group:
+        # Of what is not sent yet, that which comes last.
+        stage, latest, is_one = 0, None, True
+        for each in handles:
+            needed = each.group if type(each) is Deferred else None
+            if needed is None or (latest is not None and needed.stage < stage):
+                continue
+            is_one = latest is None or needed is latest or needed.stage > stage
+            stage, latest = needed.stage, needed
+        if latest is not None:
+            if is_one and (on is None or on == latest.worker) and lane in (None, latest.lane):
+                # With what it needs last, where it may be made too.
+                return latest
+            stage += 1
+        place = (on, lane, is_pinned, stage)
+        found = self._groups.get(place)
         if found is None:
-            found = self._groups[*place, stage] = Group(self, name, on, is_pinned, stage)
+            found = self._groups[place] = Group(self, name, on, lane, is_pinned, stage)
         return found
 
     def _input(self, group: Group, handle: Handle) -> Input:
-        if not isinstance(handle, Deferred):
+        if type(handle) is not Deferred:
             return group.number_of(handle), None
-        if handle.group is group:
+        own = handle.group
+        if own is group:
             return OWN, handle.place
-        if handle.group is not None:
+        if own is not None:
             # Of this capture too.
-            handle.group.taken.add(handle.place)  # type: ignore[arg-type]
-            group.depth = max(group.depth, handle.group.depth + 1)
-            return group.number_of(handle.group), handle.place
-        group.depth = max(group.depth, handle.depth + 1)
+            own.taken.add(handle.place)  # type: ignore[arg-type]
+            group.deepest = max(group.deepest, own.depth)
+            return group.number_of(own), handle.place
+        group.deepest = max(group.deepest, handle.depth)
         return group.number_of(handle.future), handle.place
 
     def send(self) -> None:
@@ -197,28 +225,27 @@ class Capture:
             groups, self._groups = list(self._groups.values()), {}
             num_steps, self.num_steps = self.num_steps, 0
             if groups:
-                self._caller.send(groups, num_steps)
-
-
-class _OfThread(threading.local):
-    # The calls that go together in this thread.
-    capture: Capture | None = None
+                self.caller.send(groups, num_steps)
 
 
 class Capturing(Submit):
-    """Calls that go together: those of a session, or those that are made inside `together`.
+    """Calls that go together: those of a session, or those that come while others are under way.
 
     A handle is a `Deferred`. A call that raises does not end the others of its task: what it raised is raised by
     whoever asks for its result, or for one that was to be made of that.
+
+    Outside of sessions a call is sent at once if there is little under way. If not, it waits until some of that is
+    over or its result is asked for, and goes with those that have come since: the more there is to do, the fewer tasks
+    it is done in.
     """
 
     defers = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._own = _OfThread()
-        # Tasks under way, the oldest first, and the calls of `run` they are for. Those whose results nobody keeps are
-        # to be made all the same; once they are, Dask may forget them.
+        self._waiting = Capture(self)
+        # Graphs under way, the oldest first: the tasks of each that are not over, and its calls of `run`. Those whose
+        # results nobody keeps are to be made all the same; once they are, Dask may forget them.
         self._under_way: deque[tuple[set[Future], int]] = deque()
         self._lock = threading.Lock()
 
@@ -226,21 +253,21 @@ class Capturing(Submit):
     def together(self) -> Iterator[Capture]:
         """Send the calls made in a ``with`` block together, or with those of the session there is."""
         current = current_session()
-        if current is not None:
-            capture = current.captures.get(id(self))
-            if capture is None:
-                capture = current.captures[id(self)] = Capture(self)
-            yield capture
+        if current is None:
+            yield self._waiting
+            if self._num_under_way() < _MOST_GRAPHS:
+                self._waiting.send()
+            self.hold_back()
             return
-        if self._own.capture is not None:
-            yield self._own.capture
-            return
-        capture = self._own.capture = Capture(self)
-        try:
-            yield capture
-        finally:
-            self._own.capture = None
-            capture.send()
+        yield self._captured(current)
+
+    def _captured(self, current: Session) -> Capture:
+        capture: Capture | None = current.captures.get(id(self))
+        if capture is None:
+            # What was called before is made before.
+            self._waiting.send()
+            capture = current.captures[id(self)] = Capture(self)
+        return capture
 
     def call(
         self,
@@ -254,20 +281,23 @@ class Capturing(Submit):
         name: str,
     ) -> Handle:
         self._check_open()
+        if (current := current_session()) is not None:
+            return self._captured(current).add(function, handles, args, on, lane, name, is_pinned=is_pinned)
         with self.together() as capture:
-            return capture.add(function, handles, args, on=on, is_pinned=is_pinned, lane=lane, name=name)
+            return capture.add(function, handles, args, on, lane, name, is_pinned=is_pinned)
 
     def send(self, groups: Sequence[Group], num_steps: int) -> None:
-        """Send the tasks of some groups as one graph."""
+        """Send the tasks of some groups as one graph; what hinders that is raised by whoever asks for a result."""
+        failure: Exception | None = None
         try:
             self._send(groups, num_steps)
-        finally:
-            # Where it could not be, nobody is to wait for it.
-            for group in groups:
-                for ref in group.results:
-                    deferred = ref()
-                    if deferred is not None:
-                        deferred.group = None
+        except Exception as error:
+            failure = error
+        for group in groups:
+            for ref in group.results:
+                deferred = ref()
+                if deferred is not None:
+                    deferred.group, deferred.error = None, failure
 
     def _send(self, groups: Sequence[Group], num_steps: int) -> None:
         self._check_open()
@@ -276,7 +306,7 @@ class Capturing(Submit):
         tasks = []
         for group, numbers in zip(groups, wanted, strict=True):
             try:
-                pickled = cloudpickle.dumps(group.calls)
+                pickled = pickled_calls(group.calls)
             except Exception as error:
                 raise ArgumentError(f"{group.name}: what it is called with does not pickle: {error}") from error
             needs = [keys[id(need)] if isinstance(need, Group) else need for need in group.needs]
@@ -301,33 +331,47 @@ class Capturing(Submit):
 
     def _keep_until_done(self, futures: Sequence[Future], num_steps: int) -> None:
         tasks = set(futures)
-        for future in futures:
-            future.add_done_callback(tasks.discard)
-        too_early: list[Future] = []
-        with self._lock:
-            under_way = self._under_way
-            under_way.append((tasks, num_steps))
-            while under_way and not under_way[0][0]:
-                under_way.popleft()
-            # A graph of many steps has another one behind it all the same.
-            if len(under_way) > 2 and sum(number for _, number in under_way) > setting("max-steps-in-flight"):
-                too_early = list(under_way.popleft()[0])
-        if too_early:
-            super().wait(too_early)
 
-    def renewed(self, handle: Handle) -> Handle:
-        """The handle, of a result that is sent to its worker anew if it is made of too many others."""
-        if isinstance(handle, Deferred) and handle.depth >= _MOST_ANCESTORS and handle.task is not None:
+        def is_over(future: Future) -> None:
+            tasks.discard(future)
+            if not tasks:
+                # In a thread of the client.
+                self._waiting.send()
+
+        with self._lock:
+            self._under_way.append((tasks, num_steps))
+        for future in futures:
+            future.add_done_callback(is_over)
+
+    def _num_under_way(self) -> int:
+        with self._lock:
+            while self._under_way and not self._under_way[0][0]:
+                self._under_way.popleft()
+            return sum(bool(tasks) for tasks, _ in self._under_way)
+
+    def hold_back(self) -> None:
+        """Wait until no more calls of `run` are under way than ``daskdist.max-steps-in-flight``.
+
+        A graph of more than that has another one behind it all the same.
+        """
+        most = setting("max-steps-in-flight")
+        while True:
+            num_graphs = self._num_under_way() + bool(self._waiting.num_steps)
+            with self._lock:
+                num_steps = self._waiting.num_steps + sum(number for _, number in self._under_way)
+                if num_graphs <= _MOST_GRAPHS or num_steps <= most or not self._under_way:
+                    return
+                oldest, _ = self._under_way.popleft()
+            super().wait(list(oldest))
+            self._waiting.send()
+
+    def renew(self, handle: Deferred) -> None:
+        """Send a result to its worker anew if it is made of too many others."""
+        if handle.depth >= _MOST_ANCESTORS and handle.task is not None:
             # What failed, fails where it is used.
             with contextlib.suppress(Exception):
                 placed = self.place(self.result(handle), handle.task.worker)
                 handle.task, handle.place, handle.depth = SentTask(placed), None, 0
-        return handle
-
-    @property
-    def is_capturing(self) -> bool:
-        """Whether calls go together with later ones."""
-        return current_session() is not None or self._own.capture is not None
 
     def is_to_be_had(self, handle: Handle) -> bool:
         """Whether a result is there, or will be unless its call fails."""
@@ -346,8 +390,9 @@ class Capturing(Submit):
         if any(isinstance(handle, Deferred) and handle.group is not None for handle in handles):
             with sending_because(reason):
                 for handle in handles:
-                    if isinstance(handle, Deferred) and handle.group is not None:
-                        handle.group.capture.send()
+                    group = handle.group if isinstance(handle, Deferred) else None
+                    if group is not None:
+                        group.capture.send()
         return [handle.future if isinstance(handle, Deferred) else handle for handle in handles]
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
@@ -397,7 +442,8 @@ class Capturing(Submit):
 
     def close(self) -> None:
         super().close()
-        self._under_way.clear()
+        with self._lock:
+            self._under_way.clear()
 
 
 def _is_here(handle: Handle) -> bool:

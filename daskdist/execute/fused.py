@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 from dask.sizeof import sizeof
@@ -57,8 +58,7 @@ class Failure:
         return raised
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a task.
 
     Parameters
@@ -112,12 +112,16 @@ class PickOutput:
 
 
 def _to_frames(outputs: Outputs) -> tuple[dict[str, Any], list[Any]]:
+    with contextlib.suppress(Exception):
+        pickled, buffers = pickled_apart(outputs.made)
+        views = [buffer.raw() for buffer in buffers]
+        return {"layout": [(None, [not view.readonly for view in views])]}, [pickled, *views]
     # What does not pickle is a failure elsewhere, and stays of use where it is.
     frames: list[Any] = []
     layout = []
     for number, value in outputs.made.items():
         try:
-            pickled, buffers = _pickled(value)
+            pickled, buffers = pickled_apart(value)
         except Exception as error:
             buffers = []
             told = ArgumentError(
@@ -136,7 +140,10 @@ def _from_frames(header: dict[str, Any], frames: Sequence[Any]) -> Outputs:
     for number, are_writeable in header["layout"]:
         pickled = next(left)
         buffers = [_like_its_own(next(left), is_writeable) for is_writeable in are_writeable]
-        made[number] = pickle.loads(pickled, buffers=buffers)
+        found = pickle.loads(pickled, buffers=buffers)
+        if number is None:
+            return Outputs(found)
+        made[number] = found
     return Outputs(made)
 
 
@@ -144,8 +151,8 @@ dask_serialize.register(Outputs)(_to_frames)
 dask_deserialize.register(Outputs)(_from_frames)
 
 
-def _pickled(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    # As Dask does: what the program itself defines goes by value.
+def pickled_apart(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """A pickle and its buffers; as Dask does it, what the program itself defines goes by value."""
     for dumps in (pickle.dumps, cloudpickle.dumps):
         buffers: list[pickle.PickleBuffer] = []
         try:
@@ -166,6 +173,15 @@ def _like_its_own(frame: Any, is_writeable: bool) -> Any:
     return view if is_writeable else view.toreadonly()
 
 
+def pickled_calls(calls: Sequence[Call]) -> bytes:
+    """Calls as `run_calls` takes them."""
+    with contextlib.suppress(Exception):
+        pickled = pickle.dumps(calls, protocol=5)
+        if b"__main__" not in pickled:
+            return pickled
+    return cloudpickle.dumps(calls, protocol=5)  # type: ignore[no-any-return]
+
+
 def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int]) -> Outputs:
     """Make calls in order.
 
@@ -178,7 +194,7 @@ def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int]) -> 
     wanted
         The numbers of those whose results are.
     """
-    calls: list[Call] = cloudpickle.loads(pickled)
+    calls: list[Call] = pickle.loads(pickled)
     last_use = {place: number for number, call in enumerate(calls) for index, place in call.inputs if index == OWN}
     made: list[Any] = []
     kept = frozenset(wanted)

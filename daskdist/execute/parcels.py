@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 import cloudpickle
@@ -80,6 +81,8 @@ class Parcels:
         self._apart = apart
         self._lock = threading.RLock()
         self._parcels: OrderedDict[bytes, Parcel] = OrderedDict()
+        # Of functions, by identity, what they were made of.
+        self._functions: OrderedDict[int, tuple[FunctionType, list[Any], Parcel]] = OrderedDict()
         # Of arrays that nobody can change, by identity.
         self._digests: dict[int, bytes] = {}
 
@@ -87,6 +90,7 @@ class Parcels:
         """Let go of everything."""
         with self._lock:
             self._parcels.clear()
+            self._functions.clear()
 
     def is_small(self, value: Any) -> bool:
         """Whether a value had better go with each call."""
@@ -116,6 +120,26 @@ class Parcels:
         """
         if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.kind != "T":
             return self._array(value)
+        if type(value) is FunctionType:
+            return self._function(value, name)
+        return self._object(value, name)
+
+    def _function(self, value: FunctionType, name: Callable[[], str]) -> Parcel:
+        # To pickle it takes longer than to see that it is what it was.
+        made_of = all_of(value)
+        with self._lock:
+            known = self._functions.get(id(value))
+            if known is not None and made_of is not None and _are_same(known[1], made_of):
+                return known[2]
+            parcel = self._object(value, name)
+            if made_of is not None:
+                # What it is made of is kept too, so that nothing else comes to be at its address.
+                self._functions[id(value)] = value, made_of, parcel
+                if len(self._functions) > _MOST_KEPT:
+                    self._functions.popitem(last=False)
+            return parcel
+
+    def _object(self, value: Any, name: Callable[[], str]) -> Parcel:
         pickled = _pickled(value, name)
         digest = hashlib.sha256(pickled).digest()
         with self._lock:
@@ -182,6 +206,43 @@ def _is_for_good(value: Any) -> bool:
             return False
         value = value.base
     return value is None or isinstance(value, bytes)
+
+
+# What does not change, or is no part of a pickle.
+_FOR_GOOD: Final = (int, float, complex, str, bytes, bool, type(None), ModuleType, BuiltinFunctionType, np.generic)
+
+
+def all_of(function: FunctionType) -> list[Any] | None:
+    """All that a function is made of; None where some of that may change without being another object."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [function]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if each.__kwdefaults__ or each.__dict__:
+            return None
+        code = each.__code__
+        found.append(code)
+        parts = [each.__globals__[name] for name in code.co_names if name in each.__globals__]
+        parts += [cell.cell_contents for cell in each.__closure__ or () if cell != CellType()]
+        parts += each.__defaults__ or ()
+        if any(isinstance(constant, CodeType) for constant in code.co_consts):
+            # Of a function in it, the names are its own.
+            return None
+        for part in parts:
+            if type(part) is FunctionType:
+                waiting.append(part)
+            elif not isinstance(part, _FOR_GOOD) and not (isinstance(part, type) and part.__module__ != "__main__"):
+                return None
+            found.append(part)
+    return found
+
+
+def _are_same(first: list[Any], second: list[Any]) -> bool:
+    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
 
 
 def _pickled(value: Any, name: Callable[[], str]) -> bytes:

@@ -32,6 +32,7 @@ class Session:
         """Send what is left, and wait for what is to be waited for."""
         for capture in self.captures.values():
             capture.send()
+            capture.caller.hold_back()
         awaited, self._awaited = self._awaited, []
         for caller, handle in awaited:
             caller.result(handle)

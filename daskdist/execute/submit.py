@@ -67,7 +67,7 @@ class Submit:
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
-        # No generator, which threads could not take the next of at the same time.
+        # No generator, of which threads could not take the next at the same time.
         self._numbers = itertools.count()
         self._token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}

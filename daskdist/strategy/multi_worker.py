@@ -35,6 +35,7 @@ from daskdist.strategy.inputs import InputContext
 from daskdist.strategy.picks import PickAll, PickFromReturned, Remote, Returned
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.strategy import Replica, Strategy, call_there
+from daskdist.strategy.tree import list_spec
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, as_it_is_now, regroup
 
 # Functions whose layouts are kept.
@@ -175,6 +176,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 addresses(path)
 
     def _sent(self, nest: Any) -> Any:
+        if isinstance(nest, AsyncValue):
+            return nest
+
         def send(leaf: Any) -> Any:
             packed = self._packed(leaf, lambda: "a value")
             if not isinstance(packed, Parcel):
@@ -284,7 +288,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return Layout(layouts[0].treespec, are_none)
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
-        treespec = Returned.of([0] * num_leaves).treespec
+        treespec = list_spec(num_leaves)
         picks = [PickFromReturned(number, treespec) for number in range(num_leaves)]
         return [AsyncValue(self._steps, Remote(handle, pick)) for pick in picks]
 

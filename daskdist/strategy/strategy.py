@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import optree
 
@@ -19,6 +19,7 @@ from daskdist.execute.callers import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
+from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.from_function import Made, of_function
 from daskdist.strategy.gathering import Gather
 from daskdist.strategy.inputs import InputContext, InputOptions
@@ -30,6 +31,8 @@ from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wirin
 _current: ContextVar[Strategy | None] = ContextVar("daskdist strategy", default=None)
 # The number of the replica whose function this is.
 _in_replica: ContextVar[int | None] = ContextVar("daskdist replica", default=None)
+# Of the arguments of a step, leaves for certain.
+_LEAVES: Final = LEAVES | {PerReplica, AsyncValue}
 _S = TypeVar("_S", bound="Strategy")
 
 
@@ -204,7 +207,7 @@ class Strategy:
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
         if not callable(fn):
             raise ArgumentError(f"run: {type(fn).__name__} is no function")
-        leaves, treespec = optree.tree_flatten((tuple(args), kwargs or {}), none_is_leaf=True)
+        leaves, treespec = flattened((tuple(args), kwargs or {}), _LEAVES)
         self._check_values("run", leaves)
         return self._returned(fn, self._on_replicas("run", fn, leaves, treespec))
 
@@ -248,7 +251,7 @@ class Strategy:
                 "ValueContext and returns a value"
             )
         contexts = PerReplica([ValueContext(k, len(self._replicas)) for k in range(len(self._replicas))])
-        leaves, treespec = optree.tree_flatten(((contexts,), {}), none_is_leaf=True)
+        leaves, treespec = flattened(((contexts,), {}))
         return self._values(self._on_replicas("values", value_fn, leaves, treespec))
 
     def _values(self, handles: list[Handle]) -> Any:

@@ -254,6 +254,14 @@ def groups_of(workers: Sequence[str | None], values: Sequence[list[Any]], *, in_
     ]
 
 
+def _fold(op: Op, axis: Axis, is_final: bool) -> Fold:
+    # One for all steps, where it can be: in a pickle, what is the same object is there once.
+    return _the_same(op, axis, is_final) if isinstance(op, ReduceOp) else Fold(op, axis, is_final)
+
+
+_the_same = functools.lru_cache(maxsize=64)(Fold)
+
+
 def fold_tree(
     caller: Caller,
     op: Op,
@@ -290,13 +298,13 @@ def fold_tree(
     for group in groups:
         is_last = len(groups) == 1
         worker = on if is_last and on else group.worker
-        fold = Fold(op, axis, is_last)
+        fold = _fold(op, axis, is_last)
         wiring, replicas = group.wired()
         handle = caller.call(fold.chunks, wiring.handles, wiring.picks, replicas, on=worker, name="reduce-chunk")
         level.append((worker, handle))
     while len(level) > 1:
         is_last = len(level) <= split_every
-        fold = Fold(op, axis, is_last)
+        fold = _fold(op, axis, is_last)
         parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
         level = []
         for part in parts:

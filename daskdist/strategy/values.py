@@ -19,6 +19,7 @@ from daskdist.display.values import Summary, table
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.execute.callers import Caller, Handle, is_future
 from daskdist.execute.graph import is_undone, one_task
+from daskdist.strategy.flat import LEAVES
 from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Returned
 
 # An expression of so many operations is evaluated although nobody has looked: a total over a million steps
@@ -101,15 +102,15 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
         return self._source is None or getattr(self._caller, "client", self._caller) is getattr(caller, "client", None)
 
     def settle(self) -> None:
-        """Have what was done to other values done, where calls are captured with those, or else here."""
+        """Have what was done to other values done where they are, with calls that go there, or else here."""
         if not isinstance(self._source, Applied):
-            return
-        if not getattr(self._caller, "is_capturing", False):
-            self.result()
             return
         wiring = Wiring()
         wired = wiring.wire_leaf(self)
-        handle = self._caller.call(filled, wiring.handles, wiring.picks, wired, on=wiring.worker, name="apply")
+        if wiring.caller is None or not getattr(wiring.caller, "defers", False):
+            self.result()
+            return
+        handle = wiring.caller.call(filled, wiring.handles, wiring.picks, wired, on=wiring.worker, name="apply")
         self._source = Remote(handle, PickAll(), wiring.worker)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
@@ -196,20 +197,30 @@ def as_it_is_now(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
 
 
-@dataclass(frozen=True, slots=True)
 class Slot:
     """Stands in a nest for a part that is filled in where it is known."""
 
-    number: int
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Slot, (self.number,)
 
 
-@dataclass(frozen=True, slots=True)
 class Expression:
     """Stands in a nest for a function of parts."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    __slots__ = ("args", "function", "kwargs")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expression, (self.function, self.args, self.kwargs)
 
 
 @dataclass
@@ -233,6 +244,8 @@ class Wiring:
 
     def wire(self, nest: Any) -> Any:
         """The nest with slots and expressions for its asynchronous values."""
+        if isinstance(nest, AsyncValue):
+            return self.wire_leaf(nest)
         return optree.tree_map(self.wire_leaf, nest, none_is_leaf=True)
 
     def wire_leaf(self, leaf: Any) -> Any:
@@ -268,15 +281,18 @@ def filled(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any)
 
 def fill(nest: Any, parts: Sequence[Any]) -> Any:
     """A wired nest with its parts in place."""
-
-    def evaluate(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            return parts[leaf.number]
-        if isinstance(leaf, Expression):
-            return leaf.function(*map(evaluate, leaf.args), **leaf.kwargs)
-        return leaf
-
-    return optree.tree_map(evaluate, nest, none_is_leaf=True)
+    kind = type(nest)
+    if kind is Slot:
+        return parts[nest.number]
+    if kind is Expression:
+        return nest.function(*[fill(each, parts) for each in nest.args], **nest.kwargs)
+    if kind is list:
+        return [fill(each, parts) for each in nest]
+    if kind in LEAVES:
+        return nest
+    return optree.tree_map(
+        lambda leaf: fill(leaf, parts) if isinstance(leaf, (Slot, Expression)) else leaf, nest, none_is_leaf=True
+    )
 
 
 def results_of(values: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 from dask.base import tokenize
 
 from daskdist.core.block import Block, Bundle, from_items
