@@ -16,6 +16,7 @@ OPERATIONS = BENCHMARKS / "operations.py"
 READERS = BENCHMARKS / "readers.py"
 SCALE = BENCHMARKS / "scale.py"
 SOAK = BENCHMARKS / "soak.py"
+STEPS = BENCHMARKS / "steps.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
@@ -98,6 +99,19 @@ def test_a_soak_records_memory(name: str) -> None:
     assert any("growth of the driver" in figure["what"] and figure["target"] == 5 for figure in figures)
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_steps_give_figures() -> None:
+    figures = json.loads(run(STEPS, "--json"))["figures"]
+    whats = [figure["what"] for figure in figures]
+    for word in ("embedded: steps", "a step at a time", "functions of 100", "each awaited", "second half", "tasks left"):
+        assert any(word in what for what in whats), word
+    assert all(figure["holds"] for figure in figures if figure["unit"] == "tasks")
+    (captured,) = [figure for figure in figures if figure["what"] == "cluster: functions of 100"]
+    # Two replicas, and what reduces and adds up.
+    assert "100 steps in 3 tasks" in captured["note"]
+
+
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho there is no such library >&2\nexit 3\n")
@@ -109,7 +123,7 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("script", "known"),
-    [(SPINE, "memory"), (OPERATIONS, "memory"), (READERS, "parquet"), (SCALE, "planning"), (SOAK, "embedded")],
+    [(SPINE, "memory"), (OPERATIONS, "memory"), (READERS, "parquet"), (SCALE, "planning"), (SOAK, "embedded"), (STEPS, "growth")],
 )
 def test_an_unknown_benchmark_is_refused(script: Path, known: str) -> None:
     done = start(script, "--only", "nothing")

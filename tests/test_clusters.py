@@ -103,6 +103,22 @@ def test_the_setting_of_dask_names_nobody(soon):
         MultiWorkerMirroredStrategy()
 
 
+@pytest.mark.parametrize("value", [8786, 3.5, True, ["tcp://127.0.0.1:8786"]], ids=str)
+def test_the_setting_of_dask_is_no_text(value):
+    # As Dask reads DASK_SCHEDULER_ADDRESS=8786.
+    with (
+        dask.config.set({"scheduler-address": value}),
+        pytest.raises(errors.ClusterError, match=r"DASK_SCHEDULER_ADDRESS\) is not the address of .*'tcp://127.0.0.1:"),
+    ):
+        MultiWorkerMirroredStrategy()
+
+
+def test_an_empty_address():
+    # Not a cluster of one's own, where somebody was to be connected to.
+    with pytest.raises(errors.ClusterError, match=r"'' is not the address of a scheduler.*write it like 'tcp://"):
+        MultiWorkerMirroredStrategy("")
+
+
 def test_a_cluster_of_its_own_closes_with_it():
     # An empty setting names nothing.
     with dask.config.set({"scheduler-address": ""}):
@@ -137,8 +153,12 @@ print(*strategy.client.run(os.getpid).values(), flush=True)
 
 @pytest.mark.parametrize(
     ("end", "rc", "says"),
-    [("", 0, ""), ("raise KeyError('mine')", 1, "KeyError: 'mine'")],
-    ids=["at its end", "error"],
+    [
+        ("", 0, ""),
+        ("kept = strategy.run(float, args=(1,)); strategy.local_results(kept)", 0, ""),
+        ("raise KeyError('mine')", 1, "KeyError: 'mine'"),
+    ],
+    ids=["at its end", "with results there", "error"],
 )
 def test_a_cluster_of_its_own_ends_with_the_program(end, rc, says):
     done = subprocess.run(

@@ -351,7 +351,7 @@ def test_workers_in_this_process_have_arrays_of_their_own():
     # As many as are sent to the workers themselves.
     rows = np.zeros(200_000)
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         daskdist.MultiWorkerMirroredStrategy(cluster) as strategy,
     ):
         ds = strategy.experimental_make_numpy_dataset(rows).batch(len(rows))

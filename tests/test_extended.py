@@ -131,6 +131,15 @@ def test_several_values_at_once(strategy):
     assert strategy.extended.batch_reduce_to("SUM", []) == []
 
 
+@pytest.mark.parametrize("op", ["MEAN", "MAX"])
+def test_a_nest_stays_a_nest_wherever_it_goes(strategy, op):
+    nest = {"a": arrays(1, 1), "b": [arrays(2, 2), 5]}
+    pairs = [(nest, name) for name in strategy.extended.worker_devices]
+    for found in strategy.extended.batch_reduce_to(op, pairs):
+        assert isinstance(found, dict)
+        assert (int(found["a"]), int(found["b"][0]), int(found["b"][1])) == (1, 2, 5)
+
+
 @pytest.mark.cluster
 def test_several_values_are_one_tree(on_cluster, client):
     before = set(tasks_of(client, "reduce"))
@@ -202,7 +211,7 @@ def test_what_is_no_destination(operation, destination):
 
 
 def test_a_destination_of_another_strategy():
-    with pytest.raises(errors.ArgumentError, match=r"3 values.*2 replicas"):
+    with pytest.raises(errors.ArgumentError, match=r"broadcast_to: a PerReplica of 3 values.*2 replicas"):
         mirrored(2).extended.broadcast_to(1, PerReplica([1, 2, 3]))
     with pytest.raises(errors.ArgumentError, match="is no destination"):
         mirrored(2).extended.broadcast_to(1, mirrored(3).replicas[2])

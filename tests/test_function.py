@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 
 import numpy as np
 import pytest
 from conftest import mirrored
+from distributed import Event, get_worker
 
 import daskdist
 from daskdist import Dataset, PerReplica, errors
@@ -281,6 +283,23 @@ def test_arrays_changed_in_a_function_are_what_they_were_when_they_were_used(on_
 
 
 @pytest.mark.cluster
+def test_views_lists_and_indices_changed_in_a_function_are_what_they_were_when_they_were_used(on_cluster):
+    rate, added, place = np.array(1.0), [1.0, 2.0, 3.0], np.array([0])
+    seen_only = np.broadcast_to(rate, (3,))
+
+    @daskdist.function
+    def step(x):
+        (first, _) = on_cluster.run(plus, args=(x, seen_only)).values
+        found = first + added, first[place, None]
+        rate[...], added[0], place[0] = 100.0, 100.0, 2
+        return found
+
+    total, part = step(PerReplica([np.arange(3.0), np.arange(3.0)]))
+    assert total.tolist() == [2.0, 4.0, 6.0]
+    assert part.tolist() == [[1.0]]
+
+
+@pytest.mark.cluster
 def test_each_thread_has_its_own(on_cluster):
     @daskdist.function
     def sums(x, num_steps):
@@ -378,6 +397,92 @@ def test_what_does_not_pickle_leaves_the_function_usable(on_cluster):
     with pytest.raises(errors.ArgumentError, match=r"args\[1\] \(_thread.lock\) does not pickle"):
         locked(floats(1, 2), lock)
     assert on_cluster.local_results(locked(floats(1, 2), 1.0)) == (2.0, 3.0)
+
+
+@pytest.mark.cluster
+def test_a_result_that_does_not_pickle_does_not_hinder_those_it_was_made_with(on_cluster):
+    def made():
+        return threading.Lock()
+
+    on_cluster.run(made)
+
+    @daskdist.function
+    def steps(x):
+        return on_cluster.run(plus, args=(x, 1.0)), on_cluster.run(made), on_cluster.run(plus, args=(x, 2.0))
+
+    steps(floats(1, 2))
+    first, lock, second = steps(floats(1, 2))
+    assert on_cluster.local_results(second) == (3.0, 4.0)
+    assert on_cluster.local_results(first) == (2.0, 3.0)
+    with pytest.raises(errors.ArgumentError, match=r"does not pickle.*lock"):
+        on_cluster.local_results(lock)
+
+
+@pytest.mark.cluster
+def test_what_would_end_a_worker_is_an_error_of_its_call_only(on_cluster):
+    def ends(x, kind):
+        if x > 5:
+            raise kind("enough")
+        return x
+
+    @daskdist.function
+    def steps(x, kind):
+        return on_cluster.run(plus, args=(x, 1.0)), on_cluster.run(ends, args=(x, kind))
+
+    steps(floats(1, 2), SystemExit)
+    for kind, raised in (
+        (SystemExit, errors.DaskdistError),
+        (KeyboardInterrupt, errors.DaskdistError),
+        (pytest.fail.Exception, pytest.fail.Exception),
+    ):
+        fine, ended = steps(floats(1, 7), kind)
+        with pytest.raises(raised, match="enough") as caught:
+            on_cluster.local_results(ended)
+        assert "replica 1" in caught.value.__notes__[0]
+        assert on_cluster.local_results(fine) == (2.0, 8.0)
+
+
+# --- sessions ---
+
+
+@pytest.mark.cluster
+def test_steps_before_a_function_are_none_of_its(on_cluster, client):
+    def wait(name):
+        return Event(name).wait()
+
+    @daskdist.function
+    def step(x):
+        return on_cluster.run(plus, args=(x, 1.0))
+
+    gate = Event("before", client=client)
+    gate.set()
+    step(floats(1, 2))
+    on_cluster.local_results(on_cluster.run(wait, args=("before",)))
+    gate.clear()
+    # Two of them are under way, and so the others are not sent.
+    waiting = [on_cluster.run(wait, args=("before",)) for _ in range(5)]
+    found = step(floats(1, 2))
+    gate.set()
+    assert step.explain().splitlines()[0].endswith("1 step in 1 graph")
+    assert on_cluster.local_results((waiting, found))[0] == ([True] * 5, 2.0)
+
+
+@pytest.mark.cluster
+def test_what_goes_on_after_a_function_is_not_captured_in_it(on_cluster, client):
+    @daskdist.function
+    def step(x):
+        return on_cluster.run(plus, args=(x, 1.0)), contextvars.copy_context()
+
+    def leave(number):
+        get_worker().plugins["left"] = number
+        return number
+
+    _, later = step(floats(1, 2))
+    on_cluster.local_results(on_cluster.run(leave, args=(1,)))
+    # Nobody looks at it: it is made all the same.
+    later.run(on_cluster.run, leave, args=(2,))
+    on_cluster.local_results(on_cluster.run(plus, args=(floats(1, 2), 1.0)))
+    assert list(client.run(lambda dask_worker: dask_worker.plugins.pop("left")).values()) == [2, 2]
 
 
 # --- input_signature ---

@@ -18,6 +18,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "[ 1.  -2.   0.5  3. ]" in shown
     assert "[250, 250] 124750" in shown
+    assert "train: nothing was sent to a cluster" in shown
     assert "[[110, 111, 116], [116, 111, 0], [98, 101, 0]]" in shown
     assert "# vectorised: multiply, add" in shown
     assert "part-00002.parquet" in shown
@@ -25,7 +26,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
 
 
 def test_the_two_commands_set_themselves_up() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import threading
 import traceback
+import weakref
 
 import numpy as np
 import pytest
@@ -81,6 +85,38 @@ def test_an_array_is_sent_once_and_again_when_it_was_changed(on_cluster, client,
     frozen.flags.writeable = False
     for _ in range(2):
         assert on_cluster.local_results(on_cluster.run(total, args=(frozen,))[0]) == (2 * length, 2 * length)
+
+
+@pytest.mark.cluster
+def test_an_array_that_was_read_only_for_a_while_is_sent_again_when_it_was_changed(on_cluster):
+    weights = np.ones(2_000)
+    for expected in (2_000, 2_009):
+        weights.flags.writeable = False
+        assert on_cluster.local_results(on_cluster.run(np.sum, args=(weights,))) == (expected, expected)
+        weights.flags.writeable = True
+        weights[0] = 10
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("length", [2_000, 200_000], ids=["middling", "large"])
+def test_a_function_cannot_change_an_array_that_later_steps_are_given(on_cluster, length):
+    def first(weights):
+        with contextlib.suppress(ValueError):
+            weights += 1
+        return weights[0]
+
+    weights = np.zeros(length)
+    for given in (weights, PerReplica([weights, weights])):
+        assert on_cluster.local_results(on_cluster.run(first, args=(given,))) == (0, 0)
+        assert on_cluster.local_results(on_cluster.run(first, args=(given,))) == (0, 0)
+
+
+@pytest.mark.cluster
+def test_fields_of_an_array_may_be_in_any_order(on_cluster):
+    rows = np.zeros(500, [("a", "i4"), ("b", "f8"), ("c", "i4")])
+    rows["c"] = 7
+    total = on_cluster.run(lambda part: int(part["c"].sum()), args=(rows[["c", "a"]],))
+    assert on_cluster.local_results(total) == (3_500, 3_500)
 
 
 @pytest.mark.cluster
@@ -224,6 +260,19 @@ def test_a_result_that_does_not_pickle_is_of_use_where_it_is(on_cluster):
     assert on_cluster.local_results(on_cluster.run(sum, args=(made,))) == (6, 6)
 
 
+@pytest.mark.cluster
+def test_a_value_that_does_not_pickle_leaves_no_step_half_made(on_cluster, client):
+    def leave(value):
+        get_worker().plugins["left"] = value
+        return value
+
+    with pytest.raises(errors.ArgumentError, match="lock"):
+        on_cluster.run(leave, args=(PerReplica([1, threading.Lock()]),))
+    on_cluster.local_results(on_cluster.run(lambda: 1))
+    left = client.run(lambda dask_worker: dask_worker.plugins.pop("left", None))
+    assert list(left.values()) == [None, None]
+
+
 # --- where run and reduce cannot be used ---
 
 
@@ -298,3 +347,34 @@ def test_a_call_is_made_though_nobody_keeps_its_result(on_cluster, client):
     on_cluster.local_results(on_cluster.run(leave, args=(5,)))
     left = client.run(lambda dask_worker: dask_worker.plugins.pop("left"))
     assert [sorted(each) for each in left.values()] == [list(range(6))] * 2
+
+
+@pytest.mark.cluster
+def test_a_strategy_goes_when_nobody_has_it(client):
+    strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    strategy.run(np.sum, args=(np.ones(2_000),))
+    # Not when garbage is collected: that may be in the client's thread, where it cannot close its cluster.
+    there = weakref.ref(strategy)
+    del strategy
+    assert there() is None
+
+
+_ENDS_AT_ONCE = """
+import sys, time, daskdist
+if __name__ == "__main__":
+    strategy = daskdist.MultiWorkerMirroredStrategy(sys.argv[1])
+    def slow():
+        time.sleep(0.2)
+        return 1
+    strategy.local_results(strategy.run(slow))
+    kept = [strategy.run(slow) for _ in range(5)]
+"""
+
+
+@pytest.mark.cluster
+def test_a_program_that_does_not_wait_for_its_steps_ends_quietly(client, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(_ENDS_AT_ONCE)
+    command = [sys.executable, str(program), client.scheduler.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

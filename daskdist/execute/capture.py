@@ -11,10 +11,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from distributed import Future
+from distributed.client import FuturesCancelledError, _wait
 
 from daskdist.config import setting
 from daskdist.errors import ArgumentError, ClusterError
@@ -147,10 +149,13 @@ class Capture:
     ----------
     caller
         Who sends them.
+    session
+        What they are captured in; None for calls outside of sessions.
     """
 
-    def __init__(self, caller: Capturing) -> None:
+    def __init__(self, caller: Capturing, session: Session | None = None) -> None:
         self.caller = caller
+        self._session = session
         self._groups: dict[Hashable, Group] = {}
         # Others may need what is noted here, and so send it.
         self._lock = threading.RLock()
@@ -225,7 +230,7 @@ class Capture:
             groups, self._groups = list(self._groups.values()), {}
             num_steps, self.num_steps = self.num_steps, 0
             if groups:
-                self.caller.send(groups, num_steps)
+                self.caller.send(groups, num_steps, self._session)
 
 
 class Capturing(Submit):
@@ -248,6 +253,8 @@ class Capturing(Submit):
         # results nobody keeps are to be made all the same; once they are, Dask may forget them.
         self._under_way: deque[tuple[set[Future], int]] = deque()
         self._lock = threading.Lock()
+        # Its thread sends what waits when something is over.
+        self._sender = ThreadPoolExecutor(1, "daskdist-sender")
 
     @contextlib.contextmanager
     def together(self) -> Iterator[Capture]:
@@ -266,7 +273,7 @@ class Capturing(Submit):
         if capture is None:
             # What was called before is made before.
             self._waiting.send()
-            capture = current.captures[id(self)] = Capture(self)
+            capture = current.captures[id(self)] = Capture(self, current)
         return capture
 
     def call(
@@ -286,11 +293,11 @@ class Capturing(Submit):
         with self.together() as capture:
             return capture.add(function, handles, args, on, lane, name, is_pinned=is_pinned)
 
-    def send(self, groups: Sequence[Group], num_steps: int) -> None:
+    def send(self, groups: Sequence[Group], num_steps: int, session: Session | None) -> None:
         """Send the tasks of some groups as one graph; what hinders that is raised by whoever asks for a result."""
         failure: Exception | None = None
         try:
-            self._send(groups, num_steps)
+            self._send(groups, num_steps, session)
         except Exception as error:
             failure = error
         for group in groups:
@@ -299,7 +306,7 @@ class Capturing(Submit):
                 if deferred is not None:
                     deferred.group, deferred.error = None, failure
 
-    def _send(self, groups: Sequence[Group], num_steps: int) -> None:
+    def _send(self, groups: Sequence[Group], num_steps: int, session: Session | None) -> None:
         self._check_open()
         keys = {id(group): self.key_of(group.name) for group in groups}
         wanted = [group.wanted() for group in groups]
@@ -320,28 +327,26 @@ class Capturing(Submit):
                 deferred = ref()
                 if deferred is not None:
                     deferred.task, deferred.depth = task, group.depth
-        self._note(groups, num_steps)
-        self._keep_until_done(found, num_steps)
-
-    def _note(self, groups: Sequence[Group], num_steps: int) -> None:
-        current = current_session()
-        if current is not None:
+        if session is not None:
             num_stages = 1 + max(group.stage for group in groups)
-            current.sent.append(Sent(num_steps, len(groups), num_stages, sent_because()))
+            reason = sent_because() if session is current_session() else "another thread needed it"
+            session.sent.append(Sent(num_steps, len(groups), num_stages, reason))
+        self._keep_until_done(found, num_steps)
 
     def _keep_until_done(self, futures: Sequence[Future], num_steps: int) -> None:
         tasks = set(futures)
-
-        def is_over(future: Future) -> None:
-            tasks.discard(future)
-            if not tasks:
-                # In a thread of the client.
-                self._waiting.send()
-
         with self._lock:
             self._under_way.append((tasks, num_steps))
-        for future in futures:
-            future.add_done_callback(is_over)
+        self.client.loop.add_callback(self._go_on_after, tasks)
+
+    async def _go_on_after(self, tasks: set[Future]) -> None:
+        # Not `Future.add_done_callback`, which complains at the end of a program that does not wait.
+        with contextlib.suppress(FuturesCancelledError):
+            await _wait(list(tasks))
+        tasks.clear()
+        # Not here, in the client's own thread: what pickles may look at results. Refused at the end of a program.
+        with contextlib.suppress(RuntimeError):
+            self._sender.submit(self._waiting.send)
 
     def _num_under_way(self) -> int:
         with self._lock:
@@ -421,8 +426,8 @@ class Capturing(Submit):
             if isinstance(handle, Deferred) and handle.task is not None and handle.future.key in wanted:
                 for ref in handle.task.results:
                     other = ref()
-                    if other is not None and other.place in found[handle.future.key]:
-                        other.value = found[handle.future.key][other.place]
+                    if other is not None and other.place in found[handle.future.key].made:
+                        other.value = found[handle.future.key].made[other.place]
         return found
 
     def wait(self, handles: Sequence[Handle]) -> None:
@@ -442,6 +447,7 @@ class Capturing(Submit):
 
     def close(self) -> None:
         super().close()
+        self._sender.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._under_way.clear()
 

@@ -18,6 +18,7 @@ from daskdist.execute.pickling import culprit
 
 # Stands for the task itself where an input is what an earlier call of it gave.
 OWN: Final = -1
+_ENDS_A_PROCESS: Final = (SystemExit, KeyboardInterrupt)
 
 # Where an input comes from: which of the results that the task is given, and which of the outputs of that; None
 # where it is the result itself.
@@ -37,9 +38,11 @@ class Failure:
     pickled: bytes
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: BaseException) -> Failure:
         """That an error was raised."""
         try:
+            if isinstance(error, _ENDS_A_PROCESS):
+                raise TypeError("raised where a worker looks at it, it would end that")
             pickled = cloudpickle.dumps((error, error.__traceback__))
             cloudpickle.loads(pickled)
         except Exception:
@@ -51,10 +54,10 @@ class Failure:
             pickled = cloudpickle.dumps((told, None))
         return cls(pickled)
 
-    def error(self) -> Exception:
+    def error(self) -> BaseException:
         """The error, made anew each time."""
         error, trace = cloudpickle.loads(self.pickled)
-        raised: Exception = error.with_traceback(trace)
+        raised: BaseException = error.with_traceback(trace)
         return raised
 
 
@@ -216,12 +219,12 @@ def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any]) -> Any:
             return each
     try:
         return call.function(inputs, *call.args)
-    except Exception as error:
+    except BaseException as error:
+        # Dask would end the worker because of some, and forget the other calls because of the rest.
         return Failure.of(error)
 
 
-def some_outputs(results: Sequence[Outputs], wanted: Sequence[int], most_bytes: int) -> dict[int, Any]:
+def some_outputs(results: Sequence[Outputs], wanted: Sequence[int], most_bytes: int) -> Outputs:
     """Some of the outputs of the one task there is; all of them where they are small together."""
     (outputs,) = results
-    chosen = outputs.made if sizeof(outputs) <= most_bytes else wanted
-    return {number: outputs.made[number] for number in chosen}
+    return outputs if sizeof(outputs) <= most_bytes else Outputs({number: outputs.made[number] for number in wanted})

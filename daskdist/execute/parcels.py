@@ -185,27 +185,24 @@ class Parcels:
 
 def unpacked(placed: Sequence[Any], pickled: bytes | None) -> Any:
     """A value, on the worker that asked for it; calls of many steps are given the very same one."""
-    if pickled is None:
-        return placed[0]
-    value = cloudpickle.loads(pickled)
+    value = placed[0] if pickled is None else cloudpickle.loads(pickled)
     if isinstance(value, np.ndarray):
+        value = value.view()
         value.flags.writeable = False
     return value
 
 
 def _digest(value: np.ndarray[Any, Any]) -> bytes:
-    found = hashlib.sha256(f"{value.dtype.descr} {value.shape}".encode())
+    found = hashlib.sha256(f"{value.dtype!r} {value.shape}".encode())
     found.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
     return found.digest()
 
 
 def _is_for_good(value: Any) -> bool:
-    # Whether nobody can change an array: neither it nor the one it is a view of.
+    # Whether nobody can change an array. One that has its own memory can be made writeable again.
     while isinstance(value, np.ndarray):
-        if value.flags.writeable:
-            return False
         value = value.base
-    return value is None or isinstance(value, bytes)
+    return isinstance(value, bytes)
 
 
 # What does not change, or is no part of a pickle.

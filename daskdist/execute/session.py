@@ -22,6 +22,7 @@ class Session:
         # By the identity of the caller.
         self.captures: dict[int, Any] = {}
         self.sent: list[Sent] = []
+        self.is_over = False
         self._awaited: list[tuple[Caller, Handle]] = []
 
     def wait_for(self, caller: Caller, handle: Handle) -> None:
@@ -66,13 +67,15 @@ _reason: ContextVar[str | None] = ContextVar("daskdist reason", default=None)
 
 def current_session() -> Session | None:
     """The session of this thread, if there is one."""
-    return _session.get()
+    found = _session.get()
+    # What was started in it, as a coroutine say, may go on when it is over.
+    return None if found is None or found.is_over else found
 
 
 @contextlib.contextmanager
 def session() -> Iterator[Session]:
     """Capture what is called in a ``with`` block; in a session, that goes on."""
-    outer = _session.get()
+    outer = current_session()
     if outer is not None:
         yield outer
         return
@@ -85,13 +88,14 @@ def session() -> Iterator[Session]:
             # Also what was called before an error: it would have been made without a session.
             made.end()
     finally:
+        made.is_over = True
         _session.reset(token)
 
 
 @contextlib.contextmanager
 def sending_because(reason: str | None) -> Iterator[None]:
     """Give the reason for what is sent in a ``with`` block, where a session goes on; and where in the program it is."""
-    if reason is None or _session.get() is None:
+    if reason is None or current_session() is None:
         yield
         return
     token = _reason.set(f"{reason}, {_where()}")

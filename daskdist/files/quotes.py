@@ -170,7 +170,8 @@ class _Quoted:
         marks = _packed(data, lambda part: part == quote)
         bits = _toggled(marks)
         # All is well where each that opens begins a field, or comes right after another, two for one.
-        before = _packed(data, lambda part: _ends_line(part) | (part == delimiter) | (part == quote))
+        ends_line = _ends_line if b"\r" in data else _is_newline
+        before = marks | _packed(data, lambda part: ends_line(part) | (part == delimiter))
         may_open = before << _ONE
         may_open[1:] |= before[:-1] >> _LAST
         may_open[0] |= np.uint64(1 << (3 if data.startswith(MARK) else 0))
@@ -209,6 +210,10 @@ def _toggled(marks: Bits) -> Bits:
     odd = np.bitwise_xor.accumulate(bits >> _LAST)
     bits[1:] ^= np.uint64(0) - odd[:-1]
     return bits
+
+
+def _is_newline(array: Any) -> Any:
+    return array == _NEWLINE
 
 
 def _ends_line(array: Any) -> Any:

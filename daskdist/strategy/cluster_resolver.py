@@ -30,6 +30,7 @@ from daskdist.execute.submit import workers_of
 from daskdist.strategy.replicas import Worker
 
 _OPERATION: Final = "ClusterResolver"
+_EXAMPLE: Final = "write it like 'tcp://127.0.0.1:8786'"
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,14 @@ def connect(
             raise ClusterError(f"the client is {client.status}; make a new one")
     else:
         said_by = ""
-        if cluster is None and (cluster := dask.config.get("scheduler-address", None)):
+        if cluster is None and (cluster := dask.config.get("scheduler-address", None) or None) is not None:
             said_by = " (Dask's setting scheduler-address, or DASK_SCHEDULER_ADDRESS)"
-        client = _client_of(cluster or _made(resolver, opened, num_workers, num_threads), security, said_by)
+            if not isinstance(cluster, str):
+                # Dask makes numbers of variables that look like one: of a port alone, say.
+                raise ClusterError(f"{cluster!r}{said_by} is not the address of a scheduler; {_EXAMPLE}")
+        if cluster is None:
+            cluster = _made(resolver, opened, num_workers, num_threads)
+        client = _client_of(cluster, security, said_by)
         opened.callback(client.close)
     return client, _workers(client, resolver)
 
@@ -169,7 +175,7 @@ def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
             host_and_port = None if scheme == "inproc" else parse_host_port(location)
         except ValueError as error:
             raise ClusterError(
-                f"{address!r}{said_by} is not the address of a scheduler: {error}; write it like 'tcp://127.0.0.1:8786'"
+                f"{address!r}{said_by} is not the address of a scheduler: {error}; {_EXAMPLE}"
             ) from error
         security = security or _loaded(address)
         # A client waits for a greeting without end, and in a process all are of one kind.

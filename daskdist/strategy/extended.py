@@ -132,7 +132,7 @@ class StrategyExtended:
         on = next((place.worker for place in places if place is not None), None)
         found = self.strategy._reduced(op, [value for value, _ in pairs], None, on)
         return [
-            self._everywhere(value) if place is None else value if place.worker == on else self._put([value], place)[0]
+            self._everywhere(value) if place is None else value if place.worker == on else self._at(value, place)
             for value, place in zip(found, places, strict=True)
         ]
 
@@ -165,14 +165,14 @@ class StrategyExtended:
         }
         """
         place = self._destination("broadcast_to", destinations)
-        leaves, treespec = optree.tree_flatten(tensor, none_is_leaf=True)
+        leaves = optree.tree_leaves(tensor, none_is_leaf=True)
         self.strategy._check_values("broadcast_to", leaves)
         if any(isinstance(leaf, PerReplica) for leaf in leaves):
             raise ArgumentError(
                 "broadcast_to: a value is a PerReplica, and so on every replica; give one value, such as what reduce "
                 "returns"
             )
-        sent = optree.tree_unflatten(treespec, self._put(leaves, place))
+        sent = self._at(tensor, place)
         return self._everywhere(sent) if place is None else sent
 
     def update(
@@ -225,6 +225,10 @@ class StrategyExtended:
         num_replicas = self.num_replicas_in_sync
         return optree.tree_map(lambda leaf: PerReplica([leaf] * num_replicas), nest, none_is_leaf=True)
 
+    def _at(self, nest: Any, place: Replica | None) -> Any:
+        leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
+        return optree.tree_unflatten(treespec, self._put(leaves, place))
+
     def _put(self, leaves: Sequence[Any], place: Replica | None) -> list[Any]:
         # On a replica's worker; where it is for all what is asynchronous stays where it is, to be fetched.
         strategy = self.strategy
@@ -246,7 +250,7 @@ class StrategyExtended:
         if given is None:
             return None
         if isinstance(given, PerReplica):
-            strategy._check_values("extended", [given])
+            strategy._check_values(operation, [given])
             return None
         by_name = dict(zip(self.worker_devices, strategy.replicas, strict=True))
         if isinstance(given, str):

@@ -42,7 +42,7 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
     >>> concatenated([np.array([1, 2, 3]), np.array([5])], 0)
     array([1, 2, 3, 5])
     """
-    arrays = [value if isinstance(value, (Ragged, np.ma.MaskedArray)) else np.asarray(value) for value in values]
+    arrays = [_as_array(value) for value in values]
     for array in arrays:
         if not array.ndim:
             raise ArgumentError(
@@ -51,6 +51,8 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
             )
         if axis >= array.ndim:
             raise ArgumentError(f"gather: axis {axis} of a value of shape {array.shape}; give 0 to {array.ndim - 1}")
+    if not axis:
+        arrays = _of_known_shape(arrays)
     if len({_without(array.shape, axis) for array in arrays}) > 1:
         shapes = ", ".join(str(array.shape) for array in arrays)
         raise ArgumentError(
@@ -68,6 +70,26 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
     except TypeError as error:
         kinds = ", ".join(str(array.dtype) for array in arrays)
         raise ArgumentError(f"gather: values of {kinds} do not go together: {error}") from None
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, (Ragged, np.ma.MaskedArray)):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ArgumentError(f"gather: a value is a {type(value).__name__} that makes no array: {error}") from error
+
+
+def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:
+    # A dimension that nobody knows is 0 where there are no rows to know it by.
+    shape = next((array.shape[1:] for array in arrays if len(array) or 0 not in array.shape[1:]), ())
+    return [
+        np.empty((0, *shape), array.dtype)
+        if not len(array) and 0 in array.shape[1:] and array.ndim == 1 + len(shape)
+        else array
+        for array in arrays
+    ]
 
 
 def _without(shape: tuple[Any, ...], axis: int) -> tuple[Any, ...]:

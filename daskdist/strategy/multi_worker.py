@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import itertools
 import weakref
@@ -13,6 +14,7 @@ from typing import Any
 
 import optree
 from dask.base import tokenize
+from distributed import Client
 
 from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
@@ -87,6 +89,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         opened = ExitStack()
         # Also when nobody closes it: worker processes must not outlive the program.
         self._finalizer = weakref.finalize(self, opened.close)
+        # At its end before Dask closes clusters on its own, which warns of each result that is still there.
+        atexit.register(self._finalizer)
+        opened.callback(atexit.unregister, self._finalizer)
         try:
             self.client, workers = connect(
                 resolver, opened, num_workers=where.num_workers, num_threads=where.most_replicas
@@ -97,6 +102,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise
         self._submit = Submit(self.client, list(dict.fromkeys(address for address, _ in slots)))
         self._steps = Capturing(self.client, self._submit.workers, self._submit.futures, home=self._submit.home)
+        self._apart = partial(apart_from, self.client)
         self._parcels = Parcels(self._steps, self._apart)
         super().__init__([Replica(address, device) for address, device in slots], self._steps)
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
@@ -159,10 +165,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         token = tokenize(node.structure, node.leaves)
         return MakeNumpyDataset(start, node.spec, Placing(tuple(blocks), token))
 
-    def _apart(self, data: Any) -> Any:
-        # Workers that are threads of this process would be given the very arrays.
-        return copy.deepcopy(data) if self.client.scheduler.address.startswith("inproc://") else data
-
     def _check_locations(self, dataset: Dataset) -> None:
         locations = dataset.options().locations
         if locations is None:
@@ -202,17 +204,21 @@ class MultiWorkerMirroredStrategy(Strategy):
                 self._packed(leaf, partial(_place_of, operation, treespec, number))
                 for number, leaf in enumerate(leaves)
             ]
-            return [
-                self._on_replica(name, function, packed, treespec, number)
-                for number in range(self.num_replicas_in_sync)
+            # All before the first call is noted: one that does not pickle leaves no step half made.
+            own = [
+                [
+                    self._packed(leaf.values[k], lambda: name) if isinstance(leaf, PerReplica) else leaf
+                    for leaf in packed
+                ]
+                for k in range(self.num_replicas_in_sync)
             ]
+            return [self._on_replica(name, function, leaves, treespec, k) for k, leaves in enumerate(own)]
 
     def _on_replica(self, name: str, function: Parcel, leaves: list[Any], treespec: Any, number: int) -> Handle:
         replica = self.replicas[number]
         wiring = Wiring([function.on(replica.worker)])
         wired = []
-        for leaf in leaves:
-            own = self._packed(leaf.values[number], lambda: name) if isinstance(leaf, PerReplica) else leaf
+        for own in leaves:
             is_parcel = isinstance(own, Parcel)
             wired.append(wiring.slot(own.on(replica.worker), PickAll()) if is_parcel else wiring.wire_leaf(own))
         return self._steps.call(
@@ -291,6 +297,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         treespec = list_spec(num_leaves)
         picks = [PickFromReturned(number, treespec) for number in range(num_leaves)]
         return [AsyncValue(self._steps, Remote(handle, pick)) for pick in picks]
+
+
+def apart_from(client: Client, data: Any) -> Any:
+    """Data that nobody shares: workers that are threads of this process would be given the very arrays."""
+    return copy.deepcopy(data) if client.scheduler.address.startswith("inproc://") else data
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,12 @@ class Ufunc:
     def __call__(self, array: Any, axis: Axis) -> Any:
         if axis is not None:
             return reduce_rows(self.function, array, axis)
-        if self.widens and array.dtype.kind in "biu":
-            return array.astype(_wide(array.dtype), copy=False)
-        return array
+        if self.widens:
+            return array.astype(_wide(array.dtype), copy=False) if array.dtype.kind in "biu" else array
+        if self.function.identity is None or not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
+            return array
+        # Of one replica too it is of the dtype that it is of several: bool, of `logical_and` of numbers.
+        return self.function.reduce(array[None], axis=0)
 
 
 @functools.cache
@@ -132,7 +135,8 @@ class RowByRow:
         if axis is None:
             return array
         axes = sorted(each % array.ndim for each in (axis if isinstance(axis, tuple) else (axis,)))
-        rows = list(np.moveaxis(array, axes, range(len(axes))).reshape(-1, *without(array.shape, axis)))
+        shape = (num_rows(array.shape, axis), *without(array.shape, axis))
+        rows = list(np.moveaxis(array, axes, range(len(axes))).reshape(shape))
         while len(rows) > 1:
             pairs = [self.function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
             rows = pairs + rows[len(pairs) * 2 :]

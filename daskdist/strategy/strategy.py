@@ -500,7 +500,7 @@ def call_on_replica(
     token = _in_replica.set(number)
     try:
         return fn(*args, **kwargs)
-    except Exception as error:
+    except BaseException as error:
         where = f" on {replica.worker}" if replica.worker else ""
         error.add_note(f"raised by replica {number} ({replica.device}{where}) in {getattr(fn, '__qualname__', fn)}")
         raise

@@ -16,6 +16,7 @@ import numpy as np
 import optree
 
 from daskdist.core.arguments import whole_number
+from daskdist.core.ragged import Ragged
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.picks import Pick, Returned
@@ -25,6 +26,8 @@ from daskdist.strategy.values import Wiring, fill
 # What adds up, and what has an order.
 _NUMBERS: Final = "biufc"
 _ORDERED: Final = "biufcmM"
+# What a function is given as it is, where an array of it would be something else.
+_COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ class Fold:
         array = self._checked(value)
         axis = self.axis
         if axis is None:
-            return np.shape(array), self._called(reduction.chunk, array, None)
+            # What is no array has no shape to agree on.
+            shape = array.shape if isinstance(array, np.ndarray) else ()
+            return shape, self._called(reduction.chunk, array, None)
         shape = without(array.shape, axis)
         if not array.size and not num_rows(array.shape, axis):
             axes = axis if isinstance(axis, tuple) else (axis,)
@@ -113,8 +118,12 @@ class Fold:
         op, axis = self.op, self.axis
         array = value
         if type(value) is not np.ndarray and not isinstance(value, np.ma.MaskedArray):
-            # Python's numbers are as wide here as they are in Python.
-            array = np.asarray(value)
+            if axis is None and isinstance(value, _COMBINED_AS_THEY_ARE) and not isinstance(op, (ReduceOp, np.ufunc)):
+                return value
+            array = _as_array(value)
+        if not array.flags.aligned:
+            # As what came in a message may lie: there NumPy adds in another order, and so to other bits.
+            array = np.require(array, requirements="A")
         if isinstance(op, ReduceOp):
             if array.dtype.kind not in (_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _NUMBERS):
                 what = "have an order" if op in (ReduceOp.MIN, ReduceOp.MAX) else "add up"
@@ -179,6 +188,19 @@ class Fold:
         except Exception as error:
             error.add_note(f"raised by {name_of(self.op)}, by which reduce combines the values of replicas")
             raise
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, Ragged):
+        raise ArgumentError(
+            "reduce: a value has rows of different lengths; reduce what is in them, its values, which "
+            "run(lambda rows: rows.values, args=(value,)) gives"
+        )
+    try:
+        # Python's numbers are as wide here as they are in Python.
+        return np.asarray(value)
+    except ValueError as error:
+        raise ArgumentError(f"reduce: a value is a {type(value).__name__} that makes no array: {error}") from error
 
 
 def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:

@@ -99,7 +99,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
 
     def can_be_given_to(self, caller: Caller) -> bool:
         """Whether a call of this caller can have the value."""
-        return self._source is None or getattr(self._caller, "client", self._caller) is getattr(caller, "client", None)
+        return self._source is None or getattr(self._caller, "client", None) is getattr(caller, "client", None)
 
     def settle(self) -> None:
         """Have what was done to other values done where they are, with calls that go there, or else here."""
@@ -194,7 +194,11 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
 
 def as_it_is_now(value: Any) -> Any:
     """A value that a later change of the array does not reach: calls are sent after they are made."""
-    return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
+    if isinstance(value, np.ndarray):
+        # Also one that is read-only: it may be a view, or become writeable again.
+        return value.copy()
+    kind = type(value)
+    return kind(map(as_it_is_now, value)) if kind is list or kind is tuple else value
 
 
 class Slot:

@@ -1,0 +1,242 @@
+"""What a step costs: a sum of 128x16 float32 numbers on two replicas, reduced, embedded and on a cluster of two.
+
+    python benchmarks/steps.py [--only NAME ...] [--size small] [--json] [--check]
+
+The floor on a cluster is Dask itself: the three tasks of a step, submitted one by one.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import add
+from statistics import median
+from typing import Any, Final
+
+import dask
+import numpy as np
+import psutil
+from distributed import Client, LocalCluster
+from measure import MIB, Figure, arguments, measured, report
+
+import daskdist
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much.
+
+    Parameters
+    ----------
+    num_rows
+        In memory, of 64 bytes; repeated without end.
+    embedded_steps, cluster_steps
+        Timed at once.
+    floor_steps
+        As tasks submitted one by one.
+    many_steps
+        Over which nothing is to grow.
+    repeats
+        How often each thing is timed.
+    """
+
+    num_rows: int = 2**18
+    embedded_steps: int = 5_000
+    cluster_steps: int = 1_000
+    floor_steps: int = 200
+    many_steps: int = 10_000
+    repeats: int = 5
+
+
+SIZES: Final = {"full": Size(), "small": Size(2**12, 200, 100, 20, 300, 1)}
+
+_BATCH_ROWS: Final = 128
+_STEPS_A_CALL: Final = 100
+# Under way at once, of what is submitted one by one.
+_AHEAD: Final = 32
+
+
+def total(x: Any) -> Any:
+    """The step."""
+    return x.sum()
+
+
+def batches(strategy: Any, size: Size) -> Iterator[Any]:
+    """Batches without end, from memory."""
+    rows = np.random.default_rng(0).random((size.num_rows, 16), np.float32)
+    return iter(strategy.distribute_dataset(strategy.experimental_make_numpy_dataset(rows).repeat().batch(_BATCH_ROWS)))
+
+
+def step(strategy: Any, iterator: Iterator[Any]) -> Any:
+    """One step."""
+    return strategy.reduce("SUM", strategy.run(total, args=(next(iterator),)), axis=None)
+
+
+def per_second(num_steps: int, call: Callable[[], Any]) -> float:
+    """Steps a second."""
+    start = time.perf_counter()
+    call()
+    return num_steps / (time.perf_counter() - start)
+
+
+def embedded(size: Size) -> Iterator[Figure]:
+    """Two replicas in this process."""
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    iterator = batches(strategy, size)
+
+    def loop() -> None:
+        for _ in range(size.embedded_steps):
+            step(strategy, iterator)
+
+    loop()
+    rates = [per_second(size.embedded_steps, loop) for _ in range(size.repeats)]
+    yield Figure("embedded: steps", median(rates), "steps/s", target=5_000)
+
+
+@contextmanager
+def two_workers() -> Iterator[tuple[Client, Any]]:
+    """A client and a strategy, of two processes."""
+    with (
+        dask.config.set({"distributed.worker.profile.enabled": False}),
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,
+        Client(local) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        yield client, strategy
+
+
+def one_by_one(client: Client, strategy: Any, num_steps: int) -> None:
+    """The tasks of steps as Dask has them: two sums, each on its worker, and the sum of those."""
+    shards = [client.scatter(np.ones((_BATCH_ROWS // 2, 16), np.float32), workers=[each]) for each in strategy.workers]
+    under_way: deque[Any] = deque()
+    for _ in range(num_steps):
+        parts = [
+            client.submit(total, shard, workers=[worker], pure=False)
+            for shard, worker in zip(shards, strategy.workers, strict=True)
+        ]
+        under_way.append(client.submit(add, *parts, pure=False))
+        if len(under_way) > _AHEAD:
+            under_way.popleft().result()
+    for each in under_way:
+        each.result()
+
+
+def cluster(size: Size) -> Iterator[Figure]:
+    """A replica on each of two worker processes; the scheduler is in the driver's process."""
+    with two_workers() as (client, strategy):
+        iterator = batches(strategy, size)
+        results: list[Any] = []
+
+        def pipelined() -> None:
+            for _ in range(size.cluster_steps):
+                results.append(step(strategy, iterator))
+            results[:] = [float(results[-1])]
+
+        def awaited() -> None:
+            for _ in range(size.floor_steps):
+                float(step(strategy, iterator))
+
+        @daskdist.function
+        def many(num_steps: int) -> Any:
+            found = 0.0
+            for _ in range(num_steps):
+                found += step(strategy, iterator)
+            return found
+
+        def in_functions() -> None:
+            found = [many(_STEPS_A_CALL) for _ in range(size.cluster_steps // _STEPS_A_CALL)]
+            results[:] = map(float, found)
+
+        ways: dict[str, tuple[int, Callable[[], Any]]] = {
+            "floor": (size.floor_steps, lambda: one_by_one(client, strategy, size.floor_steps)),
+            "a step at a time": (size.cluster_steps, pipelined),
+            "functions of 100": (size.cluster_steps, in_functions),
+            "each awaited": (size.floor_steps, awaited),
+        }
+        for _, call in ways.values():
+            call()
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(size.repeats):
+            for name, (num_steps, call) in ways.items():
+                rates[name].append(per_second(num_steps, call))
+        explained = many.explain().splitlines()[-1].strip()
+    found = {name: median(each) for name, each in rates.items()}
+    targets = {"a step at a time": 150, "functions of 100": 3_000, "each awaited": None}
+    for name, target in targets.items():
+        note = explained if name == "functions of 100" else ""
+        yield Figure(f"cluster: {name}", found[name], "steps/s", found["floor"], "of Dask", target, note=note)
+
+
+def growth(size: Size) -> Iterator[Figure]:
+    """Ten thousand steps, one at a time and in functions: what they cost in the end, and what they leave."""
+    with two_workers() as (client, strategy):
+        iterator = batches(strategy, size)
+        process = psutil.Process(os.getpid())
+        tenth = size.many_steps // 10
+
+        @daskdist.function
+        def many(found: Any) -> Any:
+            for _ in range(min(_STEPS_A_CALL, tenth)):
+                found = found + step(strategy, iterator)
+            return found
+
+        def alone(found: Any) -> Any:
+            for _ in range(min(_STEPS_A_CALL, tenth)):
+                found = found + step(strategy, iterator)
+            return found
+
+        for name, steps in (("a step at a time", alone), ("functions of 100", many)):
+            found: Any = 0.0
+            seconds, sizes = [], []
+            for _ in range(10):
+                start = time.perf_counter()
+                for _ in range(max(tenth // _STEPS_A_CALL, 1)):
+                    found = steps(found)
+                float(found)
+                seconds.append(time.perf_counter() - start)
+                gc.collect()
+                sizes.append(process.memory_info().rss / MIB)
+            num_tasks = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+            over_time = ", ".join(f"{each:.0f}" for each in sizes)
+            yield Figure(
+                f"cluster, {name}: time of the second half of {size.many_steps:_}",
+                sum(seconds[5:]),
+                "s",
+                sum(seconds[:5]),
+                "of the first",
+                1.25,
+                on="ratio",
+                bound="most",
+            )
+            yield Figure(
+                f"cluster, {name}: growth of driver and scheduler in the second half",
+                100 * (sizes[-1] / sizes[4] - 1),
+                "%",
+                target=5,
+                bound="most",
+                note=f"MiB after each tenth: {over_time}",
+            )
+            yield Figure(f"cluster, {name}: tasks left", num_tasks, "tasks", target=2_500, bound="most")
+
+
+BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
+    "embedded": embedded,
+    "cluster": cluster,
+    "growth": growth,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(__doc__, BENCHMARKS, SIZES).parse_args(argv)
+    size = SIZES[options.size]
+    return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
