@@ -104,7 +104,14 @@ def test_a_soak_records_memory(name: str) -> None:
 def test_steps_give_figures() -> None:
     figures = json.loads(run(STEPS, "--json"))["figures"]
     whats = [figure["what"] for figure in figures]
-    for word in ("embedded: steps", "a step at a time", "functions of 100", "each awaited", "second half", "tasks left"):
+    for word in (
+        "embedded: steps",
+        "a step at a time",
+        "functions of 100",
+        "each awaited",
+        "second half",
+        "tasks left",
+    ):
         assert any(word in what for what in whats), word
     assert all(figure["holds"] for figure in figures if figure["unit"] == "tasks")
     (captured,) = [figure for figure in figures if figure["what"] == "cluster: functions of 100"]
@@ -123,7 +130,14 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("script", "known"),
-    [(SPINE, "memory"), (OPERATIONS, "memory"), (READERS, "parquet"), (SCALE, "planning"), (SOAK, "embedded"), (STEPS, "growth")],
+    [
+        (SPINE, "memory"),
+        (OPERATIONS, "memory"),
+        (READERS, "parquet"),
+        (SCALE, "planning"),
+        (SOAK, "embedded"),
+        (STEPS, "growth"),
+    ],
 )
 def test_an_unknown_benchmark_is_refused(script: Path, known: str) -> None:
     done = start(script, "--only", "nothing")

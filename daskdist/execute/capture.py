@@ -33,6 +33,7 @@ from daskdist.execute.fused import (
     some_outputs,
 )
 from daskdist.execute.graph import Placed, placed_graph
+from daskdist.execute.pickling import culprit
 from daskdist.execute.session import Sent, Session, current_session, sending_because, sent_because
 from daskdist.execute.submit import Picks, Submit
 
@@ -127,9 +128,11 @@ class Group:
 
     def number_of(self, need: Any) -> int:
         """The place of a future or a group in what the task is given."""
-        number = self._numbers.setdefault(id(need), len(self.needs))
-        if number == len(self.needs):
-            self.needs.append(need)
+        needs = self.needs
+        place = len(needs)
+        number = self._numbers.setdefault(id(need), place)
+        if number == place:
+            needs.append(need)
         return number
 
     @property
@@ -157,6 +160,8 @@ class Capture:
         self.caller = caller
         self._session = session
         self._groups: dict[Hashable, Group] = {}
+        # Of each lane on each worker, the stage it has come to.
+        self._last: dict[Hashable, int] = {}
         # Others may need what is noted here, and so send it.
         self._lock = threading.RLock()
         # Calls of `run` among them.
@@ -184,9 +189,9 @@ class Capture:
                     group.capture.send()
         with self._lock:
             group = self._group(handles, on, lane, name, is_pinned=is_pinned)
-            calls = group.calls
-            deferred = Deferred(group, len(calls))
-            calls.append(Call(function, tuple([self._input(group, each) for each in handles]), args))
+            deferred = Deferred(group, len(group.calls))
+            inputs = tuple([self._input(group, each) for each in handles])
+            group.calls.append(Call(function, inputs, args))
             group.results.append(weakref.ref(deferred))
             return deferred
 
@@ -199,15 +204,19 @@ class Capture:
                 continue
             is_one = latest is None or needed is latest or needed.stage > stage
             stage, latest = needed.stage, needed
+        # Calls of a lane are made in their order.
+        place = (on, lane, is_pinned)
+        last = 0 if lane is None else self._last.get(place, 0)
         if latest is not None:
-            if is_one and (on is None or on == latest.worker) and lane in (None, latest.lane):
+            if is_one and (on is None or on == latest.worker) and lane in (None, latest.lane) and stage >= last:
                 # With what it needs last, where it may be made too.
                 return latest
             stage += 1
-        place = (on, lane, is_pinned, stage)
-        found = self._groups.get(place)
+        stage = max(stage, last)
+        found = self._groups.get((place, stage))
         if found is None:
-            found = self._groups[place] = Group(self, name, on, lane, is_pinned, stage)
+            found = self._groups[place, stage] = Group(self, name, on, lane, is_pinned, stage)
+            self._last[place] = stage
         return found
 
     def _input(self, group: Group, handle: Handle) -> Input:
@@ -221,16 +230,22 @@ class Capture:
             own.taken.add(handle.place)  # type: ignore[arg-type]
             group.deepest = max(group.deepest, own.depth)
             return group.number_of(own), handle.place
-        group.deepest = max(group.deepest, handle.depth)
+        if handle.depth > group.deepest:
+            group.deepest = handle.depth
         return group.number_of(handle.future), handle.place
 
     def send(self) -> None:
         """Send what there is; what is noted later goes with what is sent next."""
         with self._lock:
-            groups, self._groups = list(self._groups.values()), {}
+            groups, self._groups, self._last = list(self._groups.values()), {}, {}
             num_steps, self.num_steps = self.num_steps, 0
             if groups:
                 self.caller.send(groups, num_steps, self._session)
+
+
+class _OfThread(threading.local):
+    # How many blocks of calls that go together it is in.
+    depth = 0
 
 
 class Capturing(Submit):
@@ -249,6 +264,7 @@ class Capturing(Submit):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._waiting = Capture(self)
+        self._own = _OfThread()
         # Graphs under way, the oldest first: the tasks of each that are not over, and its calls of `run`. Those whose
         # results nobody keeps are to be made all the same; once they are, Dask may forget them.
         self._under_way: deque[tuple[set[Future], int]] = deque()
@@ -260,13 +276,19 @@ class Capturing(Submit):
     def together(self) -> Iterator[Capture]:
         """Send the calls made in a ``with`` block together, or with those of the session there is."""
         current = current_session()
-        if current is None:
+        if current is not None:
+            yield self._captured(current)
+            return
+        own = self._own
+        own.depth += 1
+        try:
             yield self._waiting
+        finally:
+            own.depth -= 1
+        if not own.depth:
             if self._num_under_way() < _MOST_GRAPHS:
                 self._waiting.send()
             self.hold_back()
-            return
-        yield self._captured(current)
 
     def _captured(self, current: Session) -> Capture:
         capture: Capture | None = current.captures.get(id(self))
@@ -315,7 +337,9 @@ class Capturing(Submit):
             try:
                 pickled = pickled_calls(group.calls)
             except Exception as error:
-                raise ArgumentError(f"{group.name}: what it is called with does not pickle: {error}") from error
+                raise ArgumentError(
+                    f"{group.name}: what it is called with does not pickle{culprit(group.calls)}: {error}"
+                ) from error
             needs = [keys[id(need)] if isinstance(need, Group) else need for need in group.needs]
             key = keys[id(group)]
             tasks.append(Placed(key, needs, run_calls, (pickled, numbers), group.worker, group.is_pinned))
@@ -369,6 +393,16 @@ class Capturing(Submit):
                 oldest, _ = self._under_way.popleft()
             super().wait(list(oldest))
             self._waiting.send()
+
+    def finish(self) -> None:
+        """Send what waits, and wait until all is over."""
+        self._waiting.send()
+        while True:
+            with self._lock:
+                if not self._under_way:
+                    return
+                tasks, _ = self._under_way.popleft()
+            super().wait(list(tasks))
 
     def renew(self, handle: Deferred) -> None:
         """Send a result to its worker anew if it is made of too many others."""

@@ -48,7 +48,7 @@ class Submit:
         What callers have in common whose handles are of use to each other; its own if None.
     """
 
-    bundle_chunks = 64
+    bundle_chunks = 256
     compacts = True
     reports_freely = False
     divides = True

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from distributed import Client
 from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
-from daskdist.errors import DaskdistError
+from daskdist.errors import ClusterError, DaskdistError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.capture import Capturing
 from daskdist.execute.parcels import Parcel, Parcels
@@ -86,7 +86,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         resolver = cluster if isinstance(cluster, ClusterResolver) else ClusterResolver(cluster)
         where = placing(device_assignment, num_replicas_per_worker)
-        opened = ExitStack()
+        opened = contextlib.ExitStack()
         # Also when nobody closes it: worker processes must not outlive the program.
         self._finalizer = weakref.finalize(self, opened.close)
         # At its end before Dask closes clusters on its own, which warns of each result that is still there.
@@ -109,7 +109,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._layouts: dict[Any, tuple[Layout, Any]] = {}
 
     def close(self) -> None:
-        """Close the connection, and the cluster if the strategy made it. What it computed is gone after it."""
+        """Close the connection, and the cluster if the strategy made it.
+
+        Calls of `run` that are still to be made are waited for; what they gave is gone after it.
+        """
+        # With a worker lost or the connection closed there is nothing to wait for.
+        with contextlib.suppress(ClusterError):
+            self._steps.finish()
+        self._close()
+
+    def _close(self) -> None:
         self._parcels.clear()
         self._steps.close()
         if self._finalizer.alive:
@@ -122,8 +131,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     def __enter__(self) -> MultiWorkerMirroredStrategy:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # After an error nothing is waited for.
+        self.close() if kind is None else self._close()
+
+    def _fold(self, *args: Any) -> list[Any]:
+        with self._steps.together():
+            return super()._fold(*args)
 
     def _made_where_fed(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
@@ -191,7 +205,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _packed(self, leaf: Any, name: Callable[[], str]) -> Any:
         # What goes to workers once as a parcel; what is small, or there already, as it is.
-        if isinstance(leaf, (PerReplica, AsyncValue)):
+        if type(leaf) is PerReplica or type(leaf) is AsyncValue:
             return leaf
         return as_it_is_now(leaf) if self._parcels.is_small(leaf) else self._parcels(leaf, name)
 
@@ -206,10 +220,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             ]
             # All before the first call is noted: one that does not pickle leaves no step half made.
             own = [
-                [
-                    self._packed(leaf.values[k], lambda: name) if isinstance(leaf, PerReplica) else leaf
-                    for leaf in packed
-                ]
+                [self._packed(leaf.values[k], lambda: name) if type(leaf) is PerReplica else leaf for leaf in packed]
                 for k in range(self.num_replicas_in_sync)
             ]
             return [self._on_replica(name, function, leaves, treespec, k) for k, leaves in enumerate(own)]
@@ -257,18 +268,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         ]
 
     def _layout(self, fn: Callable[..., Any], handles: list[Handle]) -> Layout:
-        # A function defined anew in each step, over the same variables, is still one function; a method of another
-        # object is another.
-        closure = getattr(fn, "__closure__", None) or ()
-        owner = getattr(fn, "__self__", None)
-        key = (getattr(fn, "__code__", id(fn)), id(owner), *map(id, closure))
+        made_of = _made_of(fn)
+        key = tuple(map(id, made_of))
         known = self._layouts.get(key)
         current = current_session()
         if known is None or (current is None and any(known[0].are_none)):
             layout = self._learned(handles)
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-            self._layouts[key] = layout, (fn, owner, closure)
+            self._layouts[key] = layout, made_of
             return layout
         layout = known[0]
         if current is not None and any(layout.are_none):
@@ -282,11 +290,12 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _learned(self, handles: list[Handle]) -> Layout:
         # Waits for the calls.
-        self._steps.sent(handles, "what a function returns had to be learned from its first call")
-        asked = [
-            self._steps.call(layout_of, [handle], on=replica.worker, lane=number, name="layout")
-            for number, (handle, replica) in enumerate(zip(handles, self.replicas, strict=True))
-        ]
+        with self._steps.together():
+            asked = [
+                self._steps.call(layout_of, [handle], on=replica.worker, name="layout")
+                for handle, replica in zip(handles, self.replicas, strict=True)
+            ]
+        self._steps.sent(asked, "what a function returns had to be learned from its first call")
         layouts = self._steps.results(asked)
         # Refuses structures that differ.
         regroup([optree.tree_unflatten(each.treespec, each.are_none) for each in layouts])
@@ -328,6 +337,17 @@ def see_none(results: Sequence[Returned], layout: Layout) -> None:
                     f"run: the function returned {type(leaf).__name__} where it returned None in its first call, and "
                     "what it returned is lost; a function returns one structure"
                 )
+
+
+def _made_of(fn: Any) -> list[Any]:
+    # What makes a function one of its own. One that is defined anew in each step, over the same variables, is still
+    # one; a method of another object, other defaults and another function that it calls make another.
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return [fn]
+    variables = getattr(fn, "__globals__", {})
+    called = [getattr(variables.get(name), "__code__", None) for name in code.co_names]
+    return [code, getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ()), *called]
 
 
 def _place_of(operation: str, treespec: Any, number: int) -> str:

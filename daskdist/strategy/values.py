@@ -84,8 +84,10 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
         # What is known of the value.
         self.spec = spec
         # The address of the worker that was asked for it, where that is known.
-        self.worker: str | None = source.worker if isinstance(source, Remote) else None
-        if isinstance(source, Applied) and source.num_operations > _MOST_OPERATIONS:
+        self.worker: str | None = None
+        if type(source) is Remote:
+            self.worker = source.worker
+        elif source.num_operations > _MOST_OPERATIONS:  # type: ignore[union-attr]
             self.settle()
 
     def result(self) -> Any:
@@ -114,13 +116,22 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
         self._source = Remote(handle, PickAll(), wiring.worker)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
-        nested = [each._source for each in args if isinstance(each, AsyncValue)]
-        operations = 1 + sum(each.num_operations for each in nested if isinstance(each, Applied))
-        return AsyncValue(self._caller, Applied(function, tuple(map(as_it_is_now, args)), kwargs, operations))
+        operations = 1
+        given = []
+        for each in args:
+            if type(each) is AsyncValue:
+                if type(each._source) is Applied:
+                    operations += each._source.num_operations
+                given.append(each)
+            else:
+                given.append(as_it_is_now(each))
+        return AsyncValue(self._caller, Applied(function, tuple(given), kwargs, operations))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # `total += value` asks for the result in place; a new value under the old name is the same to its user.
         out = [each for each in kwargs.pop("out", ()) if each is not self]
+        if not kwargs and not out and method == "__call__":
+            return self._apply(ufunc, *inputs)
         # Of `where`: NumPy asks whoever is in it, and so would come back here from where the values are.
         kwargs = dict(zip(kwargs, map(as_it_is_now, results_of(list(kwargs.values()))), strict=True))
         if out:
@@ -196,7 +207,7 @@ def as_it_is_now(value: Any) -> Any:
     """A value that a later change of the array does not reach: calls are sent after they are made."""
     if isinstance(value, np.ndarray):
         # Also one that is read-only: it may be a view, or become writeable again.
-        return value.copy()
+        return value.copy("K")
     kind = type(value)
     return kind(map(as_it_is_now, value)) if kind is list or kind is tuple else value
 
@@ -254,7 +265,7 @@ class Wiring:
 
     def wire_leaf(self, leaf: Any) -> Any:
         """A leaf, or the slot or expression for it."""
-        if not isinstance(leaf, AsyncValue):
+        if type(leaf) is not AsyncValue:
             if isinstance(leaf, PerReplica):
                 raise ArgumentError("a PerReplica stands here where one value is needed; hand it to run or reduce")
             return leaf
@@ -271,11 +282,14 @@ class Wiring:
 
     def slot(self, handle: Handle, pick: Pick) -> Slot:
         """The slot for a part of a result."""
-        number = self._numbers.setdefault(id(handle), len(self.handles))
-        if number == len(self.handles):
-            self.handles.append(handle)
-        self.picks.append((number, pick))
-        return Slot(len(self.picks) - 1)
+        handles, picks = self.handles, self.picks
+        place = len(handles)
+        number = self._numbers.setdefault(id(handle), place)
+        if number == place:
+            handles.append(handle)
+        slot = Slot(len(picks))
+        picks.append((number, pick))
+        return slot
 
 
 def filled(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any) -> Any:
