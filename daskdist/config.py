@@ -44,10 +44,13 @@ def in_bytes(name: str) -> int:
 def setting(name: str) -> Any:
     """A setting by its name below ``daskdist``, such as ``"window-bytes"``."""
     default: Any = DEFAULTS
+    found = dask.config.config.get("daskdist")
     for part in name.split("."):
         default = default[part]
-    # Where one was set for a while before this module was imported, all of them go when that is over.
-    return dask.config.get(f"daskdist.{name}", default)
+        found = found.get(part) if isinstance(found, dict) else None
+    # Each step asks, and Dask's own `get` takes ten times as long. Where one was set for a while before this module was
+    # imported, all of them go when that is over.
+    return dask.config.get(f"daskdist.{name}", default) if found is None else found
 
 
 def num_threads() -> int:

@@ -11,6 +11,7 @@ decompressor is kept for it. Read by another process, or out of order, a part is
 
 from __future__ import annotations
 
+import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -321,7 +322,13 @@ class Ranges:
                     # It is within one record, however far that goes on.
                     return Piece(b"", part.stop)
                 if begin is not None and stop is not None:
-                    return Piece(data if (begin, stop) == (0, len(data)) else data[begin:stop], at + begin)
+                    if begin:
+                        return Piece(data[begin:stop], at + begin)
+                    # Cut off in place: whoever has bytes alone need not copy them for that.
+                    held = io.BytesIO(data)
+                    del data
+                    held.truncate(stop)
+                    return Piece(held.getvalue(), at)
                 more = file.read(margin)
                 if not more and not is_end:
                     raise EOFError(f"the file has {at + len(data)} bytes, {size} when it was listed")

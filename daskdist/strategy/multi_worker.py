@@ -136,7 +136,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.close() if kind is None else self._close()
 
     def _fold(self, *args: Any) -> list[Any]:
-        with self._steps.together():
+        # In a session calls go together as it is.
+        with contextlib.nullcontext() if current_session() else self._steps.together():
             return super()._fold(*args)
 
     def _made_where_fed(
