@@ -537,3 +537,32 @@ def test_a_signature_of_known_length_is_checked_where_the_values_are(on_cluster,
 def test_only_functions_are_functions():
     with pytest.raises(errors.ArgumentError, match="function: int is no function"):
         daskdist.function(3)
+
+
+# --- order ---
+
+
+def tell(what, told):
+    told = getattr(get_worker(), told, [])
+    get_worker().told = [*told, int(what)]
+    return np.float64(what)
+
+
+def all_told():
+    return np.array(vars(get_worker()).pop("told"))
+
+
+@pytest.mark.cluster
+def test_calls_of_a_replica_are_made_in_their_order(on_cluster):
+    @daskdist.function
+    def in_turns(number):
+        on_cluster.run(tell, args=(number, "told"))
+        found = on_cluster.reduce("MAX", on_cluster.run(tell, args=(number + 1, "told")), axis=None)
+        on_cluster.run(tell, args=(found + 1, "told"))
+        on_cluster.run(tell, args=(number + 3, "told"))
+        return on_cluster.run(all_told)
+
+    in_turns(0)
+    for number in (4, 8):
+        told = on_cluster.local_results(in_turns(number))
+        assert [each.tolist() for each in told] == [list(range(number, number + 4))] * 2

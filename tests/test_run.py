@@ -378,3 +378,62 @@ def test_a_program_that_does_not_wait_for_its_steps_ends_quietly(client, tmp_pat
     command = [sys.executable, str(program), client.scheduler.address]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.cluster
+def test_calls_are_waited_for_at_the_end(client, tmp_path):
+    def leave(number):
+        (tmp_path / f"{get_worker().name}-{number}").touch()
+        return number
+
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        for number in range(25):
+            strategy.run(leave, args=(number,))
+    assert len(list(tmp_path.iterdir())) == 50
+    strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    for number in range(25, 30):
+        strategy.run(leave, args=(number,))
+    strategy.close()
+    assert len(list(tmp_path.iterdir())) == 60
+
+
+@pytest.mark.cluster
+def test_after_an_error_nothing_is_waited_for(client, tmp_path):
+    go_on = tmp_path / "go on"
+
+    def wait_for_it():
+        while not go_on.exists():
+            threading.Event().wait(0.01)
+        return 1
+
+    def leave():
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            strategy.run(abs, args=(-1,))
+            for _ in range(3):
+                strategy._steps.call(lambda _: wait_for_it(), [], on=strategy.workers[0], name="wait")
+            raise RuntimeError("half way")
+
+    try:
+        with pytest.raises(RuntimeError, match="half way"):
+            leave()
+    finally:
+        go_on.touch()
+
+
+@pytest.mark.cluster
+def test_what_a_function_returns_is_learned_anew_where_what_it_calls_changed(on_cluster):
+    variables = {}
+    exec("def made(x): return x\ndef step(x): return made(x)", variables)
+    assert on_cluster.local_results(on_cluster.run(variables["step"], args=(floats(1, 2),))) == (1.0, 2.0)
+    exec("def made(x): return x, -x", variables)
+    both = on_cluster.run(variables["step"], args=(floats(1, 2),))
+    assert [on_cluster.local_results(each) for each in both] == [(1.0, 2.0), (-1.0, -2.0)]
+
+    def repeated(n):
+        def several(x, n=n):
+            return [x] * n
+
+        return several
+
+    assert len(on_cluster.run(repeated(2), args=(floats(1, 2),))) == 2
+    assert len(on_cluster.run(repeated(3), args=(floats(1, 2),))) == 3

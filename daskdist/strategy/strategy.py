@@ -186,7 +186,9 @@ class Strategy:
         fn
             Called once a replica.
         args, kwargs
-            Nests in which each `PerReplica` stands for the replica's own value. Anything else goes to all.
+            Nests in which each `PerReplica` stands for the replica's own value. Anything else goes to all; on a cluster
+            it is pickled, as it is now, and sent to a worker once, for all steps that are given the same. Functions
+            must not change it.
         options
             Taken for compatibility.
 
@@ -197,11 +199,23 @@ class Strategy:
             every replica is None, and in this process an object all replicas return comes bare. With one
             replica the plain value comes.
 
+        Raises
+        ------
+        ArgumentError
+            The function or an argument does not pickle (which one, and because of what), or is of another strategy.
+        RuntimeError
+            It is called by a replica, in a function that is run.
+
         Notes
         -----
         On a cluster the structure of a function's result is learned from its first call, which waits for it.
-        Later calls wait for nothing until ``daskdist.max-steps-in-flight`` of them are under way. A call that
-        gives None, or None in some place, is always waited for: nobody would look at it to see it fail.
+        Later calls wait for nothing until ``daskdist.max-steps-in-flight`` of them are under way. Calls that need
+        nothing of one another may be made in another order, but for those of one `daskdist.function`, which each
+        replica makes in their order. A call that gives None, or None in some place, is always waited for, in such a
+        function at its end: nobody would look at it to see it fail.
+
+        An error on a replica is raised at the first look at any result of its step, or of one that depends on it. It
+        names the replica, its device and its worker, and has the traceback from there.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
