@@ -176,11 +176,12 @@ def test_a_function_need_not_be_commutative(strategy):
 
 
 def test_neighbours_only_are_combined_where_order_may_count():
-    workers = ["a", "b", "a", "b"]
+    workers = ("a", "b", "a", "b")
     values = [[np.array(letter)] for letter in "wxyz"]
-    assert [group.worker for group in groups_of(workers, values, in_order=True)] == workers
-    assert [group.worker for group in groups_of(workers, values, in_order=False)] == ["a", "b"]
-    handle = fold_tree(Now(), np.char.add, None, groups_of(workers, values, in_order=True), 2)
+    assert groups_of(workers, in_order=True) == (("a", (0,)), ("b", (1,)), ("a", (2,)), ("b", (3,)))
+    assert groups_of(workers, in_order=True, at_once=3) == (("a", (0, 1, 2)), ("b", (3,)))
+    assert groups_of(workers, in_order=False, at_once=3) == (("a", (0, 2)), ("b", (1, 3)))
+    handle = fold_tree(Now(), np.char.add, None, workers, values, 2)
     assert handle.leaves[0] == "wxyz"
 
 
@@ -398,13 +399,13 @@ class Noting(Now):
 )
 def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
     caller = Noting()
-    workers = [f"w{k // per_worker}" for k in range(num_workers * per_worker)]
+    workers = tuple(f"w{k // per_worker}" for k in range(num_workers * per_worker))
     values = [
         [AsyncValue(caller, Remote(Made(np.full(3, k), 0, worker), PickAll(), worker))]
         for k, worker in enumerate(workers)
     ]
     op = daskdist.ReduceOp[op]
-    made = fold_tree(caller, op, axis, groups_of(workers, values, in_order=False), split_every)
+    made = fold_tree(caller, op, axis, workers, values, split_every)
     expected = NUMPY[op.name](np.arange(len(workers))) * (3 if axis == 0 and op.name == "SUM" else 1)
     np.testing.assert_array_equal(made.result.leaves[0], expected)
     depth = 0

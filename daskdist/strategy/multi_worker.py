@@ -9,7 +9,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import optree
@@ -250,16 +250,14 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
         layout = self._layout(fn, handles)
         leaves = []
-        for number, is_none in enumerate(layout.are_none):
-            pick = PickFromReturned(number, layout.treespec)
+        for pick, is_none in zip(layout.picks, layout.are_none, strict=True):
             values = self._picked(handles, pick)
             leaves.append(None if is_none else values[0] if len(values) == 1 else PerReplica(values))
-        return optree.tree_unflatten(layout.treespec, leaves)
+        return layout.treespec.unflatten(leaves)
 
     def _values(self, handles: list[Handle]) -> Any:
         layout = self._learned(handles)
-        picks = [PickFromReturned(number, layout.treespec) for number in range(len(layout.are_none))]
-        return optree.tree_unflatten(layout.treespec, [PerReplica(self._picked(handles, pick)) for pick in picks])
+        return layout.treespec.unflatten([PerReplica(self._picked(handles, pick)) for pick in layout.picks])
 
     def _picked(self, handles: list[Handle], pick: PickFromReturned) -> list[AsyncValue]:
         step = tuple(handles)
@@ -304,9 +302,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         return Layout(layouts[0].treespec, are_none)
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
-        treespec = list_spec(num_leaves)
-        picks = [PickFromReturned(number, treespec) for number in range(num_leaves)]
-        return [AsyncValue(self._steps, Remote(handle, pick)) for pick in picks]
+        layout = Layout(list_spec(num_leaves), (False,) * num_leaves) if num_leaves > 1 else _LONE
+        return [AsyncValue(self._steps, Remote(handle, pick)) for pick in layout.picks]
 
 
 def apart_from(client: Client, data: Any) -> Any:
@@ -320,6 +317,15 @@ class Layout:
 
     treespec: Any
     are_none: tuple[bool, ...]
+
+    @cached_property
+    def picks(self) -> tuple[PickFromReturned, ...]:
+        """What takes out each leaf."""
+        return tuple(PickFromReturned(number, self.treespec) for number in range(len(self.are_none)))
+
+
+# Of a list of one.
+_LONE = Layout(list_spec(1), (False,))
 
 
 def layout_of(results: Sequence[Returned]) -> Layout:

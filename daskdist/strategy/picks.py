@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dask.sizeof import sizeof
 
@@ -85,8 +85,7 @@ class PickFromReturned:
         return result.leaves[self.leaf]
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(NamedTuple):
     """A part of a call's result.
 
     Parameters
@@ -107,8 +106,7 @@ class Remote:
     step: tuple[Handle, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """A function of values, some of them asynchronous."""
 
     function: Callable[..., Any]

@@ -25,7 +25,7 @@ from daskdist.strategy.gathering import Gather
 from daskdist.strategy.inputs import InputContext, InputOptions
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
-from daskdist.strategy.tree import fold_tree, groups_of
+from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, component, filled, results_of
 
 _current: ContextVar[Strategy | None] = ContextVar("daskdist strategy", default=None)
@@ -60,6 +60,7 @@ class Strategy:
 
     def __init__(self, replicas: Sequence[Replica], caller: Caller) -> None:
         self._replicas = tuple(replicas)
+        self._worker_of = tuple(replica.worker for replica in replicas)
         self._caller = caller
 
     @property
@@ -429,10 +430,7 @@ class Strategy:
     def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
         sent = self._sent
         rows = [[sent(part) for part in row] for row in zip(*[value.values for value in values], strict=True)]
-        # A function need not be commutative.
-        in_order = not isinstance(op, ReduceOp)
-        groups = groups_of([replica.worker for replica in self._replicas], rows, in_order=in_order)
-        handle = fold_tree(self._caller, op, axis, groups, setting("split-every"), on)
+        handle = fold_tree(self._caller, op, axis, self._worker_of, rows, setting("split-every"), on)
         return self._leaves_of(handle, len(values))
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:

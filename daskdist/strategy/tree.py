@@ -224,56 +224,31 @@ def list_spec(num_leaves: int) -> Any:
 _HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.float64, np.int32, np.int64})
 
 
-@dataclass(frozen=True)
-class Group:
-    """Values of some replicas.
-
-    Parameters
-    ----------
-    worker
-        The address of the worker they are on; None for this process.
-    values
-        For each replica its leaves, some of them asynchronous.
-    """
-
-    worker: str | None
-    values: list[list[Any]]
-
-    def wired(self) -> tuple[Wiring, list[Any]]:
-        """What the values need, and the values wired."""
-        wiring = Wiring()
-        wire = wiring.wire
-        return wiring, [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in leaves] for leaves in self.values]
-
-    @classmethod
-    def merged(cls, groups: Sequence[Group]) -> Group:
-        """The values of several workers, to be combined on the first."""
-        return cls(groups[0].worker, [leaves for group in groups for leaves in group.values])
-
-
-def groups_of(workers: Sequence[str | None], values: Sequence[list[Any]], *, in_order: bool) -> list[Group]:
-    """The values of replicas by worker.
+@functools.lru_cache(maxsize=256)
+def groups_of(
+    workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
+) -> tuple[tuple[str | None, tuple[int, ...]], ...]:
+    """Which replicas are combined first: for each group its worker and their numbers.
 
     Parameters
     ----------
     workers
         For each replica its worker.
-    values
-        For each replica its leaves.
     in_order
         Whether replicas may only be combined with their neighbours, though further ones be on one worker.
+    at_once
+        How many workers are one group, on the first of them, where each has but one replica.
     """
-    if len(set(workers)) == 1:
-        return [Group(workers[0], list(values))]
+    numbered = list(enumerate(workers))
     if not in_order:
-        found: dict[str | None, list[list[Any]]] = {}
-        for worker, leaves in zip(workers, values, strict=True):
-            found.setdefault(worker, []).append(leaves)
-        return [Group(worker, own) for worker, own in found.items()]
-    pairs = zip(workers, values, strict=True)
-    return [
-        Group(worker, [leaves for _, leaves in run]) for worker, run in itertools.groupby(pairs, lambda pair: pair[0])
-    ]
+        first = {worker: number for number, worker in reversed(numbered)}
+        numbered.sort(key=lambda each: first[each[1]])
+    runs = itertools.groupby(numbered, lambda each: each[1])
+    groups = [(worker, tuple(number for number, _ in run)) for worker, run in runs]
+    if at_once > 1 and all(len(numbers) == 1 for _, numbers in groups):
+        parts = (groups[k : k + at_once] for k in range(0, len(groups), at_once))
+        groups = [(part[0][0], tuple(itertools.chain.from_iterable(numbers for _, numbers in part))) for part in parts]
+    return tuple(groups)
 
 
 def _fold(op: Op, axis: Axis, is_final: bool) -> Fold:
@@ -288,7 +263,8 @@ def fold_tree(
     caller: Caller,
     op: Op,
     axis: Axis,
-    groups: Sequence[Group],
+    workers: tuple[str | None, ...],
+    values: Sequence[list[Any]],
     split_every: int,
     on: str | None = None,
 ) -> Handle:
@@ -300,8 +276,10 @@ def fold_tree(
         Who makes the calls.
     op, axis
         The reduction.
-    groups
-        The values of each worker's replicas.
+    workers
+        For each replica its worker; None for this process.
+    values
+        For each replica its leaves, some of them asynchronous.
     split_every
         How many partial results of workers are combined at a time.
     on
@@ -313,16 +291,18 @@ def fold_tree(
         Of a `Returned` list of the leaves' results.
     """
     whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
-    if axis is None and all(len(group.values) == 1 for group in groups):
-        # A chunk would be the value itself: workers are combined at once.
-        groups = [Group.merged(groups[k : k + split_every]) for k in range(0, len(groups), split_every)]
+    # A function need not be commutative. And where a chunk would be the value itself, workers are combined at once.
+    in_order = not isinstance(op, ReduceOp)
+    groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
     level = []
-    for group in groups:
+    for own, numbers in groups:
         is_last = len(groups) == 1
-        worker = on if is_last and on else group.worker
+        worker = on if is_last and on else own
+        wiring = Wiring()
+        wire = wiring.wire
+        wired = [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in values[number]] for number in numbers]
         fold = _fold(op, axis, is_last)
-        wiring, replicas = group.wired()
-        handle = caller.call(fold.chunks, wiring.handles, wiring.picks, replicas, on=worker, name="reduce-chunk")
+        handle = caller.call(fold.chunks, wiring.handles, wiring.picks, wired, on=worker, name="reduce-chunk")
         level.append((worker, handle))
     while len(level) > 1:
         is_last = len(level) <= split_every
