@@ -21,6 +21,9 @@ from daskdist.execute.pickling import culprit, kind_of
 
 # What is no larger goes with each call: to point to it would take as much.
 _SMALL_BYTES: Final = 1024
+# An array that is no larger goes with the first call that is given it: it takes less than a task on each worker.
+_MIDDLING_BYTES: Final = 2**16
+_MOST_SEEN: Final = 1024
 # From here on data is sent to the workers straight, and not by way of the scheduler.
 _LARGE_BYTES: Final = 2**20
 # Values that are kept note of, and so stay on the cluster though nobody may have them any more.
@@ -65,6 +68,8 @@ class Parcel:
 class Parcels:
     """Values that were sent to a cluster, each once to a worker, however many steps use it.
 
+    A new array of middling size goes along with its first call, and is sent when another one is given it.
+
     What tells two values apart is what is in them: an array that was changed since is sent again, and a function that
     is defined anew in each step is one function. A large one stays there for as long as somebody has it here.
 
@@ -81,6 +86,8 @@ class Parcels:
         self._apart = apart
         self._lock = threading.RLock()
         self._parcels: OrderedDict[bytes, Parcel] = OrderedDict()
+        # Digests of arrays that went along with a call.
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
         # Of functions, by identity, what they were made of.
         self._functions: OrderedDict[int, tuple[FunctionType, list[Any], Parcel]] = OrderedDict()
         # Of arrays that nobody can change, by identity.
@@ -92,16 +99,29 @@ class Parcels:
             self._parcels.clear()
             self._functions.clear()
 
-    def is_small(self, value: Any) -> bool:
-        """Whether a value had better go with each call."""
+    def goes_along(self, value: Any) -> bool:
+        """Whether a value had better go with the call: it is small, or an array that no call was given before."""
         kind = type(value)
         if kind in _BY_VALUE:
             return True
         if kind is np.ndarray:
-            return value.nbytes <= _SMALL_BYTES and not value.dtype.hasobject
+            if value.dtype.hasobject or value.nbytes > _MIDDLING_BYTES:
+                return False
+            return value.nbytes <= _SMALL_BYTES or self._is_new(value)
         if kind is str or kind is bytes:
             return len(value) <= _SMALL_BYTES
         return isinstance(value, np.generic)
+
+    def _is_new(self, value: np.ndarray[Any, Any]) -> bool:
+        # Most often it is what a program has just computed, and no other step will be given it.
+        digest = _digest(value)
+        with self._lock:
+            if digest in self._parcels or digest in self._seen:
+                return False
+            self._seen[digest] = None
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+            return True
 
     def __call__(self, value: Any, name: Callable[[], str]) -> Parcel:
         """The parcel of a value.

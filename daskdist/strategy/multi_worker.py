@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import optree
 from dask.base import tokenize
 from distributed import Client
@@ -208,7 +209,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         # What goes to workers once as a parcel; what is small, or there already, as it is.
         if type(leaf) is PerReplica or type(leaf) is AsyncValue:
             return leaf
-        return as_it_is_now(leaf) if self._parcels.is_small(leaf) else self._parcels(leaf, name)
+        if not self._parcels.goes_along(leaf):
+            return self._parcels(leaf, name)
+        leaf = as_it_is_now(leaf)
+        if isinstance(leaf, np.ndarray):
+            # There too, as it is in what is sent once.
+            leaf.flags.writeable = False
+        return leaf
 
     def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Handle]:
         name = f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
