@@ -172,6 +172,10 @@ class Submit:
 
     def results(self, handles: Sequence[Future]) -> list[Any]:
         self.wait(handles)
+        for handle in handles:
+            if handle.status == "error":
+                # Of several errors the first in order, whichever came first.
+                handle.result()
         # Straight from the workers that have them: by way of the scheduler it would be five times slower.
         try:
             return self._gathered(handles)
