@@ -188,8 +188,8 @@ class Strategy:
             Called once a replica.
         args, kwargs
             Nests in which each `PerReplica` stands for the replica's own value. Anything else goes to all; on a cluster
-            it is pickled, as it is now, and sent to a worker once, for all steps that are given the same. Functions
-            must not change it.
+            it is pickled, as it is now, and sent to a worker once, for all steps that are given the same; what is below
+            1 KiB goes with each step, and an array below 64 KiB with the first. Functions must not change it.
         options
             Taken for compatibility.
 
