@@ -7,7 +7,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import cloudpickle
 from dask.sizeof import sizeof
@@ -22,7 +22,7 @@ _ENDS_A_PROCESS: Final = (SystemExit, KeyboardInterrupt)
 
 # Where an input comes from: which of the results that the task is given, and which of the outputs of that; None
 # where it is the result itself.
-Input = tuple[int, int | None]
+Input: TypeAlias = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,14 @@ class Call(NamedTuple):
         Where each input comes from.
     args
         What else it is given.
+    is_on_lane
+        Whether it is given what its lane gives, too.
     """
 
     function: Callable[..., Any]
     inputs: tuple[Input, ...]
     args: tuple[Any, ...]
+    is_on_lane: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ def pickled_calls(calls: Sequence[Call]) -> bytes:
     return cloudpickle.dumps(calls, protocol=5)  # type: ignore[no-any-return]
 
 
-def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int]) -> Outputs:
+def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int], own: tuple[Any, ...]) -> Outputs:
     """Make calls in order.
 
     Parameters
@@ -196,20 +199,22 @@ def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int]) -> 
         The calls.
     wanted
         The numbers of those whose results are.
+    own
+        What calls on this lane are given after their arguments.
     """
     calls: list[Call] = pickle.loads(pickled)
     last_use = {place: number for number, call in enumerate(calls) for index, place in call.inputs if index == OWN}
     made: list[Any] = []
     kept = frozenset(wanted)
     for number, call in enumerate(calls):
-        made.append(_outcome(call, results, made))
+        made.append(_outcome(call, results, made, own))
         for index, place in call.inputs:
             if index == OWN and place is not None and last_use[place] == number and place not in kept:
                 made[place] = None
     return Outputs({number: made[number] for number in wanted})
 
 
-def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any]) -> Any:
+def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple[Any, ...]) -> Any:
     inputs = [
         made[place] if index == OWN else results[index] if place is None else results[index].made[place]  # type: ignore[index]
         for index, place in call.inputs
@@ -218,7 +223,7 @@ def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any]) -> Any:
         if isinstance(each, Failure):
             return each
     try:
-        return call.function(inputs, *call.args)
+        return call.function(inputs, *call.args, *own) if call.is_on_lane else call.function(inputs, *call.args)
     except BaseException as error:
         # Dask would end the worker because of some, and forget the other calls because of the rest.
         return Failure.of(error)

@@ -49,6 +49,14 @@ class Parcel:
         self._pickled = pickled
         self._placed = placed
         self._there: dict[str | None, Handle] = {}
+        self._columns: dict[tuple[str | None, ...], tuple[Handle, ...]] = {}
+
+    def on_each(self, workers: tuple[str | None, ...]) -> tuple[Handle, ...]:
+        """The handle of the value on each of some workers; the same tuple for as long as they are there."""
+        column = self._columns.get(workers)
+        if column is None or not all(map(self._caller.is_to_be_had, column)):
+            column = self._columns[workers] = tuple(map(self.on, workers))
+        return column
 
     def on(self, worker: str | None) -> Handle:
         """The handle of the value on a worker.
@@ -57,10 +65,10 @@ class Parcel:
         """
         handle = self._there.get(worker)
         if handle is None or not self._caller.is_to_be_had(handle):
-            # In a lane of its own, so that it goes when nobody needs it, whatever was sent with it.
+            # Apart, so that it goes when nobody needs it, whatever was sent with it.
             needs = [] if self._pickled is not None else [self._placed]
             handle = self._there[worker] = self._caller.call(
-                unpacked, needs, self._pickled, on=worker, is_pinned=True, lane=object(), name="value"
+                unpacked, needs, self._pickled, on=worker, is_pinned=True, is_apart=True, name="value"
             )
         return handle
 

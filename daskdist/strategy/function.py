@@ -117,9 +117,10 @@ class Function:
 def settle(nest: Any) -> None:
     """Have what was done to the asynchronous values in a nest sent along."""
     for leaf in optree.tree_leaves(nest):
-        for each in leaf.values if isinstance(leaf, PerReplica) else (leaf,):
-            if isinstance(each, AsyncValue):
-                each.settle()
+        if isinstance(leaf, AsyncValue):
+            leaf.settle()
+        elif isinstance(leaf, PerReplica) and leaf.spread is None:
+            settle(leaf.values)
 
 
 def _counted(number: int, what: str) -> str:
@@ -143,9 +144,12 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
     for path, spec, value in zip(treespec.paths(), specs, values, strict=True):
         pairs = [(spec, value)]
         if isinstance(spec, PerReplicaSpec):
-            if not isinstance(value, PerReplica) or len(value.values) != len(spec.specs):
-                given = f"{len(value.values)} values" if isinstance(value, PerReplica) else type(value).__name__
+            if not isinstance(value, PerReplica) or value.number() != len(spec.specs):
+                given = f"{value.number()} values" if isinstance(value, PerReplica) else type(value).__name__
                 raise ArgumentError(f"{name}: argument {path} is {given}; input_signature has {spec}")
+            known = value.spread.spec if value.spread else None
+            if all(_is_known(each, known, f"{name}: argument {path}") for each in spec.specs):
+                continue
             pairs = list(zip(spec.specs, value.values, strict=True))
         for each, part in pairs:
             if isinstance(each, TensorSpec):
@@ -156,11 +160,8 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Session) -> Non
     if not isinstance(part, AsyncValue) or part.is_here:
         check_spec([], [], part, spec, what)
         return
-    if part.spec is not None:
-        if not spec.is_compatible_with(part.spec):
-            raise ArgumentError(f"{what} is {part.spec}; input_signature has {spec}")
-        if all(length is None or known is not None for length, known in zip(spec.shape, part.spec.shape, strict=True)):
-            return
+    if _is_known(spec, part.spec, what):
+        return
     # The rest is seen where the value is, which is waited for when the function is over.
     wiring = Wiring()
     wired = wiring.wire_leaf(part)
@@ -169,6 +170,15 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Session) -> Non
             check_spec, wiring.handles, wiring.picks, wired, spec, what, on=wiring.worker, name="check"
         )
         current.wait_for(wiring.caller, seen)
+
+
+def _is_known(spec: Any, known: TensorSpec | None, what: str) -> bool:
+    # Whether what is known of a value tells that it is of a spec.
+    if known is None or not isinstance(spec, TensorSpec):
+        return not isinstance(spec, TensorSpec)
+    if not spec.is_compatible_with(known):
+        raise ArgumentError(f"{what} is {known}; input_signature has {spec}")
+    return all(length is None or there is not None for length, there in zip(spec.shape, known.shape, strict=True))
 
 
 def check_spec(

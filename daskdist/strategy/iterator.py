@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from daskdist.core.primitive import Exhausted
+from daskdist.core.selection import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError
-from daskdist.execute.callers import Caller
+from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
-from daskdist.strategy.picks import PickFromRows, Remote
+from daskdist.strategy.picks import PickFromRows, Remote, Spread
 from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.values import AsyncValue, PerReplica
 
+_NO_ROWS: Final = (Lane(None, ()), -1)
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
 
 
@@ -126,6 +128,10 @@ class DistributedIterator:
                 num_steps_ahead=num_steps_ahead,
             )
             self._feeds.append(_Feed(delivery, caller))
+        # Of the last step: the blocks its parts are in, and their handles and workers.
+        self._refs: list[BlockRef | None] = [None] * sum(self._num_lanes)
+        self._handles: tuple[Handle, ...] = ()
+        self._workers: tuple[str | None, ...] = ()
         self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if sum(self._num_lanes) > 1 else ()
 
     def __iter__(self) -> DistributedIterator:
@@ -188,6 +194,7 @@ class DistributedIterator:
     def close(self) -> None:
         """Stop reading ahead and let go of what was read."""
         self._feeds = []
+        self._refs, self._handles = [None] * len(self._refs), ()
         self._finalizer()
 
     def _step(self) -> Any:
@@ -195,20 +202,39 @@ class DistributedIterator:
             steps = [feed.next() for feed in self._feeds]
             if all(step is None for step in steps):
                 raise OutOfRangeError(_AT_ITS_END)
-            places: list[tuple[Lane, int] | None] = []
+            places: list[tuple[Lane, int]] = []
             for step, num_lanes in zip(steps, self._num_lanes, strict=True):
-                places += [None] * num_lanes if step is None else step
-            values = [None if place is None or place[1] < 0 else self._leaves(*place) for place in places]
+                places += [_NO_ROWS] * num_lanes if step is None else step
+            num_empty = sum(place < 0 for _, place in places)
             # A step is one if any replica has a row.
-            if any(leaves is not None for leaves in values):
+            if num_empty < len(places):
                 break
-        if self._drops_uneven and any(leaves is None for leaves in values):
+        if num_empty and self._drops_uneven:
             raise OutOfRangeError(_AT_ITS_END)
         self._num_steps += 1
-        rows = [self._empty if leaves is None else leaves for leaves in values]
-        if len(rows) == 1:
-            return self._structure.pack(rows[0])
+        if len(places) == 1:
+            return self._structure.pack(self._leaves(*places[0]))
+        if not num_empty and not self._is_here:
+            return self._structure.pack(self._spread(places))
+        rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
         return self._structure.pack([PerReplica(column) for column in zip(*rows, strict=True)])
+
+    def _spread(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
+        # As `_leaves`, of all replicas.
+        refs = self._refs
+        if any(lane.ref is not ref for (lane, _), ref in zip(places, refs, strict=True)):
+            refs = self._refs = [lane.ref for lane, _ in places]
+            self._handles = tuple([ref.handle for ref in refs])  # type: ignore[union-attr]
+            self._workers = tuple([ref.worker for ref in refs])  # type: ignore[union-attr]
+        numbers = [place for _, place in places]
+        first = numbers[0]
+        are_alike = numbers.count(first) == len(numbers)
+        found = []
+        for leaf, spec in enumerate(self._specs):
+            alike = PickFromRows(first, leaf)
+            picks = alike if are_alike else tuple([PickFromRows(place, leaf) for place in numbers])
+            found.append(PerReplica.of(Spread(self._caller, self._handles, picks, self._workers, spec)))
+        return found
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref

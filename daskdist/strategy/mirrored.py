@@ -43,7 +43,7 @@ class MirroredStrategy(Strategy):
         found = find_devices(devices or ["CPU:0"])
         super().__init__([Replica(None, name_of(device)) for device in found], Now())
 
-    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Handle]:
+    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
         results = []
         for number, replica in enumerate(self._replicas):
             own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
@@ -51,10 +51,10 @@ class MirroredStrategy(Strategy):
             results.append(call_on_replica(fn, args, kwargs, replica, number))
         return results
 
-    def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
+    def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         return handles[0] if len(handles) == 1 else regroup(handles)
 
-    def _values(self, handles: list[Handle]) -> Any:
+    def _values(self, handles: Sequence[Handle]) -> Any:
         return regroup(handles, always=True)
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:

@@ -22,7 +22,7 @@ from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.errors import ClusterError, DaskdistError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.capture import Capturing
+from daskdist.execute.capture import Capturing, Lanes, Results
 from daskdist.execute.parcels import Parcel, Parcels
 from daskdist.execute.session import current_session
 from daskdist.execute.submit import Submit, workers_of
@@ -35,11 +35,12 @@ from daskdist.strategy.device_assignment import DeviceAssignment, placing
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
-from daskdist.strategy.picks import PickAll, PickFromReturned, Remote, Returned
+from daskdist.strategy.picks import PickAll, PickFromReturned, Remote, Returned, Spread
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.strategy import Replica, Strategy, call_there
 from daskdist.strategy.tree import list_spec
-from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, as_it_is_now, regroup
+from daskdist.strategy.values import AsyncValue, PerReplica, as_it_is_now, regroup
+from daskdist.strategy.wired import wire_all
 
 # Functions whose layouts are kept.
 _MOST_LAYOUTS = 256
@@ -106,6 +107,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._apart = partial(apart_from, self.client)
         self._parcels = Parcels(self._steps, self._apart)
         super().__init__([Replica(address, device) for address, device in slots], self._steps)
+        self._lanes = Lanes(self._worker_of, tuple((each, number) for number, each in enumerate(self._replicas)))
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
         self._layouts: dict[Any, tuple[Layout, Any]] = {}
 
@@ -207,8 +209,10 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _packed(self, leaf: Any, name: Callable[[], str]) -> Any:
         # What goes to workers once as a parcel; what is small, or there already, as it is.
-        if type(leaf) is PerReplica or type(leaf) is AsyncValue:
+        if type(leaf) is AsyncValue:
             return leaf
+        if type(leaf) is PerReplica:
+            return leaf if leaf.spread else PerReplica([self._packed(part, name) for part in leaf.values])
         if not self._parcels.goes_along(leaf):
             return self._parcels(leaf, name)
         leaf = as_it_is_now(leaf)
@@ -217,63 +221,37 @@ class MultiWorkerMirroredStrategy(Strategy):
             leaf.flags.writeable = False
         return leaf
 
-    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Handle]:
+    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> Results:
         name = f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
         with self._steps.together() as capture:
             capture.num_steps += operation == "run"
             function = self._parcels(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
+            # All before the call is noted: one that does not pickle leaves nothing behind.
             packed = [
                 self._packed(leaf, partial(_place_of, operation, treespec, number))
                 for number, leaf in enumerate(leaves)
             ]
-            # All before the first call is noted: one that does not pickle leaves no step half made.
-            own = [
-                [self._packed(leaf.values[k], lambda: name) if type(leaf) is PerReplica else leaf for leaf in packed]
-                for k in range(self.num_replicas_in_sync)
-            ]
-            return [self._on_replica(name, function, leaves, treespec, k) for k, leaves in enumerate(own)]
+            columns, args, own = wire_all(function, packed, self._worker_of)  # type: ignore[arg-type]
+            return self._steps.call_on_all(call_there, columns, treespec, *args, own=own, lanes=self._lanes, name=name)
 
-    def _on_replica(self, name: str, function: Parcel, leaves: list[Any], treespec: Any, number: int) -> Handle:
-        replica = self.replicas[number]
-        wiring = Wiring([function.on(replica.worker)])
-        wired = []
-        for own in leaves:
-            is_parcel = isinstance(own, Parcel)
-            wired.append(wiring.slot(own.on(replica.worker), PickAll()) if is_parcel else wiring.wire_leaf(own))
-        return self._steps.call(
-            call_there,
-            wiring.handles,
-            wiring.picks,
-            wired,
-            treespec,
-            replica,
-            number,
-            on=replica.worker,
-            is_pinned=True,
-            lane=number,
-            name=name,
-        )
-
-    def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
+    def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         layout = self._layout(fn, handles)
-        leaves = []
-        for pick, is_none in zip(layout.picks, layout.are_none, strict=True):
-            values = self._picked(handles, pick)
-            leaves.append(None if is_none else values[0] if len(values) == 1 else PerReplica(values))
+        leaves = [
+            None if is_none else self._picked(handles, pick)
+            for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
+        ]
+        if len(handles) == 1:
+            leaves = [None if leaf is None else leaf.values[0] for leaf in leaves]
         return layout.treespec.unflatten(leaves)
 
-    def _values(self, handles: list[Handle]) -> Any:
+    def _values(self, handles: Sequence[Handle]) -> Any:
         layout = self._learned(handles)
-        return layout.treespec.unflatten([PerReplica(self._picked(handles, pick)) for pick in layout.picks])
+        return layout.treespec.unflatten([self._picked(handles, pick) for pick in layout.picks])
 
-    def _picked(self, handles: list[Handle], pick: PickFromReturned) -> list[AsyncValue]:
-        step = tuple(handles)
-        return [
-            AsyncValue(self._steps, Remote(handle, pick, replica.worker, step))
-            for handle, replica in zip(handles, self.replicas, strict=True)
-        ]
+    def _picked(self, handles: Sequence[Handle], pick: PickFromReturned) -> PerReplica:
+        return PerReplica.of(Spread(self._steps, handles, pick, self._worker_of, is_step=True))
 
-    def _layout(self, fn: Callable[..., Any], handles: list[Handle]) -> Layout:
+    def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
         made_of = _made_of(fn)
         key = tuple(map(id, made_of))
         known = self._layouts.get(key)
@@ -287,14 +265,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         layout = known[0]
         if current is not None and any(layout.are_none):
             # Nobody would look at it to see it fail.
-            for number, (handle, replica) in enumerate(zip(handles, self.replicas, strict=True)):
-                seen = self._steps.call(
-                    see_none, [handle], layout, on=replica.worker, is_pinned=True, lane=number, name="see"
-                )
+            for seen in self._steps.call_on_all(see_none, [handles], layout, lanes=self._lanes, name="see"):
                 current.wait_for(self._steps, seen)
         return layout
 
-    def _learned(self, handles: list[Handle]) -> Layout:
+    def _learned(self, handles: Sequence[Handle]) -> Layout:
         # Waits for the calls.
         with self._steps.together():
             asked = [
@@ -341,7 +316,7 @@ def layout_of(results: Sequence[Returned]) -> Layout:
     return Layout(returned.treespec, tuple(leaf is None for leaf in returned.leaves))
 
 
-def see_none(results: Sequence[Returned], layout: Layout) -> None:
+def see_none(results: Sequence[Returned], layout: Layout, replica: Replica, number: int) -> None:
     """See that a function gave None where it gave it in its first call."""
     (returned,) = results
     if returned.treespec == layout.treespec:

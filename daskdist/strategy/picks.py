@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from dask.sizeof import sizeof
 
 from daskdist.core.block import Rows
+from daskdist.core.spec import TensorSpec
 from daskdist.errors import DaskdistError
-from daskdist.execute.callers import Handle
+from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.flat import flattened
 
 
@@ -103,7 +104,43 @@ class Remote(NamedTuple):
     handle: Handle
     pick: Pick
     worker: str | None = None
-    step: tuple[Handle, ...] = ()
+    step: Sequence[Handle] = ()
+
+
+class Spread(NamedTuple):
+    """Parts of what a call gave on each replica.
+
+    Parameters
+    ----------
+    caller
+        Who made the call.
+    handles
+        Of the results.
+    picks
+        What takes the part out of each; one where it is the same for all.
+    workers
+        For each replica the address of its worker.
+    spec
+        What is known of all of them.
+    is_step
+        Whether the results are those of a step, which fails on all replicas if it does on one.
+    """
+
+    caller: Caller
+    handles: Sequence[Handle]
+    picks: Pick | tuple[Pick, ...]
+    workers: tuple[str | None, ...]
+    spec: TensorSpec | None = None
+    is_step: bool = False
+
+    def pick(self, number: int) -> Pick:
+        """What takes out the part of one replica."""
+        return self.picks[number] if isinstance(self.picks, tuple) else self.picks
+
+    def part(self, number: int) -> Remote:
+        """The part of one replica."""
+        step = self.handles if self.is_step else ()
+        return Remote(self.handles[number], self.pick(number), self.workers[number], step)
 
 
 class Applied(NamedTuple):

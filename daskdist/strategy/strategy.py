@@ -23,7 +23,7 @@ from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.from_function import Made, of_function
 from daskdist.strategy.gathering import Gather
 from daskdist.strategy.inputs import InputContext, InputOptions
-from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.picks import Pick, Returned, Spread
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, component, filled, results_of
@@ -226,7 +226,9 @@ class Strategy:
         self._check_values("run", leaves)
         return self._returned(fn, self._on_replicas("run", fn, leaves, treespec))
 
-    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Handle]:
+    def _on_replicas(
+        self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
+    ) -> Sequence[Handle]:
         """One call on each replica; the leaves are those of the arguments and keyword arguments of all."""
         raise NotImplementedError
 
@@ -269,7 +271,7 @@ class Strategy:
         leaves, treespec = flattened(((contexts,), {}))
         return self._values(self._on_replicas("values", value_fn, leaves, treespec))
 
-    def _values(self, handles: list[Handle]) -> Any:
+    def _values(self, handles: Sequence[Handle]) -> Any:
         """What calls on replicas gave, each leaf a `PerReplica`."""
         raise NotImplementedError
 
@@ -359,7 +361,7 @@ class Strategy:
         """What a call is given, in a form that a later change of it does not reach."""
         return nest
 
-    def _returned(self, fn: Callable[..., Any], handles: list[Handle]) -> Any:
+    def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         raise NotImplementedError
 
     def reduce(self, reduce_op: Op | str, value: Any, axis: int | Sequence[int] | None) -> Any:
@@ -428,9 +430,11 @@ class Strategy:
         return optree.tree_unflatten(treespec, reduced)
 
     def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
-        sent = self._sent
-        rows = [[sent(part) for part in row] for row in zip(*[value.values for value in values], strict=True)]
-        handle = fold_tree(self._caller, op, axis, self._worker_of, rows, setting("split-every"), on)
+        parts: Spread | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
+        if parts is None:
+            sent = self._sent
+            parts = [[sent(part) for part in row] for row in zip(*[value.values for value in values], strict=True)]
+        handle = fold_tree(self._caller, op, axis, self._worker_of, parts, setting("split-every"), on)
         return self._leaves_of(handle, len(values))
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
@@ -460,22 +464,18 @@ class Strategy:
             )
         for leaf in leaves:
             if isinstance(leaf, PerReplica):
-                if len(leaf.values) != len(self._replicas):
+                if leaf.number() != len(self._replicas):
                     raise ArgumentError(
-                        f"{operation}: a PerReplica of {len(leaf.values)} values meets a strategy of "
+                        f"{operation}: a PerReplica of {leaf.number()} values meets a strategy of "
                         f"{len(self._replicas)} replicas; it is of another strategy"
                     )
-                # Its values come from one place.
-                self._check_origin(operation, leaf.values[0])
-            else:
-                self._check_origin(operation, leaf)
-
-    def _check_origin(self, operation: str, value: Any) -> None:
-        if isinstance(value, AsyncValue) and not value.can_be_given_to(self._caller):
-            raise ArgumentError(
-                f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here first, "
-                "with np.asarray say"
-            )
+            elif not isinstance(leaf, AsyncValue):
+                continue
+            if not leaf.can_be_given_to(self._caller):
+                raise ArgumentError(
+                    f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here "
+                    "first, with np.asarray say"
+                )
 
     def _check_locations(self, dataset: Dataset) -> None:
         """Refuse a dataset whose files are said to be on a worker that there is not."""
@@ -522,9 +522,9 @@ def call_on_replica(
 
 def call_there(
     results: Sequence[Any],
-    picks: Sequence[tuple[int, Pick]],
-    leaves: Sequence[Any],
     treespec: Any,
+    picks: Sequence[tuple[int, Pick]],
+    leaves: list[Any],
     replica: Replica,
     number: int,
 ) -> Returned:

@@ -19,9 +19,9 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
 from daskdist.strategy.reduction import Axis, Op, ReduceOp, Reduction, name_of, num_rows, reduction_of, without
-from daskdist.strategy.values import Wiring, fill
+from daskdist.strategy.values import Slot, Wiring, fill
 
 # What adds up, and what has an order.
 _NUMBERS: Final = "biufc"
@@ -259,12 +259,33 @@ def _fold(op: Op, axis: Axis, is_final: bool) -> Fold:
 _the_same = functools.lru_cache(maxsize=64)(Fold)
 
 
+def _wired(
+    values: Spread | Sequence[list[Any]], numbers: Sequence[int]
+) -> tuple[list[Handle], list[tuple[int, Pick]], list[list[Any]]]:
+    wiring = Wiring()
+    if isinstance(values, Spread):
+        handles, pick = values.handles, values.picks
+        if type(pick) is PickFromReturned:
+            return [handles[number] for number in numbers], *_alike(pick, len(numbers))
+        wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
+    else:
+        wire = wiring.wire
+        wired = [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in values[number]] for number in numbers]
+    return wiring.handles, wiring.picks, wired
+
+
+@functools.lru_cache(maxsize=256)
+def _alike(pick: PickFromReturned, size: int) -> tuple[list[tuple[int, Pick]], list[list[Any]]]:
+    # For one part of each of so many results: its picks, and what is wired.
+    return [(number, pick) for number in range(size)], [[Slot(number)] for number in range(size)]
+
+
 def fold_tree(
     caller: Caller,
     op: Op,
     axis: Axis,
     workers: tuple[str | None, ...],
-    values: Sequence[list[Any]],
+    values: Spread | Sequence[list[Any]],
     split_every: int,
     on: str | None = None,
 ) -> Handle:
@@ -279,7 +300,7 @@ def fold_tree(
     workers
         For each replica its worker; None for this process.
     values
-        For each replica its leaves, some of them asynchronous.
+        For each replica its leaves, some of them asynchronous; or the one that each has as a part of a call's result.
     split_every
         How many partial results of workers are combined at a time.
     on
@@ -298,11 +319,9 @@ def fold_tree(
     for own, numbers in groups:
         is_last = len(groups) == 1
         worker = on if is_last and on else own
-        wiring = Wiring()
-        wire = wiring.wire
-        wired = [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in values[number]] for number in numbers]
+        handles, picks, wired = _wired(values, numbers)
         fold = _fold(op, axis, is_last)
-        handle = caller.call(fold.chunks, wiring.handles, wiring.picks, wired, on=worker, name="reduce-chunk")
+        handle = caller.call(fold.chunks, handles, picks, wired, on=worker, name="reduce-chunk")
         level.append((worker, handle))
     while len(level) > 1:
         is_last = len(level) <= split_every

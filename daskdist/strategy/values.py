@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.execute.callers import Caller, Handle, is_future
 from daskdist.execute.graph import is_undone, one_task
 from daskdist.strategy.flat import LEAVES
-from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Returned
+from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Returned, Spread
 
 # An expression of so many operations is evaluated although nobody has looked: a total over a million steps
 # must not keep a million steps alive.
@@ -101,7 +101,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
 
     def can_be_given_to(self, caller: Caller) -> bool:
         """Whether a call of this caller can have the value."""
-        return self._source is None or getattr(self._caller, "client", None) is getattr(caller, "client", None)
+        return self._source is None or _is_one_cluster(self._caller, caller)
 
     def settle(self) -> None:
         """Have what was done to other values done where they are, with calls that go there, or else here."""
@@ -212,6 +212,10 @@ def as_it_is_now(value: Any) -> Any:
     return kind(map(as_it_is_now, value)) if kind is list or kind is tuple else value
 
 
+def _is_one_cluster(one: Caller, other: Caller) -> bool:
+    return one is other or getattr(one, "client", None) is getattr(other, "client", None)
+
+
 class Slot:
     """Stands in a nest for a part that is filled in where it is known."""
 
@@ -266,6 +270,8 @@ class Wiring:
     def wire_leaf(self, leaf: Any) -> Any:
         """A leaf, or the slot or expression for it."""
         if type(leaf) is not AsyncValue:
+            if type(leaf) is Remote:
+                return self.slot(leaf.handle, leaf.pick)
             if isinstance(leaf, PerReplica):
                 raise ArgumentError("a PerReplica stands here where one value is needed; hand it to run or reduce")
             return leaf
@@ -371,10 +377,12 @@ def pick_all(results: Sequence[Any], picks: Sequence[Pick]) -> list[Any]:
 class DistributedValues:
     """Values of which each replica has one."""
 
-    __slots__ = ("values",)
+    __slots__ = ()
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = tuple(values)
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """One for each replica, in replica order."""
+        raise NotImplementedError
 
 
 class PerReplica(_Collection, DistributedValues):
@@ -397,7 +405,32 @@ class PerReplica(_Collection, DistributedValues):
     }
     """
 
-    __slots__ = ("_name",)
+    __slots__ = ("_name", "_values", "spread")
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values: tuple[Any, ...] | None = tuple(values)
+        # Where they are, for as long as nobody has asked for one of them.
+        self.spread: Spread | None = None
+
+    @classmethod
+    def of(cls, spread: Spread) -> PerReplica:
+        """What a call gave on each replica."""
+        made = cls.__new__(cls)
+        made._values, made.spread = None, spread
+        return made
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """One for each replica, in replica order."""
+        spread = self.spread
+        if spread is not None:
+            parts = map(spread.part, range(len(spread.workers)))
+            self._values = tuple([AsyncValue(spread.caller, part, spread.spec) for part in parts])
+            self.spread = None
+        return self._values  # type: ignore[return-value]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerReplica, (self.values,)
 
     def _lines(self, show: Callable[[Any], str]) -> str:
         values = results_of(self.values)
@@ -422,6 +455,16 @@ class PerReplica(_Collection, DistributedValues):
         if not hasattr(self, "_name"):
             self._name = f"per-replica-{tokenize(*self.values)}"
         return self._name
+
+    def number(self) -> int:
+        """How many there are."""
+        return len(self.values if self.spread is None else self.spread.workers)
+
+    def can_be_given_to(self, caller: Caller) -> bool:
+        """Whether a call of this caller can have the values, which come from one place."""
+        if self.spread is not None:
+            return _is_one_cluster(self.spread.caller, caller)
+        return all(each.can_be_given_to(caller) for each in self.values[:1] if isinstance(each, AsyncValue))
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
         return PerReplica, ()
