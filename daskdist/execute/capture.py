@@ -34,7 +34,7 @@ from daskdist.execute.fused import (
 from daskdist.execute.graph import Placed, placed_graph
 from daskdist.execute.pickling import culprit
 from daskdist.execute.session import Sent, Session, current_session, sending_because, sent_because
-from daskdist.execute.submit import Picks, Submit
+from daskdist.execute.submit import LOOK_EVERY_S, Picks, Submit
 
 # What calls on all lanes are given: a handle for all, a tuple of one for each, or the `Results` of another call.
 Column: TypeAlias = Any
@@ -470,7 +470,8 @@ class Capturing(Submit):
         # Graphs under way, the oldest first: the tasks of each that are not over, and its calls of `run`. Those whose
         # results nobody keeps are to be made all the same; once they are, Dask may forget them.
         self._under_way: deque[tuple[set[Future], int]] = deque()
-        self._lock = threading.Lock()
+        # Told of when something is over.
+        self._lock = threading.Condition()
         # Its thread sends what waits when something is over.
         self._sender = ThreadPoolExecutor(1, "daskdist-sender")
 
@@ -593,7 +594,9 @@ class Capturing(Submit):
         # Not `Future.add_done_callback`, which complains at the end of a program that does not wait.
         with contextlib.suppress(FuturesCancelledError):
             await _wait(list(tasks))
-        tasks.clear()
+        with self._lock:
+            tasks.clear()
+            self._lock.notify_all()
         # Not here, in the client's own thread: what pickles may look at results. Refused at the end of a program.
         with contextlib.suppress(RuntimeError):
             self._sender.submit(self._waiting.send)
@@ -617,7 +620,7 @@ class Capturing(Submit):
                 if num_graphs <= _MOST_GRAPHS or num_steps <= most or not self._under_way:
                     return
                 oldest, _ = self._under_way.popleft()
-            super().wait(list(oldest))
+            self._wait_until_over(oldest)
             self._waiting.send()
 
     def finish(self) -> None:
@@ -628,7 +631,14 @@ class Capturing(Submit):
                 if not self._under_way:
                     return
                 tasks, _ = self._under_way.popleft()
-            super().wait(list(tasks))
+            self._wait_until_over(tasks)
+
+    def _wait_until_over(self, tasks: set[Future]) -> None:
+        while True:
+            with self._lock:
+                if self._lock.wait_for(lambda: not tasks, LOOK_EVERY_S):
+                    return
+            self._check_workers()
 
     def renew(self, noted: Noted) -> None:
         """Send results to their workers anew if they are made of too many others."""

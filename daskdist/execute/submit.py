@@ -24,7 +24,7 @@ from daskdist.execute.holders import Held
 # Which result each part is of, and what takes it out.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 # Seconds between two looks at whether the workers are still there, while something is waited for.
-_LOOK_EVERY_S = 2
+LOOK_EVERY_S = 2
 
 
 class Submit:
@@ -48,7 +48,7 @@ class Submit:
         What callers have in common whose handles are of use to each other; its own if None.
     """
 
-    bundle_chunks = 256
+    bundle_chunks = 1024
     compacts = True
     reports_freely = False
     divides = True
@@ -109,7 +109,7 @@ class Submit:
         workers = [on] if on else None
         try:
             future = self.client.scatter(
-                data, workers=workers, broadcast=on is None, direct=True, hash=False, timeout=_LOOK_EVERY_S
+                data, workers=workers, broadcast=on is None, direct=True, hash=False, timeout=LOOK_EVERY_S
             )
         except (OSError, TimeoutError):
             self._check_workers()
@@ -187,7 +187,7 @@ class Submit:
         loop = self.client.loop.asyncio_loop
         task = asyncio.run_coroutine_threadsafe(self.client.gather(list(handles), direct=True, asynchronous=True), loop)
         try:
-            while not futures_wait([task], timeout=_LOOK_EVERY_S).done:
+            while not futures_wait([task], timeout=LOOK_EVERY_S).done:
                 # A worker may be lost with what was done: then the client waits until that is made anew.
                 if not all(handle.done() for handle in handles):
                     self._check_workers()
@@ -205,11 +205,11 @@ class Submit:
             needs is no longer there.
         """
         self._check_open()
-        while True:
+        while not all(handle.status in ("finished", "error") for handle in handles):
             try:
                 # Not `distributed.wait`: to tell it the client, `Client.as_current` sets Dask's scheduler for the whole
                 # process, and for good where two threads wait.
-                self.client.sync(_wait, handles, timeout=_LOOK_EVERY_S)
+                self.client.sync(_wait, handles, timeout=LOOK_EVERY_S)
             except TimeoutError:
                 self._check_workers()
             except FuturesCancelledError as error:
