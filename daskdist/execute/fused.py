@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -101,6 +101,10 @@ class Outputs:
             raise value.error()
         return value
 
+    def since(self, first: int) -> Outputs:
+        """Those of calls from one on, counted from there."""
+        return Outputs({number - first: value for number, value in self.made.items() if number >= first})
+
     def __sizeof__(self) -> int:
         # Dask asks for it, and knows the sizes of what there is in it.
         return object.__sizeof__(self) + sum(int(sizeof(value)) for value in self.made.values())
@@ -188,21 +192,63 @@ def pickled_calls(calls: Sequence[Call]) -> bytes:
     return cloudpickle.dumps(calls, protocol=5)  # type: ignore[no-any-return]
 
 
-def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int], own: tuple[Any, ...]) -> Outputs:
+class Segment(NamedTuple):
+    """Calls of a task that were noted together.
+
+    Parameters
+    ----------
+    pickled
+        The calls.
+    num_calls
+        How many they are.
+    wanted
+        The numbers of those whose results are.
+    num_results
+        How many of the results that the task is given are theirs.
+    begins
+        Which of those are outputs of several segments, and where in them begin those of the one that is meant.
+    """
+
+    pickled: bytes
+    num_calls: int
+    wanted: Sequence[int]
+    num_results: int
+    begins: Sequence[tuple[int, int]]
+
+
+def run_calls(results: Sequence[Any], segments: Sequence[Segment], own: tuple[Any, ...]) -> Outputs:
     """Make calls in order.
 
     Parameters
     ----------
     results
         What other tasks gave.
-    pickled
+    segments
         The calls.
-    wanted
-        The numbers of those whose results are.
     own
         What calls on this lane are given after their arguments.
+
+    Returns
+    -------
+    Outputs
+        With the numbers of calls counted over all segments.
     """
-    calls: list[Call] = pickle.loads(pickled)
+    found: dict[int, Any] = {}
+    first = begin = 0
+    for segment in segments:
+        given = list(results[begin : begin + segment.num_results])
+        for place, number in segment.begins:
+            given[place] = given[place].since(number)
+        for number, value in _made(segment, given, own):
+            found[first + number] = value
+        first += segment.num_calls
+        begin += segment.num_results
+    return Outputs(found)
+
+
+def _made(segment: Segment, results: Sequence[Any], own: tuple[Any, ...]) -> Iterator[tuple[int, Any]]:
+    calls: list[Call] = pickle.loads(segment.pickled)
+    wanted = segment.wanted
     last_use = {place: number for number, call in enumerate(calls) for index, place in call.inputs if index == OWN}
     made: list[Any] = []
     kept = frozenset(wanted)
@@ -211,7 +257,7 @@ def run_calls(results: Sequence[Any], pickled: bytes, wanted: Sequence[int], own
         for index, place in call.inputs:
             if index == OWN and place is not None and last_use[place] == number and place not in kept:
                 made[place] = None
-    return Outputs({number: made[number] for number in wanted})
+    return ((number, made[number]) for number in wanted)
 
 
 def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple[Any, ...]) -> Any:

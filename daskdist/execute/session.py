@@ -19,8 +19,8 @@ class Session:
     """What is captured until it ends, of all callers."""
 
     def __init__(self) -> None:
-        # By the identity of the caller.
-        self.captures: dict[int, Any] = {}
+        # By the identity of a caller, that and what it notes.
+        self.captures: dict[int, tuple[Any, Any]] = {}
         self.sent: list[Sent] = []
         self.is_over = False
         self._awaited: list[tuple[Caller, Handle]] = []
@@ -29,11 +29,18 @@ class Session:
         """Have a call waited for when the session ends, since nobody has a result of it to look at."""
         self._awaited.append((caller, handle))
 
+    def all_sent(self) -> list[Sent]:
+        """The graphs there were; what waits is sent."""
+        for caller, capture in self.captures.values():
+            if capture.is_over:
+                caller.send_over()
+        return self.sent
+
     def end(self) -> None:
         """Send what is left, and wait for what is to be waited for."""
-        for capture in self.captures.values():
-            capture.send()
-            capture.caller.hold_back()
+        self.is_over = True
+        for caller, capture in self.captures.values():
+            caller.end(capture)
         awaited, self._awaited = self._awaited, []
         for caller, handle in awaited:
             caller.result(handle)
@@ -53,12 +60,15 @@ class Sent:
         Tasks of it that come one after the other.
     reason
         Why it was sent before its function ended; None if it was not.
+    num_others
+        Calls of `run` in the same graph that were not captured with it.
     """
 
     num_steps: int
     num_tasks: int
     num_stages: int
     reason: str | None
+    num_others: int = 0
 
 
 _session: ContextVar[Session | None] = ContextVar("daskdist session", default=None)

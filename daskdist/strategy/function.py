@@ -12,7 +12,7 @@ import optree
 
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.errors import ArgumentError
-from daskdist.execute.session import Sent, Session, session
+from daskdist.execute.session import Session, session
 from daskdist.strategy.picks import Pick
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
 
@@ -30,7 +30,8 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     ----------
     fn
         The function. What it calls ``run``, ``reduce`` and ``gather`` of a strategy with is noted while it runs, and
-        sent when it is over: one graph, with a task for as many steps of a replica as need nothing from another.
+        sent when it is over: one graph, with a task for as many steps of a replica as need nothing from another. While
+        the cluster is busy with two such graphs, a function waits, and goes with the next ones in one.
     input_signature
         For each positional argument its spec, such as ``dist_dataset.element_spec``; not checked if None.
 
@@ -76,7 +77,7 @@ class Function:
         self.input_signature = None if input_signature is None else tuple(input_signature)
         self._fn = fn
         self._name = getattr(fn, "__qualname__", type(fn).__name__)
-        self._sent: tuple[Sent, ...] | None = None
+        self._last: Session | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with session() as current:
@@ -85,7 +86,7 @@ class Function:
             result = self._fn(*args, **kwargs)
             # Also what is done to values is done there.
             settle(result)
-        self._sent = tuple(current.sent)
+        self._last = current
         return result
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
@@ -99,9 +100,9 @@ class Function:
         str
             A line for each graph.
         """
-        if self._sent is None:
+        if self._last is None:
             return f"{self._name}: not called yet"
-        graphs = [each for each in self._sent if each.num_steps or each.reason]
+        graphs = [each for each in self._last.all_sent() if each.num_steps or each.reason]
         if not graphs:
             return f"{self._name}: nothing was sent to a cluster"
         num_steps = sum(each.num_steps for each in graphs)
@@ -110,6 +111,8 @@ class Function:
             line = f"  graph {number}: {_counted(each.num_steps, 'step')} in {_counted(each.num_tasks, 'task')}"
             if each.num_stages > 1:
                 line += f", {each.num_stages} one after the other"
+            if each.num_others:
+                line += f", and {_counted(each.num_others, 'step')} of other calls"
             lines.append(line + (f"; sent then because {each.reason}" if each.reason else ""))
         return "\n".join(lines)
 

@@ -22,7 +22,8 @@ from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.errors import ClusterError, DaskdistError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.capture import Capturing, Lanes, Results
+from daskdist.execute.capture import Capturing
+from daskdist.execute.noting import Lanes, Results
 from daskdist.execute.parcels import Parcel, Parcels
 from daskdist.execute.session import current_session
 from daskdist.execute.submit import Submit, workers_of

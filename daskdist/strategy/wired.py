@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from daskdist.execute.capture import Column
+from daskdist.execute.noting import Column
 from daskdist.execute.parcels import Parcel
 from daskdist.strategy.picks import PickAll
 from daskdist.strategy.values import PerReplica, Wiring

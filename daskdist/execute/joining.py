@@ -1,0 +1,101 @@
+"""Tasks of calls that were noted apart: what is made in the same place, one after the other, is one task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed import Future
+
+from daskdist.execute.fused import Segment, run_calls
+from daskdist.execute.graph import Placed
+from daskdist.execute.noting import Group, Part, SentTask
+
+
+@dataclass(eq=False)
+class Joined:
+    """Groups of several captures that are one task on each lane.
+
+    Parameters
+    ----------
+    keys
+        Of each lane.
+    """
+
+    keys: list[str]
+    groups: list[Group] = field(default_factory=list)
+    # For each of them its calls, pickled, by lane; and how many calls come before.
+    pickled: list[Sequence[bytes]] = field(default_factory=list)
+    begins: dict[int, int] = field(default_factory=dict)
+    num_calls: int = 0
+
+    def add(self, group: Group, pickled: Sequence[bytes]) -> None:
+        """Have a group one more."""
+        self.groups.append(group)
+        self.pickled.append(pickled)
+        self.begins[id(group)] = self.num_calls
+        self.num_calls += len(group.calls)
+
+    def tasks(self, joined_of: Mapping[int, Joined]) -> Iterator[Placed]:
+        """The task of each lane; ``joined_of`` is for each group there is, by identity, what it is joined to."""
+
+        def source(need: Any, lane: int) -> tuple[Any, int]:
+            # A future, a key of the same graph, or nothing; and where in what it gives that which is meant begins.
+            if type(need) is Part:
+                need, lane = need
+            if type(need) is not Group:
+                return need, 0
+            joined = joined_of[id(need)]
+            return joined.keys[lane], joined.begins[id(need)]
+
+        first = self.groups[0]
+        self._wanted = [group.wanted() for group in self.groups]
+        for lane, (key, worker, own) in enumerate(zip(self.keys, first.lanes.workers, first.lanes.args, strict=True)):
+            needs: list[Any] = []
+            segments = []
+            for group, pickled, wanted in zip(self.groups, self.pickled, self._wanted, strict=True):
+                begins = []
+                for place, need in enumerate(group.needs):
+                    found, begin = source(need[lane] if type(need) is tuple else need, lane)
+                    needs.append(found)
+                    if begin:
+                        begins.append((place, begin))
+                segments.append(Segment(pickled[lane], len(group.calls), wanted, len(group.needs), begins))
+            yield Placed(key, needs, run_calls, (segments, own), worker, first.is_pinned)
+
+    def set_sent(self, futures: Sequence[Future]) -> None:
+        """Tell what was noted of its tasks."""
+        calls = [ref for group in self.groups for ref in group.noted]
+        num_outputs = sum(map(len, self._wanted))
+        workers = self.groups[0].lanes.workers
+        sent = tuple([SentTask(*each, calls, num_outputs) for each in zip(futures, workers, strict=True)])
+        depth = max(group.deepest for group in self.groups) + sum(len(group.needs) for group in self.groups)
+        for group in self.groups:
+            for noted in group.there():
+                noted.tasks, noted.depth = sent, depth
+                noted.place += self.begins[id(group)]  # type: ignore[operator]
+
+
+def join(
+    parts: Sequence[tuple[Sequence[Group], Sequence[Sequence[bytes]]]], key_of: Callable[[str], str]
+) -> tuple[list[Joined], list[Placed]]:
+    """What makes the calls of several captures, each with its calls pickled, in their order; and its tasks."""
+    joined_of: dict[int, Joined] = {}
+    found: dict[tuple[Hashable, int], Joined] = {}
+    first_stage = 0
+    for groups, all_pickled in parts:
+        last_stage = first_stage
+        for group, pickled in zip(groups, all_pickled, strict=True):
+            stage = first_stage + group.stage
+            joined = found.get((group.place, stage))
+            if joined is None:
+                keys = [key_of(group.name) for _ in group.lanes.workers]
+                joined = found[group.place, stage] = Joined(keys)
+            joined.add(group, pickled)
+            joined_of[id(group)] = joined
+            if group.place is group.lanes:
+                last_stage = max(last_stage, stage)
+        # Of calls on all lanes, which each makes in their order.
+        first_stage = last_stage
+    return list(found.values()), [task for joined in found.values() for task in joined.tasks(joined_of)]

@@ -1,0 +1,478 @@
+"""Calls that are noted, to go to a cluster together: with as few tasks as their order allows.
+
+Calls of one replica that need nothing from another are one task. Where one needs what another replica made, a new
+stage begins: a task for each replica again, which waits for those of the stage before that it needs.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from distributed import Future
+
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.callers import Handle
+from daskdist.execute.fused import OWN, Call, pickled_calls
+from daskdist.execute.pickling import culprit
+from daskdist.execute.session import Session
+
+# What calls on all lanes are given: a handle for all, a tuple of one for each, or the `Results` of another call.
+Column: TypeAlias = Any
+# The `Input` of a call; a list of them where that differs from lane to lane.
+Inputs: TypeAlias = Any
+
+
+class Noted:
+    """A call that was noted, on all its lanes."""
+
+    __slots__ = ("__weakref__", "depth", "error", "group", "place", "tasks", "values")
+
+    def __init__(self, group: Group, place: int) -> None:
+        # Until it is sent, the calls it will be one of; then the tasks those are, one a lane.
+        self.group: Group | None = group
+        self.tasks: tuple[SentTask, ...] = ()
+        # The number of the call in its task; None where the task gives the value itself.
+        self.place: int | None = place
+        # Why it could not be sent.
+        self.error: Exception | None = None
+        # About how many tasks Dask keeps note of for as long as it is there: those it is made of.
+        self.depth = 0
+        # By lane, what it gave, where that came here along with something else.
+        self.values: dict[int, Any] = {}
+
+    def task(self, lane: int) -> SentTask:
+        """The task it is a call of."""
+        if not self.tasks:
+            raise self.error or ClusterError("this was never sent to the cluster")
+        return self.tasks[lane]
+
+
+class Deferred:
+    """What a call will give on one lane, which goes to the cluster with others."""
+
+    __slots__ = ("lane", "noted")
+
+    def __init__(self, noted: Noted, lane: int = 0) -> None:
+        self.noted = noted
+        self.lane = lane
+
+    @property
+    def task(self) -> SentTask:
+        """The task it comes of."""
+        return self.noted.task(self.lane)
+
+    @property
+    def future(self) -> Future:
+        """The future of its task."""
+        return self.task.future
+
+
+class Results(Sequence[Deferred]):
+    """What a call will give, by lane."""
+
+    __slots__ = ("_found", "_size", "noted")
+
+    def __init__(self, noted: Noted, size: int) -> None:
+        self.noted = noted
+        self._size = size
+        # Not kept by what is noted: that goes when nobody has a result of it any more.
+        self._found: tuple[Deferred, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, lane: Any) -> Any:
+        if self._found is None:
+            self._found = tuple([Deferred(self.noted, each) for each in range(self._size)])
+        return self._found[lane]
+
+
+@dataclass(frozen=True)
+class SentTask:
+    """A task that was sent.
+
+    Parameters
+    ----------
+    future
+        Of its `Outputs`.
+    worker
+        The address of the worker it is to run on; None for any.
+    calls
+        What was noted of each of its calls, for as long as somebody has a result of it.
+    num_outputs
+        The calls whose results are kept.
+    """
+
+    future: Future
+    worker: str | None = None
+    calls: Sequence[weakref.ref[Noted]] = ()
+    num_outputs: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """Where calls are made: the same ones on each, in their order.
+
+    Parameters
+    ----------
+    workers
+        The address of the worker of each; None for any.
+    args
+        Of each, what its calls are given after their own arguments.
+    """
+
+    workers: tuple[str | None, ...]
+    args: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(eq=False)
+class Group:
+    """Calls that will be one task, or one on each lane.
+
+    Parameters
+    ----------
+    name
+        What the keys begin with.
+    place
+        What groups have in common that can be one.
+    stage
+        How many tasks of the same graph come before it at least.
+    """
+
+    capture: Capture
+    name: str
+    place: Hashable
+    lanes: Lanes
+    stage: int
+    is_pinned: bool
+    # Those that differ from lane to lane are lists.
+    calls: list[Call | list[Call]] = field(default_factory=list)
+    # Futures, parts of groups of the same graph, or all parts of one; and tuples of one of those, or None, a lane.
+    needs: list[Any] = field(default_factory=list)
+    noted: list[weakref.ref[Noted]] = field(default_factory=list)
+    # The numbers of calls whose results other groups take.
+    taken: set[int] = field(default_factory=set)
+    deepest: int = 0
+    # By identity, what calls were given, and where it comes from.
+    inputs: dict[Any, tuple[Any, Inputs]] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """What a result of it has for its own depth."""
+        return self.deepest + len(self.needs)
+
+    def note(self, call: Call | list[Call]) -> Noted:
+        """Have one call more."""
+        noted = Noted(self, len(self.calls))
+        self.calls.append(call)
+        self.noted.append(weakref.ref(noted))
+        return noted
+
+    def need(self, need: Any) -> int:
+        """The place of something in what the task is given."""
+        self.needs.append(need)
+        return len(self.needs) - 1
+
+    def there(self) -> list[Noted]:
+        """What was noted of the calls of which somebody has a result."""
+        return [noted for ref in self.noted if (noted := ref()) is not None]
+
+    def wanted(self) -> list[int]:
+        """The numbers of the calls whose results somebody has a use for."""
+        return [number for number, ref in enumerate(self.noted) if number in self.taken or ref() is not None]
+
+    def pickled(self) -> Sequence[bytes]:
+        """The calls of each lane, as `run_calls` takes them."""
+        num_lanes = len(self.lanes.workers)
+        try:
+            if not any(type(call) is list for call in self.calls):
+                return [pickled_calls(self.calls)] * num_lanes  # type: ignore[arg-type]
+            return [
+                pickled_calls([call[lane] if type(call) is list else call for call in self.calls])  # type: ignore[misc]
+                for lane in range(num_lanes)
+            ]
+        except Exception as error:
+            raise ArgumentError(
+                f"{self.name}: what it is called with does not pickle{culprit(self.calls)}: {error}"
+            ) from error
+
+
+class Part(NamedTuple):
+    """The task of one lane of a group."""
+
+    group: Group
+    lane: int
+
+
+class Taken(NamedTuple):
+    """What was noted until it is sent.
+
+    Parameters
+    ----------
+    groups
+        The calls.
+    num_steps
+        Calls of `run` among them.
+    session
+        What they were captured in; None for calls outside of sessions.
+    """
+
+    groups: list[Group]
+    num_steps: int
+    session: Session | None
+
+    def let_go(self, failure: Exception | None) -> None:
+        """Have it sent, or fail."""
+        for group in self.groups:
+            for noted in group.there():
+                noted.group, noted.error = None, failure
+
+
+class Sender(Protocol):
+    """Who sends what is noted."""
+
+    def send(self, parts: Sequence[Taken]) -> None:
+        """Send it as one graph."""
+
+    def send_over(self) -> None:
+        """Send what sessions have noted that are over."""
+
+    def renew(self, noted: Noted) -> None:
+        """Send results anew if they are made of too many others."""
+
+
+class Capture:
+    """Calls that have not been sent yet.
+
+    Parameters
+    ----------
+    sender
+        Who sends them.
+    session
+        What they are captured in; None for calls outside of sessions.
+    """
+
+    def __init__(self, sender: Sender, session: Session | None = None) -> None:
+        self._sender = sender
+        self._session = session
+        # Whether it waits for others, to be sent with them.
+        self.is_over = False
+        self._clear()
+        # Others may need what is noted here, and so send it.
+        self._lock = threading.RLock()
+        # Calls of `run` among them.
+        self.num_steps = 0
+
+    def _clear(self) -> None:
+        self._groups: list[Group] = []
+        # Of single calls, by where they are made and their stage.
+        self._single: dict[tuple[Hashable, int], Group] = {}
+        # Of calls on all lanes, the stage those have come to.
+        self._newest: dict[Lanes, Group] = {}
+
+    def add(
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        args: tuple[Any, ...],
+        on: str | None,
+        name: str,
+        *,
+        is_pinned: bool,
+        is_apart: bool,
+    ) -> Deferred:
+        """Note a call, to be made in one task with others where that can be and it is not to be apart."""
+        for each in handles:
+            self._get_ready(each)
+        with self._lock:
+            group = self._group(handles, on, name, is_pinned=is_pinned, is_apart=is_apart)
+            inputs = tuple([self._inputs(group, each) for each in handles])
+            return Deferred(group.note(Call(function, inputs, args)))
+
+    def add_to_all(
+        self,
+        function: Callable[..., Any],
+        columns: Sequence[Column],
+        args: tuple[Any, ...],
+        own: Sequence[tuple[Any, ...]] | None,
+        lanes: Lanes,
+        name: str,
+    ) -> Results:
+        """Note a call on all lanes; ``own`` is what it is given on each, after ``args``, where that differs."""
+        newest = self._newest.get(lanes)
+        known = newest.inputs if newest is not None else {}
+        for column in columns:
+            if id(column) not in known:
+                self._get_ready(column)
+        num_lanes = len(lanes.workers)
+        with self._lock:
+            group = self._group_of_all(columns, lanes, name)
+            inputs = [self._inputs(group, column) for column in columns]
+            call: Call | list[Call]
+            if own is None and not any(type(each) is list for each in inputs):
+                call = Call(function, tuple(inputs), args, True)
+            else:
+                call = [
+                    Call(
+                        function,
+                        tuple([each[lane] if type(each) is list else each for each in inputs]),
+                        args if own is None else (*args, *own[lane]),
+                        True,
+                    )
+                    for lane in range(num_lanes)
+                ]
+            return Results(group.note(call), num_lanes)
+
+    def _get_ready(self, column: Column) -> None:
+        kind = type(column)
+        if kind is tuple:
+            for each in column:
+                self._get_ready(each)
+        elif kind is Deferred or kind is Results:
+            noted = column.noted
+            if noted.group is None:
+                self._sender.renew(noted)
+            elif noted.group.capture is not self:
+                # Captured in another thread, or before a function that is captured.
+                noted.group.capture.send()
+
+    def _group(self, handles: Sequence[Handle], on: str | None, name: str, *, is_pinned: bool, is_apart: bool) -> Group:
+        # Of what is not sent yet, that which comes last.
+        stage, latest, is_one = 0, None, True
+        for each in handles:
+            needed = each.noted.group if type(each) is Deferred else None
+            if needed is None or (latest is not None and needed.stage < stage):
+                continue
+            is_one = latest is None or needed is latest or needed.stage > stage
+            stage, latest = needed.stage, needed
+        if latest is not None:
+            workers = latest.lanes.workers
+            if is_one and not is_apart and len(workers) == 1 and (on is None or on == workers[0]):
+                # With what it needs last, where it may be made too.
+                return latest
+            stage += 1
+        place = object() if is_apart else (on, is_pinned)
+        found = self._single.get((place, stage))
+        if found is None:
+            found = Group(self, name, place, Lanes((on,), ((),)), stage, is_pinned=is_pinned)
+            self._single[place, stage] = found
+            self._groups.append(found)
+        return found
+
+    def _group_of_all(self, columns: Sequence[Column], lanes: Lanes, name: str) -> Group:
+        newest = self._newest.get(lanes)
+        known = newest.inputs if newest is not None else {}
+        stage = 0
+        for column in columns:
+            if id(column) not in known:
+                stage = max(stage, _stage_after(column, lanes))
+        if newest is not None and newest.stage >= stage:
+            # Calls of a lane are made in their order.
+            return newest
+        found = self._newest[lanes] = Group(self, name, lanes, lanes, stage, is_pinned=True)
+        self._groups.append(found)
+        return found
+
+    def _inputs(self, group: Group, column: Column) -> Inputs:
+        known = group.inputs.get(id(column))
+        if known is not None:
+            return known[1]
+        kind = type(column)
+        if kind is Results:
+            noted = column.noted
+            own = noted.group
+            if own is group:
+                return OWN, noted.place
+            if own is not None and own.lanes is group.lanes:
+                found: Inputs = group.need(_taken(group, own, noted)), noted.place
+            else:
+                found = self._inputs_of_lanes(group, tuple(column))
+        elif kind is tuple:
+            found = self._inputs_of_lanes(group, column)
+            if any(type(each) is Deferred and each.noted.group is group for each in column):
+                # What is kept here counts as wanted.
+                return found
+        else:
+            need, place = _source(group, column, 0 if len(group.lanes.workers) == 1 else None)
+            if need is group:
+                return OWN, place
+            # A part of one task is given by many handles.
+            key = (id(need.group), need.lane) if type(need) is Part else id(need)
+            there = group.inputs.get(key)
+            number = group.need(need) if there is None else there[1][0]
+            group.inputs[key] = need, (number, None)
+            return number, place
+        # With the column, so that nothing else comes to be at its address.
+        group.inputs[id(column)] = column, found
+        return found
+
+    def _inputs_of_lanes(self, group: Group, column: Sequence[Handle]) -> Inputs:
+        sources = [_source(group, each, lane) for lane, each in enumerate(column)]
+        number = None
+        if any(need is not group for need, _ in sources):
+            number = group.need(tuple([None if need is group else need for need, _ in sources]))
+        found = [(OWN if need is group else number, place) for need, place in sources]
+        return found if any(each != found[0] for each in found) else found[0]
+
+    def send(self) -> None:
+        """Send what there is; what is noted later goes with what is sent next."""
+        if self.is_over:
+            self._sender.send_over()
+            return
+        with self._lock:
+            taken = self.take()
+            if taken.groups:
+                self._sender.send([taken])
+
+    def take(self) -> Taken:
+        """What there is, to be sent."""
+        with self._lock:
+            taken = Taken(self._groups, self.num_steps, self._session)
+            self._clear()
+            self.num_steps = 0
+            return taken
+
+
+def _stage_after(column: Column, lanes: Lanes) -> int:
+    # The first stage in which calls on all lanes can have it.
+    kind = type(column)
+    if kind is Results or kind is Deferred:
+        group = column.noted.group
+        if group is None:
+            return 0
+        is_own = group.lanes is lanes and (kind is Results or len(lanes.workers) == 1)
+        return group.stage + (not is_own)  # type: ignore[no-any-return]
+    if kind is tuple:
+        return max((_stage_of_lane(each, lane, lanes) for lane, each in enumerate(column)), default=0)
+    return 0
+
+
+def _stage_of_lane(handle: Handle, lane: int, lanes: Lanes) -> int:
+    group = handle.noted.group if type(handle) is Deferred else None
+    if group is None:
+        return 0
+    return group.stage + (group.lanes is not lanes or handle.lane != lane)
+
+
+def _source(group: Group, handle: Handle, lane: int | None) -> tuple[Any, int | None]:
+    # What a task needs to have a result, and its place in that; the group itself, if that makes it on the lane.
+    if type(handle) is not Deferred:
+        return handle, None
+    noted = handle.noted
+    own = noted.group
+    if own is None:
+        group.deepest = max(group.deepest, noted.depth)
+        return handle.future, noted.place
+    if own is group and handle.lane == lane:
+        return group, noted.place
+    return Part(_taken(group, own, noted), handle.lane), noted.place
+
+
+def _taken(group: Group, own: Group, noted: Noted) -> Group:
+    own.taken.add(noted.place)  # type: ignore[arg-type]
+    group.deepest = max(group.deepest, own.depth)
+    return own
