@@ -48,7 +48,7 @@ class Size:
 
     num_rows: int = 2**18
     embedded_steps: int = 5_000
-    cluster_steps: int = 1_000
+    cluster_steps: int = 4_000
     floor_steps: int = 200
     many_steps: int = 10_000
     repeats: int = 5

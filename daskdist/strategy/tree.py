@@ -21,7 +21,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
 from daskdist.strategy.reduction import Axis, Op, ReduceOp, Reduction, name_of, num_rows, reduction_of, without
-from daskdist.strategy.values import Slot, Wiring, fill
+from daskdist.strategy.values import Wiring, fill
 
 # What adds up, and what has an order.
 _NUMBERS: Final = "biufc"
@@ -86,14 +86,17 @@ class Fold:
     axis: Axis
     is_final: bool
 
-    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any]) -> Any:
-        """From the values of replicas: for each replica a wired list of leaves."""
-        if picks:
-            replicas = fill(replicas, [pick(results[number]) for number, pick in picks])
+    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any] | None) -> Any:
+        """From the values of replicas: for each a wired list of leaves; None where each has one, which is picked."""
+        columns: Iterable[Sequence[Any]]
+        if replicas is None:
+            columns = [[pick(results[number]) for number, pick in picks]]
+        else:
+            if picks:
+                replicas = fill(replicas, [pick(results[number]) for number, pick in picks])
+            columns = zip(*replicas, strict=True)
         reduction = reduction_of(self.op)
-        return self._fold(
-            reduction, [[self._chunk(reduction, leaf) for leaf in column] for column in zip(*replicas, strict=True)]
-        )
+        return self._fold(reduction, [[self._chunk(reduction, leaf) for leaf in column] for column in columns])
 
     def partials(self, results: Sequence[Any]) -> Any:
         """From partial results."""
@@ -261,12 +264,12 @@ _the_same = functools.lru_cache(maxsize=64)(Fold)
 
 def _wired(
     values: Spread | Sequence[list[Any]], numbers: Sequence[int]
-) -> tuple[list[Handle], list[tuple[int, Pick]], list[list[Any]]]:
+) -> tuple[list[Handle], list[tuple[int, Pick]], list[list[Any]] | None]:
     wiring = Wiring()
     if isinstance(values, Spread):
         handles, pick = values.handles, values.picks
         if type(pick) is PickFromReturned:
-            return [handles[number] for number in numbers], *_alike(pick, len(numbers))
+            return [handles[number] for number in numbers], _alike(pick, len(numbers)), None
         wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
     else:
         wire = wiring.wire
@@ -275,9 +278,9 @@ def _wired(
 
 
 @functools.lru_cache(maxsize=256)
-def _alike(pick: PickFromReturned, size: int) -> tuple[list[tuple[int, Pick]], list[list[Any]]]:
-    # For one part of each of so many results: its picks, and what is wired.
-    return [(number, pick) for number in range(size)], [[Slot(number)] for number in range(size)]
+def _alike(pick: PickFromReturned, size: int) -> list[tuple[int, Pick]]:
+    # One list for all steps: in a pickle, what is the same object is there once.
+    return [(number, pick) for number in range(size)]
 
 
 def fold_tree(
