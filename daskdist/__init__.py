@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from daskdist.files.example import FixedLenFeature as FixedLenFeature
     from daskdist.files.example import FixedLenSequenceFeature as FixedLenSequenceFeature
     from daskdist.files.example import VarLenFeature as VarLenFeature
+    from daskdist.frameworks.jax import to_jax as to_jax
+    from daskdist.frameworks.keras import keras_data as keras_data
+    from daskdist.frameworks.torch import to_torch as to_torch
+    from daskdist.frameworks.torch import torch_loader as torch_loader
     from daskdist.ops.with_options import Options as Options
     from daskdist.readers.arrow import read_arrow as read_arrow
     from daskdist.readers.csv import read_csv as read_csv
@@ -51,6 +55,11 @@ if TYPE_CHECKING:
     from daskdist.sharding import SHARD_HINT as SHARD_HINT
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
     from daskdist.strategy.cluster_resolver import ClusterResolver as ClusterResolver
+    from daskdist.strategy.context import ReplicaContext as ReplicaContext
+    from daskdist.strategy.current import get_replica_context as get_replica_context
+    from daskdist.strategy.current import get_strategy as get_strategy
+    from daskdist.strategy.current import has_strategy as has_strategy
+    from daskdist.strategy.current import in_cross_replica_context as in_cross_replica_context
     from daskdist.strategy.device_assignment import DeviceAssignment as DeviceAssignment
     from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
     from daskdist.strategy.function import function as function
@@ -91,6 +100,7 @@ _NAMES: Final = {
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "Reduction": "daskdist.strategy.reduction:Reduction",
+    "ReplicaContext": "daskdist.strategy.context:ReplicaContext",
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "ValueContext": "daskdist.strategy.values:ValueContext",
@@ -100,6 +110,11 @@ _NAMES: Final = {
     "distribute": "daskdist.distribute",
     "errors": "daskdist.errors",
     "function": "daskdist.strategy.function:function",
+    "get_replica_context": "daskdist.strategy.current:get_replica_context",
+    "get_strategy": "daskdist.strategy.current:get_strategy",
+    "has_strategy": "daskdist.strategy.current:has_strategy",
+    "in_cross_replica_context": "daskdist.strategy.current:in_cross_replica_context",
+    "keras_data": "daskdist.frameworks.keras:keras_data",
     "read_arrow": "daskdist.readers.arrow:read_arrow",
     "read_csv": "daskdist.readers.csv:read_csv",
     "read_files": "daskdist.readers.files:read_files",
@@ -114,6 +129,9 @@ _NAMES: Final = {
     "read_tfrecord": "daskdist.readers.tfrecord:read_tfrecord",
     "read_webdataset": "daskdist.readers.webdataset:read_webdataset",
     "read_zarr": "daskdist.readers.zarr:read_zarr",
+    "to_jax": "daskdist.frameworks.jax:to_jax",
+    "to_torch": "daskdist.frameworks.torch:to_torch",
+    "torch_loader": "daskdist.frameworks.torch:torch_loader",
 }
 
 __all__ = [*_NAMES]

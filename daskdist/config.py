@@ -29,8 +29,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     "seed": None,
     # How many calls of `run` may be under way before a further one waits for the oldest.
     "max-steps-in-flight": 32,
-    # Seconds to wait for a scheduler to answer, and for its first worker.
-    "timeouts": {"connect": 8, "workers": 30},
+    # Seconds to wait for a scheduler to answer, for its first worker, and for all replicas to make a call they make
+    # together.
+    "timeouts": {"connect": 8, "workers": 30, "collective": 300},
 }
 
 dask.config.update_defaults({"daskdist": DEFAULTS})

@@ -19,11 +19,16 @@ _NAMES: Final = {
     "PerReplicaSpec": "daskdist.core.spec:PerReplicaSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "Reduction": "daskdist.strategy.reduction:Reduction",
+    "ReplicaContext": "daskdist.strategy.context:ReplicaContext",
     "Strategy": "daskdist.strategy.strategy:Strategy",
     "StrategyExtended": "daskdist.strategy.extended:StrategyExtended",
     "ValueContext": "daskdist.strategy.values:ValueContext",
     "cluster_resolver": "daskdist.distribute",
     "experimental": "daskdist.distribute",
+    "get_replica_context": "daskdist.strategy.current:get_replica_context",
+    "get_strategy": "daskdist.strategy.current:get_strategy",
+    "has_strategy": "daskdist.strategy.current:has_strategy",
+    "in_cross_replica_context": "daskdist.strategy.current:in_cross_replica_context",
 }
 
 __all__ = [*_NAMES]

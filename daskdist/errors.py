@@ -11,6 +11,7 @@
     ├── UnknownLengthError     (TypeError)     a number of rows is needed and not known
     ├── CardinalityError       (RuntimeError)  there are not as many elements as was stated
     ├── UnknownDeviceError     (ValueError)    no such device here
+    ├── CollectiveError        (RuntimeError)  replicas that are to do something together do not
     ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
     └── OutOfRangeError        (EOFError)      an iterator is at its end
 
@@ -58,6 +59,10 @@ class UnknownDeviceError(DaskdistError, ValueError):
 
 class ClusterError(DaskdistError, ConnectionError):
     """A scheduler or its workers cannot be reached or used."""
+
+
+class CollectiveError(DaskdistError, RuntimeError):
+    """Replicas that are to do something together do not: one is missing, lost, or does something else."""
 
 
 class OutOfRangeError(DaskdistError, EOFError):

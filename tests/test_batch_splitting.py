@@ -421,7 +421,6 @@ def test_replicas_of_each_worker(wanted, expected):
         ({"three": 1}, r"names worker 'three', and there is none.*there are 0 \(tcp://10.0.0.1:1\), one"),
         ({0: 1, "tcp://10.0.0.1:1": 1}, r"names one worker twice, as '0' and 'tcp://10.0.0.1:1'"),
         ({0: 1, "0": 1}, "names one worker twice"),
-        ([1, 1, 2], "is 2, and worker tcp://10.0.0.3:1 has 1 threads; start workers with --nthreads 2"),
     ],
     ids=str,
 )

@@ -17,6 +17,7 @@ READERS = BENCHMARKS / "readers.py"
 SCALE = BENCHMARKS / "scale.py"
 SOAK = BENCHMARKS / "soak.py"
 STEPS = BENCHMARKS / "steps.py"
+LOOPS = BENCHMARKS / "loops.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
@@ -119,6 +120,16 @@ def test_steps_give_figures() -> None:
     assert "100 steps in 3 tasks" in captured["note"]
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_loops_give_figures() -> None:
+    figures = json.loads(run(LOOPS, "--json"))["figures"]
+    assert [figure["unit"] for figure in figures] == ["batches/s"] * 4 + ["transitions"]
+    assert all(figure["ours"] > 0 for figure in figures)
+    # A loop of many batches costs the scheduler what one of few does.
+    assert figures[-1]["holds"]
+
+
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho there is no such library >&2\nexit 3\n")
@@ -137,6 +148,7 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
         (SCALE, "planning"),
         (SOAK, "embedded"),
         (STEPS, "growth"),
+        (LOOPS, "loops"),
     ],
 )
 def test_an_unknown_benchmark_is_refused(script: Path, known: str) -> None:

@@ -39,6 +39,7 @@ RANKS = {
     "strategy": 6,
     "service": 6,
     "cli": 7,
+    "frameworks": 7,
     "preload": 7,
     "testing": 7,
 }
@@ -53,7 +54,9 @@ LAZY = {
     "google_crc32c",
     "h5py",
     "IPython",
+    "jax",
     "jinja2",
+    "keras",
     "matplotlib",
     "pandas",
     "PIL",
@@ -61,6 +64,7 @@ LAZY = {
     "rich",
     "sklearn",
     "sqlalchemy",
+    "torch",
     "xarray",
     "zarr",
 }
@@ -74,8 +78,11 @@ HOMES = {
         "execute/submit.py",
         "execute/capture.py",
         "execute/fused.py",
+        "execute/joining.py",
+        "execute/noting.py",
         "strategy/cluster_resolver.py",
         "strategy/multi_worker.py",
+        "strategy/team.py",
         "service/",
         "display/dashboard",
         "cli/",
@@ -91,6 +98,9 @@ HOMES = {
     "PIL": ("formats/", "files/"),
     "sqlalchemy": ("formats/", "files/"),
     "zarr": ("formats/",),
+    "jax": ("frameworks/",),
+    "keras": ("frameworks/",),
+    "torch": ("frameworks/",),
 }
 
 # The manual.
@@ -285,8 +295,8 @@ def test_every_module_imports():
 def test_importing_is_light():
     program = (
         "import sys, daskdist;"
-        "print([each for each in ('pyarrow', 'cupy', 'distributed', 'pandas', 'matplotlib', 'sklearn')"
-        " if each in sys.modules])"
+        "print([each for each in ('pyarrow', 'cupy', 'distributed', 'pandas', 'matplotlib', 'sklearn', 'torch', 'jax',"
+        " 'keras') if each in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -46,7 +46,9 @@ def bare_to_numpy(path: Path) -> int:
     num_rows = 0
     with pc.open_csv(path, reading, pc.ParseOptions(newlines_in_values=True)) as reader:
         for batch in reader:
-            num_rows += len([column.to_numpy(zero_copy_only=False) for column in batch.columns][0])
+            for column in batch.columns:
+                column.to_numpy(zero_copy_only=False)
+            num_rows += batch.num_rows
     return num_rows
 
 

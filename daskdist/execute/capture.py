@@ -22,7 +22,7 @@ from daskdist.execute.fused import (
 )
 from daskdist.execute.graph import placed_graph
 from daskdist.execute.joining import join
-from daskdist.execute.noting import Capture, Column, Deferred, Lanes, Noted, Results, SentTask, Taken
+from daskdist.execute.noting import Capture, Column, Deferred, Lanes, Noted, Pickled, Results, SentTask, Taken
 from daskdist.execute.session import Sent, Session, current_session, sending_because, sent_because
 from daskdist.execute.submit import LOOK_EVERY_S, Picks, Submit
 
@@ -31,8 +31,12 @@ _TOGETHER_BYTES: Final = 64 * 2**10
 # Tasks that a result may be made of. Dask keeps note of all of them for as long as the result is there; one that is
 # made of more is sent anew.
 _MOST_ANCESTORS: Final = 400
-# Steps of sessions that wait for others, beyond which no more are made.
+# Steps of sessions that wait for others, beyond which no more are made though a graph under way has as many.
 _MOST_TOGETHER: Final = 256
+# Sessions that wait for others.
+_MOST_OVER: Final = 64
+# Of calls in one graph: Dask warns of graphs of 10 MiB.
+_LARGE_GRAPH_BYTES: Final = 4 * 2**20
 # Graphs under way beyond which calls wait for one to be over: one that is worked on, one to go on with.
 _MOST_GRAPHS: Final = 2
 
@@ -96,7 +100,7 @@ class Capturing(Submit):
         if found is None:
             # What was called before is made before.
             self._waiting.send()
-            found = current.captures[id(self)] = self, Capture(self, current)
+            found = current.captures.setdefault(id(self), (self, Capture(self, current)))
         capture: Capture = found[1]
         return capture
 
@@ -140,32 +144,42 @@ class Capturing(Submit):
             return capture.add_to_all(function, columns, args, own, lanes, name)
 
     def send(self, parts: Sequence[Taken]) -> None:
-        """Send what was noted as one graph; what hinders that is raised by whoever asks for a result."""
-        ready = []
-        for part in parts:
-            try:
-                ready.append((part, [group.pickled() for group in part.groups]))
-            except Exception as error:
+        """Send what was noted, as one graph if that is not too large; what fails is raised by who asks for a result."""
+        ready: list[Pickled] = []
+        try:
+            for part in parts:
+                pickled = part.pickled()
+                if ready and sum(each.nbytes for each in ready) + pickled.nbytes > _LARGE_GRAPH_BYTES:
+                    self._send_pickled(ready)
+                    ready = []
+                if pickled.taken.groups:
+                    ready.append(pickled)
+            if ready:
+                self._send_pickled(ready)
+        except BaseException as error:
+            # At an interrupt too nothing is left that would wait for ever.
+            for part in parts:
                 part.let_go(error)
-        if not ready:
-            return
+            raise
+
+    def _send_pickled(self, parts: Sequence[Pickled]) -> None:
         failure: Exception | None = None
         try:
-            self._send(ready)
+            self._send(parts)
         except Exception as error:
             failure = error
-        for part, _ in ready:
-            part.let_go(failure)
+        for part in parts:
+            part.taken.let_go(failure)
 
-    def _send(self, parts: Sequence[tuple[Taken, list[Sequence[bytes]]]]) -> None:
+    def _send(self, parts: Sequence[Pickled]) -> None:
         self._check_open()
-        joined, tasks = join([(part.groups, pickled) for part, pickled in parts], self.key_of)
+        joined, tasks = join(parts, self.key_of)
         found = self.client.get(placed_graph(tasks), [task.key for task in tasks], sync=False, fifo_timeout=0)
         self.futures.update(found)
         futures = iter(found)
         for each in joined:
             each.set_sent([next(futures) for _ in each.keys])
-        num_steps = sum(part.num_steps for part, _ in parts)
+        num_steps = sum(part.taken.num_steps for part in parts)
         for (groups, num_own, session), _ in parts:
             if session is not None:
                 reason = sent_because() if session is current_session() else "another thread needed it"
@@ -181,7 +195,7 @@ class Capturing(Submit):
         with self._sending:
             capture.is_over = True
             self._over.append(capture)
-        if self._num_under_way() < _MOST_GRAPHS:
+        if self._num_under_way() < _MOST_GRAPHS or len(self._over) >= _MOST_OVER:
             self.send_over()
         self.hold_back()
 
@@ -228,8 +242,10 @@ class Capturing(Submit):
         most = setting("max-steps-in-flight")
         while True:
             num_over = sum(capture.num_steps for capture in tuple(self._over))
-            num_graphs = self._num_under_way() + bool(self._waiting.num_steps) + (num_over > _MOST_TOGETHER)
+            num_graphs = self._num_under_way() + bool(self._waiting.num_steps)
             with self._lock:
+                largest = max((number for _, number in self._under_way), default=0)
+                num_graphs += num_over > max(most, min(largest, _MOST_TOGETHER))
                 num_steps = self._waiting.num_steps + num_over + sum(number for _, number in self._under_way)
                 if num_graphs <= _MOST_GRAPHS or num_steps <= most or not self._under_way:
                     return

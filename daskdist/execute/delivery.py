@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +72,9 @@ class Delivery:
     num_steps_ahead
         Steps that are built ahead of use whatever that takes, the next one among them; with none, each is built when it
         is asked for.
+    wanted
+        The consumers whose elements are gathered, by number; it may change. All if None, and where lengths are asked
+        for. Of the others it is told only which elements have rows.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class Delivery:
         *,
         asks_lengths: bool = False,
         num_steps_ahead: int = 1,
+        wanted: Collection[int] | None = None,
     ) -> None:
         self.interpreter = interpreter
+        self.wanted = wanted
         self.asks_lengths = asks_lengths
         self.num_steps_ahead = num_steps_ahead
         self.workers = workers
@@ -198,14 +203,22 @@ class Delivery:
         num_lanes = len(self.workers)
         num_steps = -(-len(run) // num_lanes)
         parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
-        return Stretch([self._lane(part, worker, num_steps) for part, worker in zip(parts, self.workers, strict=True)])
+        wanted = range(num_lanes) if self.wanted is None or self.asks_lengths else tuple(self.wanted)
+        return Stretch(
+            [
+                self._lane(part, worker, num_steps, is_wanted=number in wanted)
+                for number, (part, worker) in enumerate(zip(parts, self.workers, strict=True))
+            ]
+        )
 
-    def _lane(self, run: Run, worker: str | None, num_steps: int) -> Lane:
+    def _lane(self, run: Run, worker: str | None, num_steps: int, *, is_wanted: bool = True) -> Lane:
         has_rows = np.zeros(num_steps, bool)
         has_rows[: len(run)] = run.lengths > 0 if isinstance(run, Groups) else True
         full = np.flatnonzero(has_rows)
         if not len(full):
             return Lane(None, [-1] * num_steps)
+        if not is_wanted:
+            return Lane(None, np.where(has_rows, 0, -1).tolist())
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(full)
         ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles)

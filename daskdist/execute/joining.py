@@ -10,7 +10,7 @@ from distributed import Future
 
 from daskdist.execute.fused import Segment, run_calls
 from daskdist.execute.graph import Placed
-from daskdist.execute.noting import Group, Part, SentTask
+from daskdist.execute.noting import Group, Part, Pickled, SentTask
 
 
 @dataclass(eq=False)
@@ -37,8 +37,16 @@ class Joined:
         self.begins[id(group)] = self.num_calls
         self.num_calls += len(group.calls)
 
-    def tasks(self, joined_of: Mapping[int, Joined]) -> Iterator[Placed]:
-        """The task of each lane; ``joined_of`` is for each group there is, by identity, what it is joined to."""
+    def tasks(self, joined_of: Mapping[int, Joined], before: Joined | None) -> Iterator[Placed]:
+        """The task of each lane.
+
+        Parameters
+        ----------
+        joined_of
+            For each group there is, by identity, what it is joined to.
+        before
+            What is to be made before it, though it need not have what that gives.
+        """
 
         def source(need: Any, lane: int) -> tuple[Any, int]:
             # A future, a key of the same graph, or nothing; and where in what it gives that which is meant begins.
@@ -62,6 +70,8 @@ class Joined:
                     if begin:
                         begins.append((place, begin))
                 segments.append(Segment(pickled[lane], len(group.calls), wanted, len(group.needs), begins))
+            if before is not None:
+                needs.append(before.keys[lane])
             yield Placed(key, needs, run_calls, (segments, own), worker, first.is_pinned)
 
     def set_sent(self, futures: Sequence[Future]) -> None:
@@ -70,32 +80,41 @@ class Joined:
         num_outputs = sum(map(len, self._wanted))
         workers = self.groups[0].lanes.workers
         sent = tuple([SentTask(*each, calls, num_outputs) for each in zip(futures, workers, strict=True)])
-        depth = max(group.deepest for group in self.groups) + sum(len(group.needs) for group in self.groups)
+        depth = max(group.deepest for group in self.groups) + sum(len(group.needs) + 1 for group in self.groups)
         for group in self.groups:
             for noted in group.there():
                 noted.tasks, noted.depth = sent, depth
                 noted.place += self.begins[id(group)]  # type: ignore[operator]
 
 
-def join(
-    parts: Sequence[tuple[Sequence[Group], Sequence[Sequence[bytes]]]], key_of: Callable[[str], str]
-) -> tuple[list[Joined], list[Placed]]:
-    """What makes the calls of several captures, each with its calls pickled, in their order; and its tasks."""
+def join(parts: Sequence[Pickled], key_of: Callable[[str], str]) -> tuple[list[Joined], list[Placed]]:
+    """What makes the calls of several captures, in their order, and its tasks."""
     joined_of: dict[int, Joined] = {}
     found: dict[tuple[Hashable, int], Joined] = {}
-    first_stage = 0
-    for groups, all_pickled in parts:
-        last_stage = first_stage
-        for group, pickled in zip(groups, all_pickled, strict=True):
+    before: dict[int, Joined | None] = {}
+    # Of calls on all lanes, which each makes in their order, the last that cannot fail as a whole.
+    last: dict[Hashable, Joined] = {}
+    first_stage = last_stage = 0
+    for part in parts:
+        is_certain = part.is_certain
+        if not is_certain:
+            first_stage = last_stage + bool(found)
+        own = dict(last)
+        for group, pickled in sorted(zip(part.taken.groups, part.pickled, strict=True), key=lambda each: each[0].stage):
             stage = first_stage + group.stage
             joined = found.get((group.place, stage))
             if joined is None:
-                keys = [key_of(group.name) for _ in group.lanes.workers]
-                joined = found[group.place, stage] = Joined(keys)
+                joined = found[group.place, stage] = Joined([key_of(group.name) for _ in group.lanes.workers])
+                before[id(joined)] = own.get(group.place)
             joined.add(group, pickled)
             joined_of[id(group)] = joined
             if group.place is group.lanes:
-                last_stage = max(last_stage, stage)
-        # Of calls on all lanes, which each makes in their order.
-        first_stage = last_stage
-    return list(found.values()), [task for joined in found.values() for task in joined.tasks(joined_of)]
+                own[group.place] = joined
+            last_stage = max(last_stage, stage)
+        if is_certain:
+            last = own
+            first_stage = max([first_stage, *(stage for (place, stage) in found if place in last)])
+        else:
+            first_stage = last_stage + 1
+    every = list(found.values())
+    return every, [task for joined in every for task in joined.tasks(joined_of, before[id(joined)])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -38,7 +38,7 @@ class Noted:
         # The number of the call in its task; None where the task gives the value itself.
         self.place: int | None = place
         # Why it could not be sent.
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         # About how many tasks Dask keeps note of for as long as it is there: those it is made of.
         self.depth = 0
         # By lane, what it gave, where that came here along with something else.
@@ -185,6 +185,29 @@ class Group:
         """The numbers of the calls whose results somebody has a use for."""
         return [number for number, ref in enumerate(self.noted) if number in self.taken or ref() is not None]
 
+    def let_go(self, failure: BaseException | None) -> None:
+        """Have it sent, or fail."""
+        for noted in self.there():
+            noted.group, noted.error = None, failure
+
+    def groups_needed(self) -> Iterator[Group]:
+        """Groups of the same graph of which it needs results."""
+        for need in self.needs:
+            for each in need if type(need) is tuple else (need,):
+                if type(each) is Part:
+                    yield each.group
+                elif type(each) is Group:
+                    yield each
+
+    def has_its_needs(self) -> bool:
+        """Whether what it needs of other graphs is there."""
+        return all(
+            each.status == "finished"
+            for need in self.needs
+            for each in (need if type(need) is tuple else (need,))
+            if isinstance(each, Future)
+        )
+
     def pickled(self) -> Sequence[bytes]:
         """The calls of each lane, as `run_calls` takes them."""
         num_lanes = len(self.lanes.workers)
@@ -225,11 +248,51 @@ class Taken(NamedTuple):
     num_steps: int
     session: Session | None
 
-    def let_go(self, failure: Exception | None) -> None:
+    def let_go(self, failure: BaseException | None) -> None:
         """Have it sent, or fail."""
         for group in self.groups:
-            for noted in group.there():
-                noted.group, noted.error = None, failure
+            group.let_go(failure)
+
+    def pickled(self) -> Pickled:
+        """What can be sent of it; what does not pickle fails, and what was to be made of that."""
+        failed: dict[int, Exception] = {}
+        found: dict[int, Sequence[bytes]] = {}
+        for group in sorted(self.groups, key=lambda each: each.stage):
+            try:
+                for need in group.groups_needed():
+                    if id(need) in failed:
+                        raise failed[id(need)]
+                found[id(group)] = group.pickled()
+            except Exception as error:
+                failed[id(group)] = error
+                group.let_go(error)
+        groups = [group for group in self.groups if id(group) in found]
+        return Pickled(self._replace(groups=groups), [found[id(group)] for group in groups])
+
+
+class Pickled(NamedTuple):
+    """What is sent.
+
+    Parameters
+    ----------
+    taken
+        The calls.
+    pickled
+        Of each group those of each lane.
+    """
+
+    taken: Taken
+    pickled: list[Sequence[bytes]]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of it."""
+        return sum(sum(map(len, set(lanes))) for lanes in self.pickled)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether all is there that its calls need: what fails to come would fail all that is in one task with them."""
+        return all(group.has_its_needs() for group in self.taken.groups)
 
 
 class Sender(Protocol):
@@ -333,12 +396,13 @@ class Capture:
             for each in column:
                 self._get_ready(each)
         elif kind is Deferred or kind is Results:
-            noted = column.noted
-            if noted.group is None:
-                self._sender.renew(noted)
-            elif noted.group.capture is not self:
+            # Another thread may send it now.
+            group = column.noted.group
+            if group is None:
+                self._sender.renew(column.noted)
+            elif group.capture is not self:
                 # Captured in another thread, or before a function that is captured.
-                noted.group.capture.send()
+                group.capture.send()
 
     def _group(self, handles: Sequence[Handle], on: str | None, name: str, *, is_pinned: bool, is_apart: bool) -> Group:
         # Of what is not sent yet, that which comes last.
@@ -347,7 +411,10 @@ class Capture:
             needed = each.noted.group if type(each) is Deferred else None
             if needed is None or (latest is not None and needed.stage < stage):
                 continue
-            is_one = latest is None or needed is latest or needed.stage > stage
+            if latest is None or needed.stage > stage:
+                is_one = True
+            elif needed is not latest:
+                is_one = False
             stage, latest = needed.stage, needed
         if latest is not None:
             workers = latest.lanes.workers
@@ -420,9 +487,9 @@ class Capture:
 
     def send(self) -> None:
         """Send what there is; what is noted later goes with what is sent next."""
-        if self.is_over:
+        if self._session is not None:
+            # What was captured before is made before.
             self._sender.send_over()
-            return
         with self._lock:
             taken = self.take()
             if taken.groups:

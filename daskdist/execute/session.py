@@ -39,8 +39,14 @@ class Session:
     def end(self) -> None:
         """Send what is left, and wait for what is to be waited for."""
         self.is_over = True
+        failure: Exception | None = None
         for caller, capture in self.captures.values():
-            caller.end(capture)
+            try:
+                caller.end(capture)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
         awaited, self._awaited = self._awaited, []
         for caller, handle in awaited:
             caller.result(handle)

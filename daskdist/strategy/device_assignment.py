@@ -70,7 +70,7 @@ class DeviceAssignment:
         Raises
         ------
         ArgumentError
-            One that is named is not there, has fewer threads than replicas, or is named in two ways.
+            One that is named is not there, or is named in two ways.
 
         >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
         >>> DeviceAssignment([("bob", "CPU:0"), ("tcp://a:1", "CPU:0")]).on(workers)
@@ -88,12 +88,6 @@ class DeviceAssignment:
         pairs = [(worker.address, on) for worker, (_, on) in zip(found, self.replicas, strict=True)]
         # A worker that is named by its name and by its address is still one.
         _check_order([address for address, _ in pairs], self.replicas)
-        for worker in dict.fromkeys(found):
-            if (number := found.count(worker)) > worker.num_threads:
-                raise ArgumentError(
-                    f"DeviceAssignment: worker {worker.address} is to have {number} replicas and has "
-                    f"{worker.num_threads} threads; start workers with --nthreads {number}, or use fewer replicas"
-                )
         return pairs
 
 

@@ -74,6 +74,8 @@ class DistributedDataset:
         self._strategy = strategy
         self._feeding = feeding
         self._iterations = itertools.count()
+        # What replicas that read it themselves are sent, once that was made.
+        self._plans: Any = None
         self.options = options
 
     def __iter__(self) -> DistributedIterator:

@@ -13,8 +13,9 @@ from daskdist.devices import name_of
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.reduction import Op, checked_op
+from daskdist.strategy.regroup import component
 from daskdist.strategy.tree import list_spec
-from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, component, filled
+from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Replica, Strategy

@@ -150,7 +150,8 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
             if not isinstance(value, PerReplica) or value.number() != len(spec.specs):
                 given = f"{value.number()} values" if isinstance(value, PerReplica) else type(value).__name__
                 raise ArgumentError(f"{name}: argument {path} is {given}; input_signature has {spec}")
-            known = value.spread.spec if value.spread else None
+            spread = value.spread
+            known = None if spread is None else spread.spec
             if all(_is_known(each, known, f"{name}: argument {path}") for each in spec.specs):
                 continue
             pairs = list(zip(spec.specs, value.values, strict=True))

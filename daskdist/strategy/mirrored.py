@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.devices import devices as find_devices
 from daskdist.devices import name_of
+from daskdist.errors import CollectiveError
 from daskdist.execute.callers import Caller, Handle, Now, embedded
+from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.from_function import Made
+from daskdist.strategy.gang import Gang
 from daskdist.strategy.held import made, outlook
 from daskdist.strategy.inputs import InputContext
+from daskdist.strategy.loops import fed
+from daskdist.strategy.regroup import regroup
 from daskdist.strategy.strategy import Replica, Strategy, call_on_replica
-from daskdist.strategy.values import PerReplica, regroup
+from daskdist.strategy.values import PerReplica
 
 
 class MirroredStrategy(Strategy):
@@ -44,12 +52,7 @@ class MirroredStrategy(Strategy):
         super().__init__([Replica(None, name_of(device)) for device in found], Now())
 
     def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
-        results = []
-        for number, replica in enumerate(self._replicas):
-            own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
-            args, kwargs = treespec.unflatten(own)
-            results.append(call_on_replica(fn, args, kwargs, replica, number))
-        return results
+        return _Calls(self, fn, leaves, treespec).results()
 
     def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         return handles[0] if len(handles) == 1 else regroup(handles)
@@ -74,3 +77,66 @@ class MirroredStrategy(Strategy):
 
     def reader(self, dataset: Dataset) -> Caller:
         return embedded(dataset.node, dataset.options().num_threads)
+
+
+class _Calls:
+    # One call on each replica: one after the other, or at the same time from where one waits for the others on.
+    def __init__(self, strategy: MirroredStrategy, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> None:
+        self._strategy = strategy
+        self._fn = fn
+        self._leaves = leaves
+        self._treespec = treespec
+        self._size = strategy.num_replicas_in_sync
+        self._num_begun = 0
+        self._results: list[Any] = [None] * self._size
+        self._errors: dict[int, BaseException] = {}
+        self._threads: dict[int, threading.Thread] = {}
+        self._lock = threading.Lock()
+
+    def results(self) -> list[Any]:
+        for number in range(self._size):
+            if number in self._threads:
+                self._threads[number].join()
+            else:
+                self._num_begun = number + 1
+                self._call(number)
+                if self._errors and not self._threads:
+                    break
+        if self._errors:
+            # What a replica raised of its own accord, rather than that others miss it.
+            errors = [self._errors[number] for number in sorted(self._errors)]
+            raise next((each for each in errors if not isinstance(each, CollectiveError)), errors[0])
+        return self._results
+
+    def _call(self, number: int) -> None:
+        strategy = self._strategy
+        context = ReplicaContext(number, self._size, lambda: strategy, lambda: self._gang)
+        own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
+        error = None
+        try:
+            with fed(own, self._treespec, strategy.replicas[number], number) as (args, kwargs):
+                self._results[number] = call_on_replica(self._fn, args, kwargs, strategy.replicas[number], context)
+        except BaseException as raised:
+            error = self._errors[number] = raised
+        with self._lock:
+            gang = self.__dict__.get("_gang")
+        if gang is not None:
+            gang.leave(number, error)
+
+    @cached_property
+    def _gang(self) -> Gang:
+        gang = Gang(range(self._size), waits=self._begin_rest)
+        for number in range(self._num_begun - 1):
+            # They were called before anybody waited.
+            gang.leave(number)
+        return gang
+
+    def _begin_rest(self) -> None:
+        with self._lock:
+            rest, self._num_begun = range(self._num_begun, self._size), self._size
+        for number in rest:
+            within = contextvars.copy_context()
+            name = f"daskdist replica {number}"
+            thread = threading.Thread(target=within.run, args=(self._call, number), name=name, daemon=True)
+            self._threads[number] = thread
+            thread.start()

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import copy
 import itertools
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,10 +38,12 @@ from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
 from daskdist.strategy.picks import PickAll, PickFromReturned, Remote, Returned, Spread
+from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
-from daskdist.strategy.strategy import Replica, Strategy, call_there
+from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.team import Membership, Team, call_there, dismiss, enrol
 from daskdist.strategy.tree import list_spec
-from daskdist.strategy.values import AsyncValue, PerReplica, as_it_is_now, regroup
+from daskdist.strategy.values import AsyncValue, PerReplica, as_it_is_now
 from daskdist.strategy.wired import wire_all
 
 # Functions whose layouts are kept.
@@ -62,17 +65,17 @@ class MultiWorkerMirroredStrategy(Strategy):
         Which worker and device each replica sits on. If None, all workers have replicas, in order, each on its first
         devices.
     num_replicas_per_worker
-        Instead of that, the replicas on each worker, at most as many as it has threads: one number for all, a sequence
-        of one for each worker in order, or a mapping of names or addresses of workers to numbers. A worker that has
-        none takes no part: it reads nothing either. If None, 1.
+        Instead of that, the replicas on each worker: one number for all, a sequence of one for each worker in order, or
+        a mapping of names or addresses of workers to numbers. A worker that has none takes no part: it reads nothing
+        either. One that has more than threads has them take turns, but where they wait for each other. If None, 1.
 
     Raises
     ------
     ClusterError
         Nobody answers at the address, or the cluster has no workers, or not as many as were to be waited for.
     ArgumentError
-        A worker has fewer threads than it is to have replicas, one that is named is not there, there is not a number
-        for each, or both ways of saying where replicas are were used.
+        A worker that is named is not there, there is not a number for each, or both ways of saying where replicas are
+        were used.
 
     Notes
     -----
@@ -108,7 +111,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._apart = partial(apart_from, self.client)
         self._parcels = Parcels(self._steps, self._apart)
         super().__init__([Replica(address, device) for address, device in slots], self._steps)
-        self._lanes = Lanes(self._worker_of, tuple((each, number) for number, each in enumerate(self._replicas)))
+        team = Team(uuid.uuid4().hex[:12], self._replicas)
+        self._team = team
+        self._step_numbers = itertools.count()
+        size = len(self._replicas)
+        places = [Membership(team.token, each, number, size) for number, each in enumerate(self._replicas)]
+        self._lanes = Lanes(self._worker_of, tuple((each,) for each in places))
+        if size > 1:
+            self.client.run(enrol, team, workers=list(team.workers))
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
         self._layouts: dict[Any, tuple[Layout, Any]] = {}
 
@@ -125,6 +135,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _close(self) -> None:
         self._parcels.clear()
         self._steps.close()
+        with contextlib.suppress(Exception):
+            if self.client.status == "running" and len(self._replicas) > 1:
+                # What is lost has forgotten it.
+                left = [worker for worker in self._team.workers if worker in workers_of(self.client)]
+                self.client.run(dismiss, self._team.token, workers=left, on_error="ignore")
         if self._finalizer.alive:
             self._submit.release()
         self._finalizer()
@@ -213,7 +228,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if type(leaf) is AsyncValue:
             return leaf
         if type(leaf) is PerReplica:
-            return leaf if leaf.spread else PerReplica([self._packed(part, name) for part in leaf.values])
+            return leaf.spread or PerReplica([self._packed(part, name) for part in leaf.values])
         if not self._parcels.goes_along(leaf):
             return self._parcels(leaf, name)
         leaf = as_it_is_now(leaf)
@@ -233,7 +248,8 @@ class MultiWorkerMirroredStrategy(Strategy):
                 for number, leaf in enumerate(leaves)
             ]
             columns, args, own = wire_all(function, packed, self._worker_of)  # type: ignore[arg-type]
-            return self._steps.call_on_all(call_there, columns, treespec, *args, own=own, lanes=self._lanes, name=name)
+            numbered = (treespec, next(self._step_numbers), *args)
+            return self._steps.call_on_all(call_there, columns, *numbered, own=own, lanes=self._lanes, name=name)
 
     def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         layout = self._layout(fn, handles)
@@ -317,7 +333,7 @@ def layout_of(results: Sequence[Returned]) -> Layout:
     return Layout(returned.treespec, tuple(leaf is None for leaf in returned.leaves))
 
 
-def see_none(results: Sequence[Returned], layout: Layout, replica: Replica, number: int) -> None:
+def see_none(results: Sequence[Returned], layout: Layout, own: Membership) -> None:
     """See that a function gave None where it gave it in its first call."""
     (returned,) = results
     if returned.treespec == layout.treespec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -120,6 +121,27 @@ class Cuts:
             return INFINITE
         num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
         return (self.num_batches * self.num_pieces + num_last) // self.num_replicas
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps, up to the last in which a replica has rows; None without end."""
+        if self.num_batches == INFINITE and self.num_full:
+            return None
+        num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
+        num_pieces = max(self.num_batches, 0) * self.num_pieces + num_last
+        if not num_last:
+            num_pieces -= self.num_pieces - self.num_full
+        return -(-num_pieces // self.num_replicas) if self.num_full or num_last else 0
+
+    def full(self, first: int, stop: int) -> Any:
+        """Whether each step from ``first`` to ``stop`` has rows for each replica, as ``(step, replica)``."""
+        batch, piece = np.divmod(np.arange(first * self.num_replicas, stop * self.num_replicas), self.num_pieces)
+        has_rows = piece < self.num_full
+        if self.num_batches != INFINITE:
+            num_last = num_pieces_with_rows(self.num_rest, self.num_pieces)
+            is_last = (batch == self.num_batches) & (piece < num_last)
+            has_rows = ((batch < self.num_batches) & has_rows) | is_last
+        return has_rows.reshape(-1, self.num_replicas)
 
     def steps(self) -> Iterator[tuple[Index, Index]]:
         """The first and the last of steps in a row in which a replica has rows, as two arrays."""

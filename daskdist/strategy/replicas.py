@@ -114,7 +114,7 @@ def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
     Raises
     ------
     ArgumentError
-        A worker that is named is not there, there is not a number for each, or a worker has too few threads.
+        A worker that is named is not there, or there is not a number for each.
 
     >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
     >>> num_replicas_on(workers, 1), num_replicas_on(workers, (2, 0)), num_replicas_on(workers, {"bob": 1})
@@ -131,12 +131,6 @@ def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
             f"{_OPERATION}: {_ARGUMENT} has {len(counts)} numbers, and there are {len(workers)} workers, in order "
             f"{names_of(workers)}. Give one for each, 0 for none, or name workers: {{{workers[0].name!r}: 1}}"
         )
-    for worker, number in zip(workers, numbers, strict=True):
-        if number > worker.num_threads:
-            raise ArgumentError(
-                f"{_ARGUMENT} is {number}, and worker {worker.address} has {worker.num_threads} threads; start workers "
-                f"with --nthreads {number}, or use fewer replicas"
-            )
     return numbers
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -17,20 +16,20 @@ from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
+from daskdist.strategy.context import ReplicaContext, between, here, replica_there_is, scope_there_is
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.from_function import Made, of_function
 from daskdist.strategy.gathering import Gather
 from daskdist.strategy.inputs import InputContext, InputOptions
-from daskdist.strategy.picks import Pick, Returned, Spread
+from daskdist.strategy.loops import with_plans
+from daskdist.strategy.picks import Spread
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
+from daskdist.strategy.regroup import component
 from daskdist.strategy.tree import fold_tree
-from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, component, filled, results_of
+from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
 
-_current: ContextVar[Strategy | None] = ContextVar("daskdist strategy", default=None)
-# The number of the replica whose function this is.
-_in_replica: ContextVar[int | None] = ContextVar("daskdist replica", default=None)
 # Of the arguments of a step, leaves for certain.
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue}
 _S = TypeVar("_S", bound="Strategy")
@@ -90,15 +89,21 @@ class Strategy:
         Raises
         ------
         RuntimeError
-            Another strategy is current.
+            Another strategy is current, or a replica calls it, in a function that is run.
         """
-        if _current.get() not in (None, self):
-            raise RuntimeError("a scope of another strategy is open; leave it first")
-        token = _current.set(self)
-        try:
+        self._check_scope("scope")
+        with between(self):
             yield self
-        finally:
-            _current.reset(token)
+
+    def _check_scope(self, operation: str) -> None:
+        replica = replica_there_is()
+        if replica is not None:
+            raise RuntimeError(
+                f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
+                "a strategy is for the program that hands that function to run"
+            )
+        if scope_there_is() not in (None, self):
+            raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
         """A dataset's batches, each cut into one piece a replica.
@@ -187,9 +192,10 @@ class Strategy:
         fn
             Called once a replica.
         args, kwargs
-            Nests in which each `PerReplica` stands for the replica's own value. Anything else goes to all; on a cluster
-            it is pickled, as it is now, and sent to a worker once, for all steps that are given the same; what is below
-            1 KiB goes with each step, and an array below 64 KiB with the first. Functions must not change it.
+            Nests in which each `PerReplica` stands for the replica's own value. A `DistributedDataset` stands for an
+            iterator over the replica's own part, read where the replica is: see Notes. Anything else goes to all; on a
+            cluster it is pickled, as it is now, and sent to a worker once, for all steps that are given the same; what
+            is below 1 KiB goes with each step, and an array below 64 KiB with the first. Functions must not change it.
         options
             Taken for compatibility.
 
@@ -215,6 +221,15 @@ class Strategy:
         replica makes in their order. A call that gives None, or None in some place, is always waited for, in such a
         function at its end: nobody would look at it to see it fail.
 
+        A function that is given a distributed dataset runs its whole loop on the replicas. Its `ReplicaIterator` has
+        just what each step of the distributed dataset has for the replica, with no message to the scheduler. Where one
+        input pipeline serves several workers (policy DATA), each reads all of it, and puts together only the rows of
+        its own replicas; what is not deterministic is read in order there, and a generator is to give the same on each.
+        Where only the data tells how many steps there are (policy FILE and a filter, say), a worker that has no more
+        rows reads on in those of others to learn of their steps. The first pass of a call is the next one of the
+        distributed dataset, whose number decides the order of a shuffle, and others follow on; but for the distributed
+        dataset the call is one pass: what is iterated or run next has the number after that.
+
         An error on a replica is raised at the first look at any result of its step, or of one that depends on it. It
         names the replica, its device and its worker, and has the traceback from there.
         """
@@ -224,6 +239,8 @@ class Strategy:
             raise ArgumentError(f"run: {type(fn).__name__} is no function")
         leaves, treespec = flattened((tuple(args), kwargs or {}), _LEAVES)
         self._check_values("run", leaves)
+        # What replicas of this process share of distributed datasets lives until the call is over.
+        leaves, treespec, _meetings = with_plans(self, leaves, treespec)
         return self._returned(fn, self._on_replicas("run", fn, leaves, treespec))
 
     def _on_replicas(
@@ -456,12 +473,7 @@ class Strategy:
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
     def _check_values(self, operation: str, leaves: Sequence[Any]) -> None:
-        number = _in_replica.get()
-        if number is not None:
-            raise RuntimeError(
-                f"{operation}: called by replica {number}, inside the function that it runs; a strategy is for the "
-                "program that hands that function to run"
-            )
+        self._check_scope(operation)
         for leaf in leaves:
             if isinstance(leaf, PerReplica):
                 if leaf.number() != len(self._replicas):
@@ -506,28 +518,18 @@ def _input_options(options: object) -> InputOptions:
 
 
 def call_on_replica(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, number: int
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, context: ReplicaContext
 ) -> Any:
     """Call a user's function as one replica does, where that is."""
-    token = _in_replica.set(number)
+    token = here.set(context)
     try:
         return fn(*args, **kwargs)
     except BaseException as error:
         where = f" on {replica.worker}" if replica.worker else ""
-        error.add_note(f"raised by replica {number} ({replica.device}{where}) in {getattr(fn, '__qualname__', fn)}")
+        error.add_note(
+            f"raised by replica {context.replica_id_in_sync_group} ({replica.device}{where}) in "
+            f"{getattr(fn, '__qualname__', fn)}"
+        )
         raise
     finally:
-        _in_replica.reset(token)
-
-
-def call_there(
-    results: Sequence[Any],
-    treespec: Any,
-    picks: Sequence[tuple[int, Pick]],
-    leaves: list[Any],
-    replica: Replica,
-    number: int,
-) -> Returned:
-    """Call a user's function, the first result, with wired leaves of its arguments, on the worker of a replica."""
-    args, kwargs = optree.tree_unflatten(treespec, filled(results, picks, leaves))
-    return Returned.of(call_on_replica(results[0], args, kwargs, replica, number))
+        here.reset(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,11 @@ from dask.optimization import cull
 
 from daskdist.core.spec import TensorSpec
 from daskdist.display.values import Summary, table
-from daskdist.errors import ArgumentError, DaskdistError
+from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle, is_future
 from daskdist.execute.graph import is_undone, one_task
 from daskdist.strategy.flat import LEAVES
-from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Returned, Spread
+from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Spread
 
 # An expression of so many operations is evaluated although nobody has looked: a total over a million steps
 # must not keep a million steps alive.
@@ -212,6 +213,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = None  # type: ignore[assignment]
 
 
+_looking: Final = threading.Lock()
 # Added to a value without more ado.
 _PLAIN: Final = frozenset({AsyncValue, int, float, np.float32, np.float64})
 
@@ -295,9 +297,14 @@ class Wiring:
             # One that defers takes the handles of others too.
             self.caller = leaf._caller
         if isinstance(source, Applied):
-            return Expression(source.function, tuple(map(self.wire_leaf, source.args)), source.kwargs)
+            return Expression(source.function, tuple(map(self._wire_arg, source.args)), source.kwargs)
         self.worker = self.worker or source.worker
         return self.slot(source.handle, source.pick)
+
+    def _wire_arg(self, arg: Any) -> Any:
+        # An index may be several, and one of them asynchronous.
+        kind = type(arg)
+        return kind(map(self._wire_arg, arg)) if kind is tuple or kind is list else self.wire_leaf(arg)
 
     def slot(self, handle: Handle, pick: Pick) -> Slot:
         """The slot for a part of a result."""
@@ -438,8 +445,11 @@ class PerReplica(_Collection, DistributedValues):
         spread = self.spread
         if spread is not None:
             parts = map(spread.part, range(len(spread.workers)))
-            self._values = tuple([AsyncValue(spread.caller, part, spread.spec) for part in parts])
-            self.spread = None
+            values = tuple([AsyncValue(spread.caller, part, spread.spec) for part in parts])
+            # Two threads that look are given the same.
+            with _looking:
+                self._values = self._values or values
+                self.spread = None
         return self._values  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -471,12 +481,14 @@ class PerReplica(_Collection, DistributedValues):
 
     def number(self) -> int:
         """How many there are."""
-        return len(self.values if self.spread is None else self.spread.workers)
+        spread = self.spread
+        return len(self.values if spread is None else spread.workers)
 
     def can_be_given_to(self, caller: Caller) -> bool:
         """Whether a call of this caller can have the values, which come from one place."""
-        if self.spread is not None:
-            return _is_one_cluster(self.spread.caller, caller)
+        spread = self.spread
+        if spread is not None:
+            return _is_one_cluster(spread.caller, caller)
         return all(each.can_be_given_to(caller) for each in self.values[:1] if isinstance(each, AsyncValue))
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -558,37 +570,3 @@ class ValueContext:
             f"ValueContext(replica id {self.replica_id_in_sync_group}, "
             f"total replicas in sync: {self.num_replicas_in_sync})"
         )
-
-
-def component(nest: Any, replica: int) -> Any:
-    """A nest as one replica sees it: every `PerReplica` in it replaced by that replica's value."""
-    return optree.tree_map(
-        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, nest, none_is_leaf=True
-    )
-
-
-def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
-    """Results of all replicas, of one structure, as one nest of `PerReplica`.
-
-    An object all share comes bare, unless ``always``.
-    """
-    flat = [Returned.of(result) for result in results]
-    treespec = flat[0].treespec
-    for number, each in enumerate(flat):
-        if each.treespec != treespec:
-            raise DaskdistError(
-                f"run: the function returned the structure {treespec} on replica 0 and {each.treespec} on "
-                f"replica {number}; it must be one structure"
-            )
-    leaves = [
-        column[0] if not always and _is_one_object(column) else PerReplica(column)
-        for column in zip(*[each.leaves for each in flat], strict=True)
-    ]
-    return optree.tree_unflatten(treespec, leaves)
-
-
-def _is_one_object(column: Sequence[Any]) -> bool:
-    # Equal small numbers are one object in Python, however they came about: what `len(batch)` gives must not
-    # be per replica for some batches and bare for others.
-    first = column[0]
-    return not isinstance(first, (int, float, complex, np.generic)) and all(each is first for each in column)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from daskdist.execute.noting import Column
 from daskdist.execute.parcels import Parcel
-from daskdist.strategy.picks import PickAll
+from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.values import PerReplica, Wiring
 
 # Results for all replicas; arguments that are the same on all; and those of each that are not.
@@ -17,13 +17,13 @@ Wired: TypeAlias = tuple[list[Column], tuple[Any, ...], list[tuple[Any, ...]] | 
 
 def wire_all(function: Parcel, leaves: Sequence[Any], workers: tuple[str, ...]) -> Wired:
     """Wire leaves, for a call whose first result is the function, and whose last arguments are picks and leaves."""
-    if any(type(leaf) is PerReplica and leaf.spread is None for leaf in leaves):
+    if any(type(leaf) is PerReplica for leaf in leaves):
         return _wire_each(function, leaves, workers)
     wiring = Wiring([function.on_each(workers)])
     wired = []
     for leaf in leaves:
-        if type(leaf) is PerReplica:
-            spread: Any = leaf.spread
+        if type(leaf) is Spread:
+            spread: Any = leaf
             wired.append(wiring.slot(spread.handles, spread.picks))
         elif type(leaf) is Parcel:
             wired.append(wiring.slot(leaf.on_each(workers), PickAll()))
@@ -47,7 +47,9 @@ def _wire_each(function: Parcel, leaves: Sequence[Any], workers: tuple[str, ...]
         for leaf in leaves:
             part = leaf
             if type(leaf) is PerReplica:
-                part = leaf.values[lane] if leaf.spread is None else leaf.spread.part(lane)
+                part = leaf.values[lane]
+            elif type(leaf) is Spread:
+                part = leaf.part(lane)
             is_parcel = type(part) is Parcel
             wired.append(wiring.slot(part.on(worker), PickAll()) if is_parcel else wiring.wire_leaf(part))
         handles.append(wiring.handles)

@@ -1,0 +1,63 @@
+"""JAX: its arrays made of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daskdist.frameworks.leaves import Refused, as_numbers, converted, needs
+
+
+def to_jax(x: Any) -> Any:
+    """A nest of arrays as one of JAX arrays, which share their memory where JAX can.
+
+    Parameters
+    ----------
+    x
+        A nest (tuples, named tuples, lists, dicts) of arrays of NumPy, CuPy or anything else that has DLPack, numbers,
+        `PerReplica` and asynchronous values. Asynchronous values are waited for; None stays.
+
+    Returns
+    -------
+    nest
+        The same structure, with a JAX array for each leaf, and a `PerReplica` of them for a `PerReplica`. NumPy arrays
+        go to JAX's default device.
+
+    Raises
+    ------
+    ArgumentError
+        A leaf is no array of numbers (text, Python objects, dates, rows of different lengths, datasets), it has
+        integers that do not fit in what JAX makes of them, or JAX is not installed: ``pip install 'daskdist[jax]'``.
+
+    Notes
+    -----
+    Unless ``jax_enable_x64`` is set, JAX has no types of 64 bits: float64 becomes float32, complex128 complex64, int64
+    int32 and uint64 uint32, each by a copy. Otherwise arrays, read-only ones too, are shared with the CPU's JAX where
+    their rows follow each other without gaps and they begin at a multiple of 64 bytes, as measured with JAX 0.10.
+    NumPy begins a large array 16 bytes after such a place, and a batch begins where its rows do, so most batches are
+    copied, once. What is shared must not be written to by way of the NumPy array.
+    """
+    try:
+        import jax
+    except ImportError as error:
+        raise needs("to_jax", "JAX", "jax", error) from None
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        if not isinstance(leaf, (np.ndarray, np.generic)) and hasattr(leaf, "__dlpack__"):
+            return jax.dlpack.from_dlpack(leaf)
+        array = as_numbers(leaf)
+        # Not by DLPack, as JAX takes no read-only array that way, nor one with gaps; this shares what that would.
+        made = jax.device_put(array)
+        if array.dtype.kind in "iu" and made.dtype.itemsize < array.itemsize and array.size:
+            limits = np.iinfo(made.dtype)
+            if array.min() < limits.min or array.max() > limits.max:
+                raise Refused(
+                    f"has numbers that {made.dtype} does not hold, which JAX makes of {array.dtype}: set "
+                    "jax.config.update('jax_enable_x64', True), or map it to smaller numbers"
+                )
+        return made
+
+    return converted("to_jax", x, convert)

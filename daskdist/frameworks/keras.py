@@ -1,0 +1,141 @@
+"""Keras 3: datasets for ``model.fit``, ``evaluate`` and ``predict``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import optree
+
+from daskdist.errors import ArgumentError
+from daskdist.frameworks.leaves import check_spec, checked_source, needs
+from daskdist.frameworks.torch import to_torch
+from daskdist.strategy.gathering import concatenated
+from daskdist.strategy.values import AsyncValue, PerReplica, results_of
+
+
+def keras_data(dataset: Any) -> Any:
+    """A dataset as what Keras 3 takes for ``x``: ``model.fit(daskdist.keras_data(dataset), epochs=2)``.
+
+    Parameters
+    ----------
+    dataset
+        A `Dataset` of batches, or a `DistributedDataset`, whose replicas' parts are joined in order: Keras has the
+        whole batch. An element is ``(x, y)``, ``(x, y, sample_weight)`` or ``(x,)``, or anything else, which is x; each
+        of them may be a nest, as the model takes it.
+
+    Returns
+    -------
+    keras.src.trainers.data_adapters.data_adapter.DataAdapter
+        For ``fit``, ``evaluate``, ``predict`` and ``validation_data``, on the JAX and PyTorch backends. Each epoch is
+        a new pass over the dataset, shuffled anew where that is.
+
+    Raises
+    ------
+    ArgumentError
+        An element is a tuple of more than three, or a leaf is no array of numbers or has no rows; Keras is not
+        installed (``pip install 'daskdist[keras]'``) or cannot be imported, as where its backend is missing. When it is
+        used: the backend is TensorFlow.
+
+    Notes
+    -----
+    Keras knows the number of steps where the dataset's is known. Where it is not, the first epoch tells, and Keras
+    warns when that ends: state it by `Dataset.assert_cardinality`. An endless dataset needs ``steps_per_epoch``, and
+    the next epoch goes on where the last ended, as it does for any dataset with ``steps_per_epoch``. Keras ignores
+    ``shuffle`` and ``class_weight`` here: shuffle the dataset, and give weights as third part of an element. To build a
+    model, Keras takes one batch of a pass of its own.
+    """
+    data_adapter = _data_adapter()
+    element_spec = checked_source("keras_data", dataset).element_spec
+    if isinstance(element_spec, tuple) and not 1 <= len(element_spec) <= 3:
+        raise ArgumentError(
+            f"keras_data: an element is a tuple of {len(element_spec)}; Keras takes (x, y), (x, y, sample_weight) or "
+            "(x,): map it to one of these, with several inputs as a tuple or dict in the place of x"
+        )
+    check_spec("keras_data", element_spec, needs_rows=True)
+    return _class_from(data_adapter)(dataset)
+
+
+def joined(step: Any) -> Any:
+    """A step of all replicas as one nest of NumPy arrays, the replicas' parts one after the other.
+
+    >>> import numpy as np
+    >>> joined({"x": PerReplica([np.array([1, 2]), np.array([3])])})
+    {'x': array([1, 2, 3])}
+    """
+    leaves, treespec = optree.tree_flatten(step, none_is_leaf=True)
+    groups = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) for leaf in leaves]
+    values = [value for group in groups for value in group]
+    here = iter(results_of(values) if any(isinstance(value, AsyncValue) for value in values) else values)
+    parts = [[next(here) for _ in group] for group in groups]
+    return optree.tree_unflatten(treespec, [part[0] if len(part) == 1 else concatenated(part, 0) for part in parts])
+
+
+def _data_adapter() -> Any:
+    try:
+        # Keras has no public name for it, and takes it in place of data all the same.
+        from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "keras":
+            raise needs("keras_data", "Keras 3.7 or later", "keras", error) from None
+        raise ArgumentError(
+            f"keras_data: Keras cannot be imported ({error}); install its backend, and name that in the environment "
+            "variable KERAS_BACKEND, 'jax' or 'torch', before Keras is imported"
+        ) from None
+    return DataAdapter
+
+
+@functools.cache
+def _class_from(data_adapter: Any) -> Any:
+    import keras
+
+    class KerasData(data_adapter):  # type: ignore[misc]
+        """The elements of a dataset, for Keras."""
+
+        # Keras also asks for iterators that it does not use: nothing is read before the first element is taken.
+
+        def __init__(self, dataset: Any) -> None:
+            self._dataset = dataset
+
+        def get_numpy_iterator(self) -> Iterator[Any]:
+            for element in self._dataset:
+                batch = joined(element)
+                yield batch if isinstance(batch, tuple) else (batch,)
+
+        def get_jax_iterator(self) -> Iterator[Any]:
+            # JAX copies NumPy arrays to its device when it computes with them.
+            return self.get_numpy_iterator()
+
+        def get_torch_dataloader(self) -> Iterator[Any]:
+            # Keras moves tensors to its device.
+            for batch in self.get_numpy_iterator():
+                yield optree.tree_map(keras.ops.convert_to_tensor, to_torch(batch))
+
+        def get_tf_dataset(self) -> Any:
+            raise ArgumentError(
+                "keras_data: it feeds Keras on JAX and PyTorch, and the backend is TensorFlow; set the environment "
+                "variable KERAS_BACKEND to 'jax' or 'torch' before Keras is imported"
+            )
+
+        @property
+        def num_batches(self) -> int | None:
+            number = int(self._dataset.cardinality())
+            return None if number < 0 else number
+
+        @property
+        def batch_size(self) -> int | None:
+            return None
+
+        @property
+        def has_partial_batch(self) -> bool | None:
+            return None
+
+        @property
+        def partial_batch_size(self) -> int | None:
+            return None
+
+        def __repr__(self) -> str:
+            return f"keras_data({self._dataset!r})"
+
+    return KerasData

@@ -1,0 +1,192 @@
+"""What arrays of other frameworks are made of: the leaves of a nest, each here as an array, and which cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.core.cardinality import INFINITE
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import DatasetSpec, PerReplicaSpec, RaggedTensorSpec
+from daskdist.core.structure import Nested, as_array
+from daskdist.errors import ArgumentError, UnknownLengthError
+from daskdist.strategy.values import AsyncValue, PerReplica, results_of
+
+# Of the package ml_dtypes: to NumPy they are of no kind of number.
+OF_ML_DTYPES: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
+
+_RAGGED: Final = (
+    "has rows of different lengths: use padded_batch, map it to x.padded(length), or take its values and row_splits "
+    "apart"
+)
+_DATASET: Final = "is a dataset: iterate over it, or batch its elements by flat_map"
+
+
+class Refused(Exception):  # noqa: N818 - a signal to whoever knows the leaf's path
+    """A leaf that cannot be converted; the message says why."""
+
+
+def converted(operation: str, nest: Any, convert: Callable[[Any], Any]) -> Any:
+    """A nest with each leaf converted, asynchronous values waited for together.
+
+    Parameters
+    ----------
+    operation
+        What errors call it.
+    nest
+        Tuples, named tuples, lists and dicts are structure; a `PerReplica` becomes one of converted values, and None
+        stays.
+    convert
+        Gives the new leaf, or raises `Refused`.
+
+    Raises
+    ------
+    ArgumentError
+        A leaf cannot be converted; the message has its path.
+    """
+    return _converted(operation, nest, convert, "")
+
+
+def _converted(operation: str, nest: Any, convert: Callable[[Any], Any], where: str) -> Any:
+    leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
+    groups = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) for leaf in leaves]
+    values = [value for group in groups for value in group]
+    if any(isinstance(value, AsyncValue) for value in values):
+        values = results_of(values)
+    here = iter(values)
+    made: list[Any] = []
+    for number, (leaf, group) in enumerate(zip(leaves, groups, strict=True)):
+        parts = []
+        for replica in range(len(group)):
+            value = next(here)
+            try:
+                if type(value) is np.ndarray or optree.tree_is_leaf(value, none_is_leaf=True):
+                    parts.append(None if value is None else convert(value))
+                    continue
+            except Refused as reason:
+                path = where + treespec.accessors()[number].codify("")
+                on = f" of replica {replica}" if isinstance(leaf, PerReplica) else ""
+                raise ArgumentError(f"{operation}: leaf {path or '(the value)'}{on} {reason}") from None
+            # What a function returned may itself be a nest.
+            path = where + treespec.accessors()[number].codify("")
+            parts.append(_converted(operation, value, convert, path))
+        made.append(PerReplica(parts) if isinstance(leaf, PerReplica) else parts[0])
+    return optree.tree_unflatten(treespec, made)
+
+
+def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
+    """A leaf as NumPy array of numbers, whose bytes are in this machine's order; what is one already is not copied.
+
+    Raises
+    ------
+    Refused
+        It is none.
+    """
+    if type(leaf) is not np.ndarray:
+        leaf = _as_array(leaf)
+    if reason := reason_against(leaf.dtype):
+        raise Refused(reason)
+    array: np.ndarray[Any, Any] = leaf
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
+    if isinstance(leaf, Ragged):
+        raise Refused(_RAGGED)
+    if isinstance(leaf, Nested):
+        raise Refused(_DATASET)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise Refused("is a masked array: map it to x.filled(value)")
+    if not isinstance(leaf, (np.generic, bool, int, float, complex, str, bytes)) and not hasattr(leaf, "__array__"):
+        raise Refused(f"is of type {type(leaf).__name__}, which is no array and no number")
+    try:
+        return np.asarray(as_array(leaf))
+    except ArgumentError as error:
+        raise Refused(f"cannot be converted: {error}") from None
+
+
+def reason_against(dtype: np.dtype[Any]) -> str:
+    """Why no array of another framework has a dtype; ``""`` where one has."""
+    if dtype.kind in "biufc":
+        if dtype.char in "gG":
+            return f"is {dtype}: map it to x.astype({'complex128' if dtype.kind == 'c' else 'float64'!r})"
+        return ""
+    if dtype.name in OF_ML_DTYPES:
+        return ""
+    if dtype.kind in "TUS":
+        return f"is text ({dtype}): map it to numbers first, such as its places in a list of words"
+    if dtype.kind == "O":
+        return "has Python objects, as bytes are: map it to numbers first, such as np.frombuffer(x, np.uint8)"
+    if dtype.kind in "mM":
+        return f"is {dtype}: map it to numbers first, such as x.astype('int64')"
+    return f"is of dtype {dtype}: map it to numbers first"
+
+
+def check_spec(operation: str, element_spec: Any, *, needs_rows: bool = False) -> None:
+    """See that elements of a spec can be converted.
+
+    Parameters
+    ----------
+    operation
+        What errors call it.
+    element_spec
+        The specs of the leaves, in the structure of an element.
+    needs_rows
+        Whether a leaf must have an axis of rows.
+
+    Raises
+    ------
+    ArgumentError
+        They cannot be; the message has the path of the leaf.
+    """
+    specs, treespec = optree.tree_flatten(element_spec, none_is_leaf=True)
+    for spec, accessor in zip(specs, treespec.accessors(), strict=True):
+        one = spec.specs[0] if isinstance(spec, PerReplicaSpec) else spec
+        if isinstance(one, RaggedTensorSpec):
+            reason = _RAGGED
+        elif isinstance(one, DatasetSpec):
+            reason = _DATASET
+        else:
+            reason = reason_against(one.dtype)
+            if not reason and needs_rows and not one.shape:
+                reason = "is a scalar: batch the dataset"
+        if reason:
+            raise ArgumentError(f"{operation}: leaf {accessor.codify('') or '(the element)'} {reason}")
+
+
+def checked_source(operation: str, dataset: Any) -> Any:
+    """What was given as a dataset, distributed or not.
+
+    Raises
+    ------
+    ArgumentError
+        It is none.
+    """
+    if all(hasattr(type(dataset), name) for name in ("__iter__", "cardinality", "element_spec")):
+        return dataset
+    raise ArgumentError(f"{operation}: give a Dataset or a DistributedDataset, not {type(dataset).__name__}")
+
+
+def length_of(dataset: Any) -> int:
+    """The number of elements or steps.
+
+    Raises
+    ------
+    UnknownLengthError
+        It is endless, or not known.
+    """
+    number = int(dataset.cardinality())
+    if number < 0:
+        words = "endless" if number == INFINITE else "not known before they are read"
+        raise UnknownLengthError(
+            f"the number of batches is {words}; where you know it, state it by assert_cardinality or take"
+        )
+    return number
+
+
+def needs(operation: str, framework: str, extra: str, error: ImportError) -> ArgumentError:
+    """The error that says what to install."""
+    return ArgumentError(f"{operation} needs {framework}: pip install 'daskdist[{extra}]' ({error})")

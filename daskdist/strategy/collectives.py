@@ -1,0 +1,154 @@
+"""What replicas do together: reduce, gather, and hand over to one that goes on for all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.strategy.gathering import concatenated
+from daskdist.strategy.reduction import Op, ReduceOp, name_of
+from daskdist.strategy.regroup import component, regroup
+from daskdist.strategy.tree import Fold
+
+# From so many bytes on, processes reduce a part each.
+_LARGE_BYTES: Final = 2**18
+
+
+def _shapes_of(given: tuple[list[Any], Any]) -> Any:
+    leaves, treespec = given
+    shapes = [np.shape(leaf) for leaf in leaves]
+    return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The values of all replicas made one; what a replica gives is leaves and their structure."""
+
+    op: Op
+
+    @property
+    def name(self) -> str:
+        return f"all_reduce({name_of(self.op)})"
+
+    def shapes(self, given: tuple[list[Any], Any]) -> Any:
+        return _shapes_of(given)
+
+    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
+        return self._fold.chunks([], [], [leaves for leaves, _ in given.values()])
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return self._fold.partials(partials)
+
+    def final(self, partial: Any) -> list[Any]:
+        leaves: list[Any] = Fold(self.op, None, True).partials([partial]).leaves
+        return leaves
+
+    @property
+    def _fold(self) -> Fold:
+        return Fold(self.op, None, False)
+
+    def cut(self, partial: Any, num_parts: int) -> list[Any] | None:
+        """A large partial result in parts, each of a stretch of every array; None where that is no use."""
+        if not isinstance(self.op, ReduceOp) or not all(isinstance(_array(each), np.ndarray) for _, each in partial):
+            return None
+        if sum(_array(each).nbytes for _, each in partial) < _LARGE_BYTES:
+            return None
+        flat = [np.ascontiguousarray(_array(each)).reshape(-1) for _, each in partial]
+        parts = []
+        for part in range(num_parts):
+            cuts = [array[len(array) * part // num_parts : len(array) * (part + 1) // num_parts] for array in flat]
+            parts.append([(cut.shape, _with(each, cut)) for (_, each), cut in zip(partial, cuts, strict=True)])
+        return parts
+
+    def joined(self, parts: Sequence[Any], like: Any) -> Any:
+        """The partial result that parts are of."""
+        found = []
+        for place, (shape, _) in enumerate(like):
+            arrays = [_array(part[place][1]) for part in parts]
+            whole = np.empty(math.prod(shape), arrays[0].dtype)
+            ends = list(accumulate(map(len, arrays)))
+            for array, end in zip(arrays, ends, strict=True):
+                whole[end - len(array) : end] = array
+            found.append((shape, _with(parts[0][place][1], whole.reshape(shape))))
+        return found
+
+
+def _array(partial: Any) -> Any:
+    # That of a mean is a total, its count and its dtype.
+    return partial[0] if isinstance(partial, tuple) else partial
+
+
+def _with(partial: Any, array: Any) -> Any:
+    return (array, *partial[1:]) if isinstance(partial, tuple) else array
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """The values of all replicas one after the other along an axis; what a replica gives is leaves and structure."""
+
+    axis: int
+
+    @property
+    def name(self) -> str:
+        return f"all_gather(axis={self.axis})"
+
+    def shapes(self, given: tuple[list[Any], Any]) -> Any:
+        leaves, treespec = given
+        # What may differ along the axis is seen when they are put together.
+        return (str(treespec), [np.ndim(leaf) for leaf in leaves])
+
+    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
+        return [(number, leaves) for number, (leaves, _) in given.items()]
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> list[Any]:
+        rows = [leaves for _, leaves in sorted(partial, key=lambda each: each[0])]
+        return [concatenated(values, self.axis) for values in zip(*rows, strict=True)]
+
+
+def _merged(given: Sequence[Any]) -> Any:
+    # What is text or None is no value of a replica, if it is the same on all.
+    leaves, treespec = optree.tree_flatten(regroup(given, always=True), none_is_leaf=True)
+    found = []
+    for leaf in leaves:
+        first, *rest = leaf.values
+        is_one = isinstance(first, (str, bytes, type(None))) and all(
+            type(each) is type(first) and each == first for each in rest
+        )
+        found.append(first if is_one else leaf)
+    return optree.tree_unflatten(treespec, found)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What all replicas give handed to one function, called once; what a replica gives is arguments."""
+
+    fn: Callable[..., Any]
+    call: Callable[[Callable[..., Any], Any], Any]
+
+    @property
+    def name(self) -> str:
+        return f"merge_call({getattr(self.fn, '__qualname__', self.fn)})"
+
+    def shapes(self, given: Any) -> Any:
+        return None
+
+    def partial(self, given: Mapping[int, Any]) -> Any:
+        return list(given.items())
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> Any:
+        """For each replica its part of what the function gives."""
+        given = [each for _, each in sorted(partial, key=lambda each: each[0])]
+        result = self.call(self.fn, given[0] if len(given) == 1 else _merged(given))
+        return [component(result, number) for number in range(len(given))]

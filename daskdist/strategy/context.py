@@ -1,0 +1,226 @@
+"""Where a function is: on a replica, between them, or nowhere; and what a replica does with the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+
+from daskdist.core.arguments import whole_number
+from daskdist.errors import ArgumentError
+from daskdist.strategy.collectives import AllGather, AllReduce, Merge
+from daskdist.strategy.gang import Collective, Gang
+from daskdist.strategy.reduction import Op, checked_op
+from daskdist.strategy.values import AsyncValue, PerReplica
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Strategy
+
+
+class ReplicaContext:
+    """What a function knows that runs on a replica, and how it works together with the other replicas.
+
+    Not made directly: `get_replica_context` gives it.
+
+    Parameters
+    ----------
+    replica_id_in_sync_group
+        Which of the replicas it is, from 0 on.
+    strategy
+        Gives the strategy whose replicas these are.
+    num_replicas_in_sync
+        How many there are.
+    gang
+        Gives the gang of those that meet in this process.
+    """
+
+    def __init__(
+        self,
+        replica_id_in_sync_group: int,
+        num_replicas_in_sync: int,
+        strategy: Callable[[], Strategy],
+        gang: Callable[[], Gang] | None = None,
+    ) -> None:
+        self.replica_id_in_sync_group = replica_id_in_sync_group
+        self.num_replicas_in_sync = num_replicas_in_sync
+        self._strategy = strategy
+        self._gang = gang
+        # What replicas did together, for this one.
+        self.has_met = False
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy whose replicas these are. On a worker it tells of them, and calls nothing."""
+        return self._strategy()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The name of the replica's device, such as ``("CPU:0",)``."""
+        return (self.strategy.replicas[self.replica_id_in_sync_group].device,)
+
+    def all_reduce(self, reduce_op: Op | str, value: Any, options: Any = None) -> Any:
+        """Make one value of every replica's, and give it to all.
+
+        Parameters
+        ----------
+        reduce_op
+            As `Strategy.reduce` takes it.
+        value
+            An array or number, or a nest of some: of one structure and of the same shapes on all replicas.
+        options
+            Taken for compatibility.
+
+        Returns
+        -------
+        nest
+            The same on all replicas, to the last bit: NumPy arrays and numbers.
+
+        Raises
+        ------
+        CollectiveError
+            Another replica has ended, does not call it within ``daskdist.timeouts.collective`` seconds, calls something
+            else, or gives other shapes; or a worker is lost.
+        ArgumentError
+            There is no such reduction, or a value is nothing to reduce.
+
+        Notes
+        -----
+        All replicas call it. It goes from worker to worker, past the scheduler; inside of a process in memory. Values
+        combine in the order of the replicas.
+
+        >>> import daskdist
+        >>> def step(x):
+        ...     return daskdist.get_replica_context().all_reduce("SUM", x)
+        >>> daskdist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step, args=(daskdist.PerReplica([1.0, 2.0]),))
+        PerReplica:{
+          0: np.float64(3.0),
+          1: np.float64(3.0)
+        }
+        """
+        op = checked_op(reduce_op)
+        leaves, treespec = _leaves_of("all_reduce", value)
+        found = self._meet(AllReduce(op), (leaves, treespec))
+        return optree.tree_unflatten(treespec, found)
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Put every replica's values together along an axis, in replica order, and give that to all.
+
+        Parameters
+        ----------
+        value
+            An array, or a nest of some, of one structure on all replicas.
+        axis
+            The axis, 0 being the rows. Along it values may differ in length.
+        options
+            Taken for compatibility.
+
+        Returns
+        -------
+        nest
+            An array for each.
+
+        Raises
+        ------
+        CollectiveError
+            As `all_reduce` raises it.
+        ArgumentError
+            A value is a scalar or has no such axis, or shapes differ along another; or the axis is negative.
+        """
+        along = AllGather(whole_number("all_gather", "axis", axis, at_least=0))
+        leaves, treespec = _leaves_of("all_gather", value)
+        return optree.tree_unflatten(treespec, self._meet(along, (leaves, treespec)))
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Call a function once for all replicas, between them.
+
+        Parameters
+        ----------
+        merge_fn
+            Called as ``merge_fn(strategy, *args, **kwargs)`` in the process of the first replica, when all replicas
+            have called this. Each leaf of its arguments is a `PerReplica` of what replicas give; text and None come
+            bare where they are the same on all.
+        args, kwargs
+            What this replica gives.
+
+        Returns
+        -------
+        nest
+            This replica's part of what the function returns: of a `PerReplica` its value, of anything else that.
+
+        Raises
+        ------
+        CollectiveError
+            As `all_reduce` raises it.
+        """
+        if not isinstance(args, (list, tuple)):
+            raise ArgumentError(f"merge_call: args is a {type(args).__name__}; give a tuple, such as args=(x,)")
+        strategy = self.strategy
+
+        def call(fn: Callable[..., Any], merged: Any) -> Any:
+            given, named = merged
+            with between(strategy):
+                return fn(strategy, *given, **named)
+
+        found = self._meet(Merge(merge_fn, call), (tuple(args), dict(kwargs or {})))
+        return found[self.replica_id_in_sync_group]
+
+    def _meet(self, collective: Collective, given: Any) -> Any:
+        number = self.replica_id_in_sync_group
+        if self._gang is None:
+            return collective.final(collective.partial({number: given}))
+        self.has_met = True
+        found, is_own = self._gang().meet(number, collective, given)
+        if is_own or not isinstance(collective, (AllReduce, AllGather)):
+            return found
+        # Nobody else's: what one changes in place is its own.
+        return [each.copy() if isinstance(each, np.ndarray) else each for each in found]
+
+    def __repr__(self) -> str:
+        return f"<ReplicaContext: replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"
+
+
+def _leaves_of(operation: str, value: Any) -> tuple[list[Any], Any]:
+    leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+    for leaf in leaves:
+        if leaf is None or isinstance(leaf, (PerReplica, AsyncValue)):
+            raise ArgumentError(
+                f"{operation}: a value is {type(leaf).__name__}; give this replica's own, an array or a number"
+            )
+    return leaves, treespec
+
+
+class Between:
+    """Where a strategy is current, and no replica's function runs."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+
+
+# What of these this is in; None outside of them.
+here: ContextVar[ReplicaContext | Between | None] = ContextVar("daskdist context", default=None)
+
+
+@contextlib.contextmanager
+def between(strategy: Strategy) -> Iterator[None]:
+    """Make a strategy current in a ``with`` block."""
+    token = here.set(Between(strategy))
+    try:
+        yield
+    finally:
+        here.reset(token)
+
+
+def replica_there_is() -> ReplicaContext | None:
+    """The replica whose function this is in, if any."""
+    found = here.get()
+    return found if type(found) is ReplicaContext else None
+
+
+def scope_there_is() -> Strategy | None:
+    """The strategy of the scope this is in, if any."""
+    found = here.get()
+    return found.strategy if type(found) is Between else None

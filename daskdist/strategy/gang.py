@@ -1,0 +1,217 @@
+"""Replicas of one call that work together: those of a process meet in memory, and its last to come goes on for all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from daskdist.config import setting
+from daskdist.errors import CollectiveError
+
+# Calls of a replica that a message shows.
+_NUM_SHOWN: Final = 8
+
+
+class Collective(Protocol):
+    """What replicas do together."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it; the same on all replicas."""
+
+    def shapes(self, given: Any) -> Any:
+        """What must be the same on all replicas of what one gives."""
+
+    def partial(self, given: Mapping[int, Any]) -> Any:
+        """What some replicas give, by their numbers, as one."""
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        """Several of those as one."""
+
+    def final(self, partial: Any) -> Any:
+        """What is made of the last."""
+
+
+class Exchange(Protocol):
+    """What goes between the processes of a gang."""
+
+    def __call__(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
+        """The result, of what all processes have."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What is said of a call beside its values.
+
+    Parameters
+    ----------
+    number
+        The replica.
+    name
+        The call.
+    shapes
+        What must be the same on all replicas.
+    order
+        The last calls of the replica, this one included.
+    """
+
+    number: int
+    name: str
+    shapes: Any
+    order: tuple[str, ...]
+
+    def check(self, other: About) -> None:
+        """Refuse a call that is not the same.
+
+        Raises
+        ------
+        CollectiveError
+            It is another one, or of other shapes.
+        """
+        if self.name != other.name:
+            raise CollectiveError(
+                f"replicas call different things: replica {self.number} calls {', '.join(self.order)}; replica "
+                f"{other.number} calls {', '.join(other.order)}. All replicas make the same calls in the same order"
+            )
+        if self.shapes != other.shapes:
+            raise CollectiveError(
+                f"{self.name}: what replicas give differs in structure or shape: replica {self.number} gives "
+                f"{self.shapes}, replica {other.number} gives {other.shapes}"
+            )
+
+
+@dataclass(eq=False)
+class _Meeting:
+    given: dict[int, tuple[Collective, Any]] = field(default_factory=dict)
+    is_over: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Gang:
+    """The replicas of one call that are in this process.
+
+    Parameters
+    ----------
+    members
+        Their numbers.
+    exchange
+        What goes on between this process and others; None where there are no others.
+    waits
+        Called when a replica is going to wait: makes sure that the others are on their way.
+    """
+
+    def __init__(
+        self, members: Sequence[int], exchange: Exchange | None = None, waits: Callable[[], None] | None = None
+    ) -> None:
+        self.members = tuple(members)
+        self._exchange = exchange
+        self._waits = waits
+        self._changed = threading.Condition()
+        self._counts = dict.fromkeys(members, 0)
+        self._orders: dict[int, deque[str]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
+        self._meetings: dict[int, _Meeting] = {}
+        # Who has left, and because of what.
+        self._left: dict[int, BaseException | None] = {}
+
+    def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
+        """What comes of a call that all replicas make, and whether nobody else is given the very same.
+
+        Raises
+        ------
+        CollectiveError
+            A replica has left, does not come in time, or makes another call.
+        """
+        with self._changed:
+            turn = self._counts[number]
+            self._counts[number] = turn + 1
+            self._orders[number].append(collective.name)
+            meeting = self._meetings.setdefault(turn, _Meeting())
+            meeting.given[number] = (collective, given)
+            is_last = len(meeting.given) == len(self.members)
+            if is_last:
+                del self._meetings[turn]
+        if is_last:
+            self._hold(meeting, turn)
+        else:
+            if self._waits is not None:
+                self._waits()
+            self._await(meeting, collective.name, turn)
+        if meeting.error is not None:
+            raise _again(meeting.error) if not is_last else meeting.error
+        return meeting.result, len(self.members) == 1
+
+    def leave(self, number: int, error: BaseException | None = None) -> bool:
+        """Have a replica no longer waited for, as its call is over; whether it was the last."""
+        with self._changed:
+            self._left[number] = error
+            self._changed.notify_all()
+            return len(self._left) == len(self.members)
+
+    def _hold(self, meeting: _Meeting, turn: int) -> None:
+        try:
+            collective = meeting.given[self.members[0]][0]
+            first, *rest = [self._about(number, *meeting.given[number]) for number in self.members]
+            for each in rest:
+                first.check(each)
+            partial = collective.partial({number: meeting.given[number][1] for number in self.members})
+            if self._exchange is None:
+                meeting.result = collective.final(partial)
+            else:
+                meeting.result = self._exchange(turn, collective, first, partial)
+        except BaseException as error:
+            meeting.error = error
+        with self._changed:
+            meeting.is_over = True
+            self._changed.notify_all()
+
+    def _about(self, number: int, collective: Collective, given: Any) -> About:
+        return About(number, collective.name, collective.shapes(given), tuple(self._orders[number]))
+
+    def _await(self, meeting: _Meeting, name: str, turn: int) -> None:
+        most = float(setting("timeouts.collective"))
+        end = time.monotonic() + most
+        with self._changed:
+            while not meeting.is_over:
+                missing = [number for number in self.members if number not in meeting.given]
+                gone = [number for number in missing if number in self._left]
+                if gone:
+                    raise left(name, {number: self._left[number] for number in gone})
+                # Once all are here, who goes on for them looks at the time.
+                if not missing:
+                    self._changed.wait()
+                elif not self._changed.wait(max(end - time.monotonic(), 0)) and time.monotonic() >= end:
+                    raise late(name, missing, most)
+
+
+def left(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
+    """That replicas do not come because they are over."""
+    told = []
+    for number, error in errors.items():
+        if isinstance(error, BaseException):
+            error = f"raised {type(error).__name__}: {error}"
+        told.append(f"replica {number} {error or 'has ended'}")
+    return CollectiveError(f"{name} is called by some replicas only: {'; '.join(told)}")
+
+
+def late(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
+    """That replicas do not come in time."""
+    who = ", ".join(map(str, missing))
+    return CollectiveError(
+        f"{name}: replica{'s' if len(missing) > 1 else ''} {who} did not call it within {most_s:g} s, which is "
+        "daskdist.timeouts.collective; all replicas make the same calls in the same order"
+    )
+
+
+def _again(error: BaseException) -> BaseException:
+    # For another thread: raised in two, an error would have the frames of both in its traceback.
+    try:
+        again = type(error)(*error.args)
+    except Exception:
+        return error
+    again.__notes__ = list(getattr(error, "__notes__", ()))
+    return again

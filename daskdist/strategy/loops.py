@@ -1,0 +1,349 @@
+"""Whole loops on the replicas: distributed datasets given to `Strategy.run`, as iterators over a replica's own part."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+import weakref
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import optree
+
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import walk
+from daskdist.core.spec import ElementSpec, PerReplicaSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import is_future
+from daskdist.ops.with_options import merged_options
+from daskdist.strategy.distributed import DistributedDataset
+from daskdist.strategy.flat import flattened
+from daskdist.strategy.held import OnWorker
+from daskdist.strategy.iterator import DistributedIterator, Optional
+from daskdist.strategy.picks import PickAll, Spread
+from daskdist.strategy.pipeline import Cuts, Pipeline
+from daskdist.strategy.sharing import Meeting, Reading
+from daskdist.strategy.values import PerReplica
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Replica, Strategy
+
+# Where the replicas of one process come together, by the call, the worker and the pipeline; each goes with the last of
+# its iterators.
+_meetings: Final[weakref.WeakValueDictionary[tuple[str, str | None, int], Meeting]] = weakref.WeakValueDictionary()
+_opening: Final = Lock()
+_OVER: Final = object()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What some replicas need to read their own parts of a distributed dataset.
+
+    Parameters
+    ----------
+    reading
+        What their input pipeline is, and what others have a say in it.
+    number
+        Which input pipeline that is.
+    first_replica
+        The first replica that it serves; the others follow.
+    spec
+        The spec of what a replica is given, whatever its length along the first axis.
+    element_spec
+        The same as users see it.
+    """
+
+    reading: Reading
+    number: int
+    first_replica: int
+    spec: ElementSpec
+    element_spec: Any
+
+    @cached_property
+    def empty(self) -> Any:
+        """What a replica is given in a step for which it has no rows."""
+        return None if self.reading.is_alone else self.spec.structure.pack([leaf.zeros() for leaf in self.spec.leaves])
+
+
+class Fed(NamedTuple):
+    """What a replica is sent in the place of a distributed dataset.
+
+    Parameters
+    ----------
+    plan
+        Its plan, the same for every call.
+    turn
+        Which call this is, and the number of its first pass.
+    held
+        The dataset, where it is on the worker already.
+    """
+
+    plan: Any
+    turn: Any
+    held: Any
+
+
+class ReplicaIterator(Iterator[Any]):
+    """A replica's own part of a distributed dataset, in a function that `Strategy.run` calls.
+
+    It gives what a step of the distributed dataset has for the replica, one step after the other, as NumPy arrays. At
+    its end it can be iterated over again, which is another pass: ``for epoch in range(3): for batch in iterator: ...``
+    makes three. Leaving a loop early and coming back goes on where it was left.
+
+    Not made directly. It is of use until the function returns.
+
+    Attributes
+    ----------
+    element_spec
+        The spec of what it gives, the first length None where it can vary.
+    """
+
+    def __init__(self, plan: Plan, meeting: Meeting, lane: int, iteration: int) -> None:
+        self.element_spec = plan.element_spec
+        self._plan = plan
+        self._meeting = meeting
+        self._lane = lane
+        self._iteration = iteration
+        self._is_over = False
+        self._elements: Iterator[Any] = self._pass()
+
+    def __iter__(self) -> ReplicaIterator:
+        if self._is_over:
+            self._is_over = False
+            self._iteration += 1
+            self._elements = self._pass()
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._elements)
+        except StopIteration:
+            self._is_over = True
+            raise
+        except Exception as error:
+            # What failed is not passed over in silence the next time.
+            self._elements = _Failed(error)
+            raise
+
+    def get_next(self) -> Any:
+        """The next step's value.
+
+        Raises
+        ------
+        StopIteration
+            There are no more in this pass.
+        """
+        return next(self)
+
+    def get_next_as_optional(self) -> Optional:
+        """The next step's value, or at the end of the pass an `Optional` without."""
+        found = next(self, _OVER)
+        if found is _OVER:
+            return Optional(None, self.element_spec)
+        return Optional(found, self.element_spec, has_value=True)
+
+    def close(self) -> None:
+        """Stop reading ahead and let go of what was read; nothing comes after it."""
+        if isinstance(self._elements, Generator):
+            self._elements.close()
+        self._elements = _Failed(ArgumentError("this iterator is closed: it is of use in the call it was given to"))
+        self._is_over = False
+        self._meeting.leave(self._lane)
+
+    def _pass(self) -> Iterator[Any]:
+        return _elements(self._plan, self._meeting, self._lane, self._iteration)
+
+    def __repr__(self) -> str:
+        replica = self._plan.first_replica + self._lane
+        return f"<ReplicaIterator of replica {replica}, pass {self._iteration}: {self.element_spec}>"
+
+
+class _Failed(Iterator[Any]):
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __next__(self) -> Any:
+        raise self._error
+
+
+def _elements(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterator[Any]:
+    # Not a method: an iterator that is let go of is to go at once, with what was read for it.
+    structure: Structure = plan.spec.structure
+    # Nothing is held on to but what is handed out.
+    parts = meeting.begin(lane, iteration).parts(lane)
+    try:
+        for part in parts:
+            places, rows = part.places, part.rows
+            del part
+            if rows is not None and min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1:
+                yield from rows.elements(places[0], places[-1] + 1)
+            else:
+                for place in places:
+                    yield plan.empty if place < 0 else structure.pack(rows.item(place))
+    finally:
+        parts.close()  # type: ignore[attr-defined]
+
+
+# --- on the side of the program ---
+
+
+def with_plans(strategy: Strategy, leaves: list[Any], treespec: Any) -> tuple[list[Any], Any, list[Meeting]]:
+    """What `run` is given, with plans in the places of distributed datasets; and what is to live as long as the call.
+
+    Raises
+    ------
+    ArgumentError
+        One is of another strategy, or is an iterator, or cannot be read by the replicas themselves.
+    """
+    kinds = {type(leaf) for leaf in leaves}
+    if DistributedIterator in kinds:
+        raise ArgumentError(
+            "run: an iterator over a distributed dataset stays in its program; give the distributed dataset itself, "
+            "of which each replica has an iterator then, or what next() gives"
+        )
+    if DistributedDataset not in kinds:
+        return leaves, treespec, []
+    meetings: list[Meeting] = []
+
+    def plan(leaf: Any) -> Any:
+        return _fed(strategy, leaf, meetings) if type(leaf) is DistributedDataset else leaf
+
+    return *flattened(treespec.unflatten(map(plan, leaves))), meetings
+
+
+def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting]) -> Fed:
+    if dataset._strategy is not strategy:
+        raise ArgumentError(
+            "run: a distributed dataset is of another strategy; distribute the dataset with the one that is to run"
+        )
+    plans = dataset._plans
+    if plans is None:
+        plans = dataset._plans = _plans_of(strategy, dataset)
+    # Not before it is known that there will be a call.
+    token = uuid.uuid4().hex
+    turn = f"{token}:{next(dataset._iterations)}"
+    pipelines = dataset.pipelines
+    by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
+    held: Any = None
+    if isinstance(pipelines[0].node, OnWorker):
+        handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
+        workers = tuple(replica.worker for replica in strategy.replicas)
+        held = PerReplica.of(Spread(dataset._feeding.reader(), handles, PickAll(), workers))
+    elif strategy.workers == (None,):
+        # Replicas of this process, which may come one after the other, find what was read for them.
+        meetings += [_meeting(token, None, plan, plan.reading) for plan in plans]
+    return Fed(PerReplica(by_replica), turn, held)
+
+
+def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> list[Plan]:
+    feeding, pipelines = dataset._feeding, dataset.pipelines
+    is_here = strategy.workers == (None,)
+    if not is_here:
+        for pipeline in pipelines:
+            _check_can_be_sent(pipeline)
+    num_replicas = strategy.num_replicas_in_sync
+    # Anew: what was found out of them here need not travel.
+    fresh = [
+        Pipeline(
+            None if isinstance(each.node, OnWorker) else each.node,  # type: ignore[arg-type]
+            each.readers,
+            each.consumers,
+            each.varies,
+        )
+        for each in pipelines
+    ]
+    says = [_say(each, here) for each, here in zip(pipelines, fresh, strict=True)] if len(pipelines) > 1 else []
+    plans, first_replica = [], 0
+    for number, pipeline in enumerate(fresh):
+        others = tuple(say for place, say in enumerate(says) if place != number)
+        reading = Reading(
+            pipeline, others, num_replicas == 1, feeding.drops_uneven, dataset.options.per_replica_buffer_size
+        )
+        plans.append(Plan(reading, number, first_replica, feeding.spec, _spec_of_one(dataset.element_spec)))
+        first_replica += len(pipeline.consumers)
+    return plans
+
+
+def _say(pipeline: Pipeline, fresh: Pipeline) -> Cuts | Pipeline:
+    # What tells others in which steps a pipeline has rows.
+    known = Cuts.of(pipeline)
+    if known is not None:
+        return known
+    if isinstance(pipeline.node, OnWorker):
+        number = pipeline.node.cardinality
+        if number == UNKNOWN:
+            raise ArgumentError(
+                "run: the datasets of distribute_datasets_from_function are each on their worker, and no other worker "
+                "can tell how many elements there are; say so, with assert_cardinality(n) or repeat(), in the function "
+                "that makes them, or iterate over the distributed dataset here and give run each step"
+            )
+        return Cuts(1, number, 0, 1, len(pipeline.consumers))
+    return fresh
+
+
+def _check_can_be_sent(pipeline: Pipeline) -> None:
+    if merged_options(pipeline.node).locations is not None:
+        raise ArgumentError(
+            "run: files of the distributed dataset are on disks of some workers only (Options.locations), and replicas "
+            "read their own parts themselves; make the datasets on their workers, with "
+            "distribute_datasets_from_function, or iterate over the distributed dataset here and give run each step"
+        )
+    for node in walk(pipeline.node):
+        graph = getattr(node, "graph", None)
+        if graph is not None and any(map(is_future, graph().values())):
+            raise ArgumentError(
+                f"run: data of the distributed dataset ({node}) lies on the cluster already, and replicas read their "
+                "own parts themselves; give the arrays to from_tensor_slices, or the collection to from_dask before it "
+                "is persisted, or iterate over the distributed dataset here and give run each step"
+            )
+
+
+def _spec_of_one(element_spec: Any) -> Any:
+    return optree.tree_map(lambda leaf: leaf.specs[0] if isinstance(leaf, PerReplicaSpec) else leaf, element_spec)
+
+
+# --- on the side of the replica ---
+
+
+@contextlib.contextmanager
+def fed(leaves: list[Any], treespec: Any, replica: Replica, number: int) -> Iterator[Any]:
+    """What a function is called with on a replica, with iterators in the places of plans; they end with the block."""
+    nest = treespec.unflatten(leaves)
+    if not any(type(leaf) is Plan for leaf in leaves):
+        yield nest
+        return
+    with contextlib.ExitStack() as opened:
+
+        def iterator(each: Any) -> Any:
+            if type(each) is not Fed:
+                return each
+            made = _iterator(each, replica.worker, number)
+            opened.callback(made.close)
+            return made
+
+        yield optree.tree_map(iterator, nest, is_leaf=lambda each: type(each) is Fed, none_is_leaf=True)
+
+
+def _iterator(given: Fed, worker: str | None, number: int) -> ReplicaIterator:
+    plan: Plan = given.plan
+    token, _, iteration = given.turn.partition(":")
+    reading = plan.reading
+    if given.held is not None:
+        reading = replace(reading, pipeline=replace(reading.pipeline, node=given.held.node))
+    meeting = _meeting(token, worker, plan, reading)
+    return ReplicaIterator(plan, meeting, number - plan.first_replica, int(iteration))
+
+
+def _meeting(token: str, worker: str | None, plan: Plan, reading: Reading) -> Meeting:
+    key = token, worker, plan.number
+    with _opening:
+        found = _meetings.get(key)
+        if found is None:
+            consumers = reading.pipeline.consumers
+            found = Meeting(reading, [lane for lane, each in enumerate(consumers) if each == worker])
+            _meetings[key] = found
+        return found

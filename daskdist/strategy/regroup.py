@@ -1,0 +1,47 @@
+"""What replicas give as one nest of `PerReplica`, and one replica's part of such a nest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from daskdist.errors import DaskdistError
+from daskdist.strategy.picks import Returned
+from daskdist.strategy.values import PerReplica
+
+
+def component(nest: Any, replica: int) -> Any:
+    """A nest as one replica sees it: every `PerReplica` in it replaced by that replica's value."""
+    return optree.tree_map(
+        lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, nest, none_is_leaf=True
+    )
+
+
+def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
+    """Results of all replicas, of one structure, as one nest of `PerReplica`.
+
+    An object all share comes bare, unless ``always``.
+    """
+    flat = [Returned.of(result) for result in results]
+    treespec = flat[0].treespec
+    for number, each in enumerate(flat):
+        if each.treespec != treespec:
+            raise DaskdistError(
+                f"run: the function returned the structure {treespec} on replica 0 and {each.treespec} on "
+                f"replica {number}; it must be one structure"
+            )
+    leaves = [
+        column[0] if not always and _is_one_object(column) else PerReplica(column)
+        for column in zip(*[each.leaves for each in flat], strict=True)
+    ]
+    return optree.tree_unflatten(treespec, leaves)
+
+
+def _is_one_object(column: Sequence[Any]) -> bool:
+    # Equal small numbers are one object in Python, however they came about: what `len(batch)` gives must not
+    # be per replica for some batches and bare for others.
+    first = column[0]
+    return not isinstance(first, (int, float, complex, np.generic)) and all(each is first for each in column)

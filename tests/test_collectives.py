@@ -1,0 +1,452 @@
+"""Replicas that work together: contexts, all_reduce, all_gather and merge_call, in a process and over workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from conftest import mirrored
+from distributed import Client, LocalCluster
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import daskdist
+from daskdist import PerReplica, Reduction, errors
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(
+    params=[
+        "embedded",
+        pytest.param("a replica a worker", marks=pytest.mark.cluster),
+        pytest.param("more replicas than threads", marks=pytest.mark.cluster),
+    ]
+)
+def strategy(request):
+    """Replicas in this process; on two workers; and four on each of two workers of one thread."""
+    if request.param == "embedded":
+        yield mirrored(3)
+        return
+    client = request.getfixturevalue("start_cluster")(2, 1)
+    per_worker = 1 if request.param == "a replica a worker" else 4
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=per_worker) as made:
+        yield made
+
+
+def values_of(strategy, make):
+    return PerReplica([make(number) for number in range(strategy.num_replicas_in_sync)])
+
+
+# --- where a function is ---
+
+
+def test_outside_of_strategies_there_is_one_replica():
+    context = daskdist.get_replica_context()
+    assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (0, 1)
+    assert not daskdist.has_strategy()
+    assert not daskdist.in_cross_replica_context()
+    assert daskdist.get_strategy() is context.strategy
+    assert daskdist.get_strategy().num_replicas_in_sync == 1
+    assert context.all_reduce("SUM", 2.0) == 2.0
+    assert context.all_gather(np.ones(2), 0).tolist() == [1, 1]
+    assert context.merge_call(lambda strategy, x: x + strategy.num_replicas_in_sync, args=(1,)) == 2
+
+
+def test_in_a_scope_there_is_a_strategy_and_no_replica():
+    strategy = mirrored(2)
+    with strategy.scope() as entered:
+        assert entered is strategy is daskdist.get_strategy()
+        assert daskdist.get_replica_context() is None
+        assert daskdist.in_cross_replica_context()
+        assert daskdist.has_strategy()
+        with strategy.scope():
+            assert daskdist.get_strategy() is strategy
+        assert daskdist.get_strategy() is strategy
+    assert not daskdist.has_strategy()
+
+
+def test_another_strategy_is_refused_in_a_scope():
+    with mirrored(2).scope():
+        with pytest.raises(RuntimeError, match="scope: a scope of another strategy is open"), mirrored(1).scope():
+            pass
+        with pytest.raises(RuntimeError, match="run: a scope of another strategy is open"):
+            mirrored(1).run(len, args=("a",))
+
+
+def where():
+    context = daskdist.get_replica_context()
+    return {
+        "number": context.replica_id_in_sync_group,
+        "size": context.num_replicas_in_sync,
+        "devices": list(context.devices),
+        "cross": daskdist.in_cross_replica_context(),
+        "has": daskdist.has_strategy(),
+        "workers": len(daskdist.get_strategy().workers),
+    }
+
+
+def test_a_replica_knows_where_it_is(strategy):
+    num_replicas = strategy.num_replicas_in_sync
+    for number, found in enumerate(strategy.local_results(strategy.run(where))):
+        assert found == {
+            "number": number,
+            "size": num_replicas,
+            "devices": [strategy.replicas[number].device],
+            "cross": False,
+            "has": True,
+            "workers": len(strategy.workers),
+        }
+
+
+def test_a_replica_opens_no_scope():
+    strategy = mirrored(2)
+
+    def step():
+        with strategy.scope():
+            pass
+
+    with pytest.raises(RuntimeError, match="scope: called by replica 0"):
+        strategy.run(step)
+
+
+# --- what replicas do together ---
+
+
+def reduced(x):
+    return daskdist.get_replica_context().all_reduce("SUM", x)
+
+
+def test_all_reduce_gives_all_replicas_the_same(strategy):
+    num_replicas = strategy.num_replicas_in_sync
+    values = values_of(strategy, lambda k: {"w": np.arange(6.0).reshape(2, 3) * k, "n": k})
+    total = sum(range(num_replicas))
+    for found in strategy.local_results(strategy.run(reduced, args=(values,))):
+        assert found["w"].tolist() == (np.arange(6.0).reshape(2, 3) * total).tolist()
+        assert found["n"] == total
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("sum", 3.0),
+        ("MEAN", 1.5),
+        ("MIN", 1.0),
+        ("MAX", 2.0),
+        ("PROD", 2.0),
+        (np.logaddexp, np.logaddexp(1.0, 2.0)),
+        (Reduction(lambda x, axis: x * x, np.add, np.sqrt), np.sqrt(5.0)),
+    ],
+    ids=["sum", "MEAN", "MIN", "MAX", "PROD", "ufunc", "reduction"],
+)
+@pytest.mark.cluster
+def test_reductions_over_workers(on_cluster, op, expected):
+    def step(x):
+        return daskdist.get_replica_context().all_reduce(op, x)
+
+    found = on_cluster.local_results(on_cluster.run(step, args=(PerReplica([1.0, 2.0]),)))
+    assert found == (expected, expected)
+
+
+@given(st.lists(hnp.arrays(np.float32, (3, 2), elements=st.floats(-1e6, 1e6, width=32)), min_size=2, max_size=5))
+def test_all_reduce_gives_the_bits_that_reduce_gives(arrays):
+    strategy = mirrored(len(arrays))
+    expected = strategy.reduce("SUM", PerReplica(arrays), axis=None)
+    for found in strategy.local_results(strategy.run(reduced, args=(PerReplica(arrays),))):
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
+def test_what_is_large_is_reduced_in_parts(start_cluster, op):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
+        # Of a length that the three do not divide.
+        draws = [np.random.default_rng(k).random((250_001, 2), np.float32) for k in range(3)]
+
+        def step(number):
+            large = np.random.default_rng(number).random((250_001, 2), np.float32)
+            return daskdist.get_replica_context().all_reduce(op, {"large": large, "small": number})
+
+        results = strategy.local_results(strategy.run(step, args=(PerReplica([0, 1, 2]),)))
+        expected = strategy.local_results(strategy.reduce(op, PerReplica(draws), axis=None))[0]
+        for found in results:
+            assert found["large"].tobytes() == np.asarray(expected).tobytes()
+            assert found["small"] == {"SUM": 3, "MEAN": 1, "MAX": 2}[op]
+
+
+def test_what_one_replica_changes_is_its_own(strategy):
+    def step(x):
+        found = daskdist.get_replica_context().all_reduce("SUM", x)
+        found += daskdist.get_replica_context().replica_id_in_sync_group
+        daskdist.get_replica_context().all_reduce("SUM", 0)
+        return found
+
+    num_replicas = strategy.num_replicas_in_sync
+    found = strategy.local_results(strategy.run(step, args=(np.ones(3),)))
+    assert [each.tolist() for each in found] == [[num_replicas + k] * 3 for k in range(num_replicas)]
+
+
+def test_all_gather_puts_rows_together_in_replica_order(strategy):
+    def step(x):
+        return daskdist.get_replica_context().all_gather({"x": x}, axis=0)
+
+    values = values_of(strategy, lambda k: np.full((k % 3, 2), k))
+    expected = [[k, k] for k in range(strategy.num_replicas_in_sync) for _ in range(k % 3)]
+    for found in strategy.local_results(strategy.run(step, args=(values,))):
+        assert found["x"].tolist() == expected
+
+
+def test_merge_call_is_called_once(strategy):
+    def merged(strategy, x, shared, scale):
+        assert daskdist.in_cross_replica_context()
+        assert daskdist.get_replica_context() is None
+        total = strategy.reduce("SUM", x, axis=None) * strategy.reduce("MEAN", scale, axis=None)
+        own = PerReplica([k * 10 for k in range(strategy.num_replicas_in_sync)])
+        return total, own, os.getpid(), shared
+
+    def step(x):
+        return daskdist.get_replica_context().merge_call(merged, args=(x, "all"), kwargs={"scale": 2})
+
+    num_replicas = strategy.num_replicas_in_sync
+    found = strategy.local_results(strategy.run(step, args=(values_of(strategy, float),)))
+    assert [each[3] for each in found] == ["all"] * num_replicas
+    assert [each[0] for each in found] == [2.0 * sum(range(num_replicas))] * num_replicas
+    assert [each[1] for each in found] == [k * 10 for k in range(num_replicas)]
+    assert len({each[2] for each in found}) == 1
+
+
+def test_many_in_turn(strategy):
+    def step(x):
+        context = daskdist.get_replica_context()
+        for number in range(20):
+            x = context.all_reduce("MEAN", x + number)
+            (total,) = context.all_gather(np.array([x]), axis=0).sum(keepdims=True)
+        return x, total
+
+    num_replicas = strategy.num_replicas_in_sync
+    for x, total in strategy.local_results(strategy.run(step, args=(values_of(strategy, float),))):
+        assert x == (num_replicas - 1) / 2 + sum(range(20))
+        assert total == x * num_replicas
+
+
+def test_steps_follow_one_another(strategy):
+    total = 0.0
+    for number in range(12):
+        values = values_of(strategy, lambda k, number=number: float(k + number))
+        total += strategy.reduce("MEAN", strategy.run(reduced, args=(values,)), axis=None)
+    num_replicas = strategy.num_replicas_in_sync
+    assert float(total) == sum(sum(range(num_replicas)) + num_replicas * number for number in range(12))
+
+
+@pytest.mark.cluster
+def test_in_a_captured_function(on_cluster):
+    @daskdist.function
+    def train(x, num_steps):
+        for _ in range(num_steps):
+            x = on_cluster.run(reduced, args=(x,))
+        return x
+
+    float(on_cluster.local_results(train(PerReplica([1.0, 2.0]), 1))[0])
+    assert on_cluster.local_results(train(PerReplica([1.0, 2.0]), 10)) == (3.0 * 2**9, 3.0 * 2**9)
+    assert "10 steps in 1 graph" in train.explain()
+
+
+# --- what goes wrong ---
+
+
+def test_shapes_that_differ_are_told(strategy):
+    values = values_of(strategy, lambda k: np.ones(3 if k else 2))
+    with pytest.raises(
+        errors.CollectiveError, match=r"all_reduce\(SUM\).*replica 0 gives \(2,\), replica \d gives \(3,"
+    ):
+        strategy.local_results(strategy.run(reduced, args=(values,)))
+
+
+def test_calls_in_another_order_are_told(strategy):
+    def step():
+        context = daskdist.get_replica_context()
+        context.all_reduce("SUM", 1)
+        if context.replica_id_in_sync_group:
+            context.all_gather(np.ones(1), axis=0)
+        context.all_reduce("MAX", 1)
+
+    words = (
+        r"replica 0 calls all_reduce\(SUM\), all_reduce\(MAX\); "
+        r"replica \d calls all_reduce\(SUM\), all_gather\(axis=0\)"
+    )
+    with pytest.raises(errors.CollectiveError, match=words):
+        strategy.local_results(strategy.run(step))
+
+
+def test_a_replica_that_raises_releases_the_others(strategy):
+    last = strategy.num_replicas_in_sync - 1
+
+    def step():
+        context = daskdist.get_replica_context()
+        context.all_reduce("SUM", 1)
+        if context.replica_id_in_sync_group == last:
+            raise KeyError("no such thing")
+        try:
+            return context.all_reduce("SUM", 1)
+        except errors.CollectiveError as error:
+            return str(error)
+
+    begin = time.monotonic()
+    with pytest.raises(KeyError, match="no such thing"):
+        strategy.local_results(strategy.run(step))
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.cluster
+def test_the_others_are_told_who_raised(on_cluster):
+    def step():
+        context = daskdist.get_replica_context()
+        if context.replica_id_in_sync_group == 1:
+            raise KeyError("no such thing")
+        return context.all_reduce("SUM", 1)
+
+    with pytest.raises(
+        errors.CollectiveError, match="by some replicas only: replica 1 raised KeyError: 'no such thing'"
+    ):
+        on_cluster.run(step).values[0].result()
+
+
+def test_a_replica_that_ends_early_is_told_of(strategy):
+    def step():
+        context = daskdist.get_replica_context()
+        context.all_reduce("SUM", 1)
+        return context.replica_id_in_sync_group or context.all_reduce("SUM", 1)
+
+    begin = time.monotonic()
+    with pytest.raises(
+        errors.CollectiveError, match=r"all_reduce\(SUM\) is called by some replicas only: replica \d has"
+    ):
+        strategy.local_results(strategy.run(step))
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.cluster
+def test_a_replica_that_never_comes_is_waited_for_so_long(on_cluster):
+    def step():
+        context = daskdist.get_replica_context()
+        with dask.config.set({"daskdist.timeouts.collective": 0.5}):
+            return context.replica_id_in_sync_group or context.all_reduce("SUM", 1)
+
+    with pytest.raises(errors.CollectiveError, match=r"replica 1 did not call it within 0.5 s, .*timeouts.collective"):
+        on_cluster.local_results(on_cluster.run(step))
+
+
+def test_embedded_a_replica_that_never_comes_is_waited_for_so_long():
+    strategy = mirrored(2)
+    over = threading.Event()
+
+    def step():
+        context = daskdist.get_replica_context()
+        if context.replica_id_in_sync_group:
+            over.wait(30)
+            return 0
+        try:
+            return context.all_reduce("SUM", 1)
+        finally:
+            over.set()
+
+    with (
+        dask.config.set({"daskdist.timeouts.collective": 0.2}),
+        pytest.raises(errors.CollectiveError, match=r"all_reduce\(SUM\): replica 1 did not call it within 0.2 s"),
+    ):
+        strategy.run(step)
+
+
+def test_what_merge_call_raises_all_are_told(strategy):
+    def merged(strategy):
+        raise ZeroDivisionError("between replicas")
+
+    def step():
+        try:
+            return daskdist.get_replica_context().merge_call(merged)
+        except ZeroDivisionError as error:
+            return [str(error), daskdist.get_replica_context().replica_id_in_sync_group]
+
+    found = strategy.local_results(strategy.run(step))
+    assert found == tuple(["between replicas", k] for k in range(strategy.num_replicas_in_sync))
+
+
+def test_values_that_are_none(strategy):
+    with pytest.raises(errors.ArgumentError, match="all_reduce: a value is NoneType; give this replica's own"):
+        strategy.local_results(strategy.run(reduced, args=(None,)))
+
+
+def test_an_operation_that_is_none():
+    with pytest.raises(errors.ArgumentError, match="'TOTAL' is not a reduction"):
+        mirrored(2).run(lambda: daskdist.get_replica_context().all_reduce("TOTAL", 1))
+    with pytest.raises(errors.ArgumentError, match="all_gather: axis is -1"):
+        mirrored(2).run(lambda: daskdist.get_replica_context().all_gather(np.ones(2), -1))
+    with pytest.raises(errors.ArgumentError, match="merge_call: args is a int"):
+        mirrored(2).run(lambda: daskdist.get_replica_context().merge_call(print, 1))
+
+
+@pytest.mark.cluster
+def test_a_strategy_calls_nothing_on_a_worker(on_cluster):
+    def merged(strategy):
+        return strategy.run(len, args=("a",))
+
+    with pytest.raises(RuntimeError, match="run: called on a worker"):
+        on_cluster.local_results(on_cluster.run(lambda: daskdist.get_replica_context().merge_call(merged)))
+
+
+@pytest.mark.cluster
+def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+
+        def step(folder):
+            context = daskdist.get_replica_context()
+            context.all_reduce("SUM", 1)
+            if context.replica_id_in_sync_group == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            begin = time.monotonic()
+            try:
+                context.all_reduce("SUM", 1)
+            except errors.CollectiveError as error:
+                told = f"{time.monotonic() - begin:.1f} {error}"
+                (folder / f"told {context.replica_id_in_sync_group}").write_text(told)
+                raise
+
+        with pytest.raises((errors.CollectiveError, errors.ClusterError), match="lost"):
+            strategy.local_results(strategy.run(step, args=(tmp_path,)))
+        for number in (0, 2):
+            end = time.monotonic() + 20
+            while not (told := tmp_path / f"told {number}").exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            seconds, words = told.read_text().split(" ", 1)
+            assert float(seconds) < 10
+            assert f"lost {strategy.workers[1]}, and with it replica 1" in words
+        strategy.close()
+        # Those that are left go on, as the replicas of a new strategy.
+        with daskdist.MultiWorkerMirroredStrategy(client) as left:
+            assert strategy.workers[1] not in left.workers
+            found = left.local_results(left.run(reduced, args=(1.0,)))
+            assert found == (float(len(left.workers)),) * len(left.workers)
+
+
+@pytest.mark.cluster
+def test_nothing_is_left_on_workers(on_cluster):
+    def desk_sizes(dask_worker):
+        from daskdist.strategy.team import desk_of
+
+        desk = desk_of(dask_worker)
+        return len(desk._gangs), len(desk._mail)
+
+    before = on_cluster.client.run(desk_sizes)
+    for _ in range(5):
+        on_cluster.local_results(on_cluster.run(reduced, args=(1.0,)))
+    assert on_cluster.client.run(desk_sizes) == before

@@ -1,0 +1,546 @@
+"""Whole loops on the replicas: `run` with distributed datasets."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import dask
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import Dataset, InputOptions, Options
+from daskdist.errors import ArgumentError, DaskdistError
+from daskdist.sharding import AutoShardPolicy
+from daskdist.strategy import sharing
+
+
+def as_lists(element):
+    if isinstance(element, dict):
+        return {name: as_lists(value) for name, value in element.items()}
+    if isinstance(element, tuple):
+        return [as_lists(value) for value in element]
+    # What has no rows tells of itself by its shape and dtype only.
+    array = np.asarray(element)
+    return [str(array.dtype), list(array.shape[1:]), array.tolist()]
+
+
+def passes_of(iterator, num_passes):
+    return repr([[as_lists(element) for element in iterator] for _ in range(num_passes)])
+
+
+def by_steps(strategy, distributed, num_passes):
+    """What the program's own loop hands to each replica."""
+    found = [[] for _ in range(strategy.num_replicas_in_sync)]
+    for _ in range(num_passes):
+        steps = [strategy.local_results(step) for step in distributed]
+        for number, each in enumerate(found):
+            each.append([as_lists(step[number]) for step in steps])
+    return list(map(repr, found))
+
+
+def by_loops(strategy, distributed, num_passes):
+    """What loops on the replicas are handed."""
+    return [str(each) for each in strategy.local_results(strategy.run(passes_of, args=(distributed, num_passes)))]
+
+
+def with_options(dataset, **options):
+    return dataset.with_options(Options(**options))
+
+
+def named(x):
+    return {"x": x, "pair": (x * 2, x / 2)}
+
+
+def keep_thirds(x):
+    return x[x % 3 == 0]
+
+
+IN_MEMORY = {
+    "slices": lambda: Dataset.from_tensor_slices(np.arange(60, dtype=np.float32).reshape(30, 2)).batch(8),
+    "shuffle": lambda: Dataset.range(50).shuffle(16, seed=3).batch(12),
+    "short_last_batch": lambda: Dataset.range(13).batch(10),
+    "dicts": lambda: Dataset.range(20).map(named).batch(6),
+    "filter": lambda: Dataset.range(40).filter(lambda x: x % 5 < 2).batch(6),
+    "rows_left_out_of_batches": lambda: Dataset.range(29).batch(7).map(keep_thirds),
+    "drop_uneven": lambda: with_options(Dataset.range(43).batch(10), drop_uneven=True),
+    "unordered": lambda: with_options(Dataset.range(24).map(named).batch(5), num_threads=2),
+    "off": lambda: with_options(Dataset.range(11).batch(4), auto_shard_policy=AutoShardPolicy.OFF),
+}
+
+
+# --- the same elements as in the program's own loop ---
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_embedded_as_step_by_step(name, num_replicas):
+    strategy = mirrored(num_replicas)
+    dataset = IN_MEMORY[name]()
+    expected = by_steps(strategy, strategy.distribute_dataset(dataset), 3)
+    assert by_loops(strategy, strategy.distribute_dataset(dataset), 3) == expected
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_on_a_cluster_as_step_by_step(on_cluster, name):
+    dataset = IN_MEMORY[name]()
+    expected = by_steps(on_cluster, on_cluster.distribute_dataset(dataset), 2)
+    assert by_loops(on_cluster, on_cluster.distribute_dataset(dataset), 2) == expected
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["shuffle", "filter", "rows_left_out_of_batches"])
+def test_several_replicas_on_a_worker(start_cluster, name):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
+        dataset = IN_MEMORY[name]()
+        expected = by_steps(strategy, strategy.distribute_dataset(dataset), 2)
+        assert by_loops(strategy, strategy.distribute_dataset(dataset), 2) == expected
+
+
+# Rows of each file; on two workers, of which the second has no more to read long before the first.
+OF_FILES = {
+    "even": (lambda ds: ds.batch(4), {"auto_shard_policy": AutoShardPolicy.FILE}),
+    "data": (lambda ds: ds.batch(4), {"auto_shard_policy": AutoShardPolicy.DATA}),
+    "shuffled": (lambda ds: ds.shuffle(9, seed=1).batch(6), {"auto_shard_policy": AutoShardPolicy.FILE}),
+    "more_pieces_than_rows": (lambda ds: ds.batch(3), {"auto_shard_policy": AutoShardPolicy.FILE}),
+    "lengths_unknown": (
+        lambda ds: ds.filter(lambda row: row["id"] % 4 != 1).batch(5),
+        {"auto_shard_policy": AutoShardPolicy.FILE},
+    ),
+    "uneven_dropped": (lambda ds: ds.batch(4), {"auto_shard_policy": AutoShardPolicy.FILE, "drop_uneven": True}),
+    "unknown_uneven_dropped": (
+        lambda ds: ds.filter(lambda row: row["id"] % 4 != 1).batch(4),
+        {"auto_shard_policy": AutoShardPolicy.FILE, "drop_uneven": True},
+    ),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", OF_FILES)
+def test_files_on_a_cluster(on_cluster, parquet_files, name):
+    made, options = OF_FILES[name]
+    dataset = with_options(made(daskdist.read_parquet(parquet_files([31, 6, 9, 2]))), **options)
+    expected = by_steps(on_cluster, on_cluster.distribute_dataset(dataset), 2)
+    assert by_loops(on_cluster, on_cluster.distribute_dataset(dataset), 2) == expected
+
+
+def own_numbers(context):
+    size = context.get_per_replica_batch_size(12)
+    own = Dataset.range(21).shard(context.num_input_pipelines, context.input_pipeline_id)
+    return own.shuffle(30, seed=2).batch(size + context.input_pipeline_id)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("mode", ["PER_WORKER", "PER_REPLICA"])
+def test_datasets_of_a_function(start_cluster, mode):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
+
+        def distributed():
+            options = InputOptions(replication_mode=mode)
+            return strategy.distribute_datasets_from_function(own_numbers, options)
+
+        assert by_loops(strategy, distributed(), 2) == by_steps(strategy, distributed(), 2)
+
+
+@pytest.mark.parametrize("mode", ["PER_WORKER", "PER_REPLICA"])
+def test_datasets_of_a_function_embedded(mode):
+    strategy = mirrored(3)
+    options = InputOptions(replication_mode=mode)
+    expected = by_steps(strategy, strategy.distribute_datasets_from_function(own_numbers, options), 2)
+    assert by_loops(strategy, strategy.distribute_datasets_from_function(own_numbers, options), 2) == expected
+
+
+def test_it_may_stand_anywhere():
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.range(8).batch(4))
+
+    def loop(nest, *, other):
+        pairs = zip(nest["data"][0], other, strict=True)
+        return sum(int(x.sum()) * nest["times"] + int(y.sum()) for x, y in pairs)
+
+    found = strategy.run(loop, args=({"data": [distributed], "times": 100},), kwargs={"other": distributed})
+    assert found.values == (10 * 101, 18 * 101)
+
+
+# --- the iterator ---
+
+
+def test_its_methods():
+    strategy = mirrored(1)
+    distributed = strategy.distribute_dataset(Dataset.range(6).batch(2))
+
+    def loop(it):
+        assert iter(it) is it
+        found = [it.get_next().tolist(), next(it).tolist()]
+        found.append(it.get_next_as_optional().get_value().tolist())
+        found += [it.get_next_as_optional().has_value(), next(it, "over")]
+        found.append([x.tolist() for x in it])
+        return repr((found, it.element_spec == distributed.element_spec, repr(it)))
+
+    expected = [[0, 1], [2, 3], [4, 5], False, "over", [[0, 1], [2, 3], [4, 5]]]
+    found = strategy.run(loop, args=(distributed,))
+    assert found.startswith(repr((expected, True))[:-1])
+    assert "<ReplicaIterator of replica 0, pass 1: TensorSpec(" in found
+
+
+def test_element_spec_is_of_one_replica():
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.range(8).batch(4))
+    specs = strategy.run(lambda it: repr(it.element_spec), args=(distributed,))
+    assert specs.values == (repr(distributed.element_spec.specs[0]),) * 2
+
+
+def test_a_loop_that_is_left_goes_on_where_it_was():
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.range(12).repeat().batch(4))
+
+    def loop(it):
+        found = []
+        for _ in range(2):
+            for x in it:
+                found += x.tolist()
+                if len(found) % 6 == 0:
+                    break
+        return repr(found)
+
+    one, other = strategy.run(loop, args=(distributed,)).values
+    assert one == repr([0, 1, 4, 5, 8, 9, 0, 1, 4, 5, 8, 9])
+    assert other == repr([2, 3, 6, 7, 10, 11, 2, 3, 6, 7, 10, 11])
+
+
+def test_calls_and_iterators_are_numbered_together():
+    strategy = mirrored(2)
+    dataset = Dataset.range(16).shuffle(16, seed=1).batch(8)
+    expected = by_steps(strategy, strategy.distribute_dataset(dataset), 3)
+    distributed = strategy.distribute_dataset(dataset)
+    found = [by_loops(strategy, distributed, 1), by_steps(strategy, distributed, 1), by_loops(strategy, distributed, 1)]
+    for number, whole in enumerate(expected):
+        assert [eval(each[number])[0] for each in found] == eval(whole)
+    assert expected[0] != repr([eval(expected[0])[0]] * 3)
+
+
+# --- one reading for the replicas of a process ---
+
+
+class Counting:
+    """Counts the elements that are made."""
+
+    def __init__(self):
+        self.number = 0
+
+    def __call__(self):
+        for k in range(64):
+            self.number += 1
+            yield np.full(2**8, k)
+
+
+def test_what_is_read_is_read_once():
+    counting = Counting()
+    strategy = mirrored(3)
+    dataset = Dataset.from_generator(counting, output_signature=daskdist.TensorSpec((2**8,), np.int64)).batch(6)
+    counting.number = 0
+    sums = strategy.run(lambda it: sum(int(x[:, 0].sum()) for x in it), args=(strategy.distribute_dataset(dataset),))
+    assert sum(sums.values) == sum(range(64))
+    assert counting.number == 64
+
+
+def test_one_that_comes_too_late_reads_for_itself(monkeypatch):
+    counting = Counting()
+    strategy = mirrored(2)
+    dataset = Dataset.from_generator(counting, output_signature=daskdist.TensorSpec((2**8,), np.int64)).batch(4)
+    small = with_options(dataset, memory_budget_bytes=2**14)
+    expected = by_steps(strategy, strategy.distribute_dataset(small), 1)
+    counting.number = 0
+    assert by_loops(strategy, strategy.distribute_dataset(small), 1) == expected
+    assert counting.number == 128
+
+
+def in_threads(strategy, distributed, loops):
+    """Calls a function of its own for each replica, at the same time, and gives what they return."""
+    go = threading.Barrier(len(loops))
+    found = {}
+
+    def loop(it, number):
+        # Taken part in by all before any goes on.
+        next(it)
+        daskdist.get_replica_context().all_reduce("SUM", 1)
+        go.wait(10)
+        found[number] = loops[number](it)
+        return number
+
+    numbers = daskdist.PerReplica(range(len(loops)))
+    strategy.run(loop, args=(distributed, numbers))
+    return [found[number] for number in range(len(loops))]
+
+
+def test_one_that_is_ahead_waits_for_the_slowest():
+    strategy = mirrored(2)
+    # Of 64 KiB a replica each; some 16 of them fit into the bundles' share of the window.
+    dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
+    distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**21))
+    is_slow, taken = threading.Event(), []
+
+    def fast(it):
+        for number, _ in enumerate(it):
+            taken.append(number)
+        return len(taken)
+
+    def slow(it):
+        # Until the other stands still.
+        while True:
+            before = len(taken)
+            if is_slow.wait(0.3) or (taken and len(taken) == before):
+                break
+        ahead = len(taken)
+        return ahead, sum(1 for _ in it)
+
+    num_fast, (ahead, num_slow) = in_threads(strategy, distributed, [fast, slow])
+    assert num_fast == num_slow == 199
+    assert 0 < ahead < 150
+
+
+@pytest.mark.parametrize("how", ["leaves", "closes"])
+def test_one_that_leaves_holds_nobody_up(how, monkeypatch):
+    monkeypatch.setattr(sharing, "_PATIENCE_S", 60)
+    strategy = mirrored(2)
+    dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
+    distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**21))
+    over = threading.Event()
+
+    def early(it):
+        if how == "closes":
+            it.close()
+            # Its call goes on for as long as the other's loop.
+            assert over.wait(20)
+        return True
+
+    def late(it):
+        number = sum(1 for _ in it)
+        over.set()
+        return number
+
+    assert in_threads(strategy, distributed, [early, late]) == [True, 199]
+
+
+def test_one_that_waits_elsewhere_holds_nobody_up_for_ever(monkeypatch):
+    monkeypatch.setattr(sharing, "_PATIENCE_S", 0.01)
+    strategy = mirrored(2)
+    dataset = Dataset.from_tensor_slices(np.zeros((100, 2**14), np.float32)).batch(2)
+    distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**19))
+    over = threading.Event()
+
+    def waiting(it):
+        assert over.wait(20)
+        return sum(1 for _ in it)
+
+    def ahead(it):
+        number = sum(1 for _ in it)
+        over.set()
+        return number
+
+    assert in_threads(strategy, distributed, [waiting, ahead]) == [49, 49]
+
+
+# --- what it costs the cluster ---
+
+
+@pytest.mark.cluster
+def test_no_message_a_batch(on_cluster, client):
+    def num_transitions(dask_scheduler):
+        return dask_scheduler.transition_counter
+
+    def loop(it, num_steps):
+        found = 0.0
+        for _, x in zip(range(num_steps), it, strict=False):
+            found += float(x.sum())
+        return found
+
+    rows = np.ones((512, 4), np.float32)
+    distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(rows).repeat().batch(16))
+
+    def run(num_steps):
+        before = client.run_on_scheduler(num_transitions)
+        found = on_cluster.local_results(on_cluster.run(loop, args=(distributed, num_steps)))
+        assert list(map(float, found)) == [32.0 * num_steps] * 2
+        return client.run_on_scheduler(num_transitions) - before
+
+    run(1)
+    # What is let go of meanwhile is of the call before.
+    counts = {num_steps: min(run(num_steps) for _ in range(3)) for num_steps in (10, 1000)}
+    assert counts[1000] <= counts[10] + 4
+    assert counts[1000] < 100
+
+
+@pytest.mark.cluster
+def test_nothing_is_left(client, parquet_files):
+    def threads_there():
+        gc.collect()
+        return sorted(each.name for each in threading.enumerate() if each.name.startswith("daskdist"))
+
+    def num_iterators():
+        gc.collect()
+        return sum(type(each).__name__ in ("ReplicaIterator", "SharedPass", "Flow") for each in gc.get_objects())
+
+    def loop(it):
+        next(it)
+        return sum(int(x["id"].sum()) for _, x in zip(range(3), it, strict=False))
+
+    before = client.run(threads_there)
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        distributed = strategy.distribute_dataset(daskdist.read_parquet(parquet_files(40, 4)).repeat().batch(4))
+        strategy.local_results(strategy.run(loop, args=(distributed,)))
+        assert set(client.run(num_iterators).values()) == {0}
+    assert client.run(threads_there) == before
+    del distributed
+    gc.collect()
+    assert not client.run_on_scheduler(
+        lambda dask_scheduler: [key for key in dask_scheduler.tasks if "run" in str(key)]
+    )
+
+
+def test_nothing_is_left_embedded(parquet_files):
+    before = set(threading.enumerate())
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(daskdist.read_parquet(parquet_files(40, 4)).repeat().batch(4))
+    kept = []
+
+    def loop(it):
+        kept.append(it)
+        next(it)
+
+    assert strategy.run(loop, args=(distributed,)) is None
+    assert not set(threading.enumerate()) - before
+    for each in kept:
+        with pytest.raises(ArgumentError, match="this iterator is closed: it is of use in the call it was given to"):
+            next(each)
+
+
+# --- errors ---
+
+
+def until_it_fails(it):
+    found = []
+    try:
+        for x in it:
+            found.append(len(x))
+    except Exception as error:
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                next(it)
+            with pytest.raises(type(error)):
+                list(it)
+        return f"{len(found)} {type(error).__name__} {error} {' '.join(getattr(error, '__notes__', []))}"
+    return "no error"
+
+
+def steps_before_it_fails(distributed):
+    num_steps = 0
+    try:
+        for _ in distributed:
+            num_steps += 1
+    except DaskdistError as error:
+        return f"{num_steps} {type(error).__name__} {error}"
+    return "no error"
+
+
+def test_an_error_comes_where_it_is(parquet_files):
+    paths = parquet_files(800, 3)
+    strategy = mirrored(2)
+    # Each file is read by itself.
+    with dask.config.set({"daskdist.split-bytes": 1000}):
+        distributed = strategy.distribute_dataset(daskdist.read_parquet(paths).batch(40))
+        with open(paths[2], "r+b") as file:
+            file.seek(4)
+            file.write(b"\xff" * 2000)
+        expected = steps_before_it_fails(distributed)
+        found = strategy.run(until_it_fails, args=(distributed,)).values
+    num_steps, kind, _ = expected.split(maxsplit=2)
+    assert 0 < int(num_steps) <= 40
+    assert kind == "FileError"
+    assert paths[2] in expected
+    for each in found:
+        assert each.startswith(expected)
+
+
+def test_an_error_in_a_function():
+    def numbers():
+        yield from range(50)
+        raise ValueError("no more of them")
+
+    strategy = mirrored(3)
+    dataset = Dataset.from_generator(numbers, output_signature=daskdist.TensorSpec((), np.int64)).batch(8)
+    distributed = strategy.distribute_dataset(dataset)
+    expected = steps_before_it_fails(distributed)
+    assert int(expected.split()[0]) > 2
+    assert "no more of them" in expected
+    for each in strategy.run(until_it_fails, args=(distributed,)).values:
+        assert each.startswith(expected)
+
+
+@pytest.mark.cluster
+def test_an_error_on_a_cluster(on_cluster):
+    def loop(it):
+        return sum(int(x.sum()) for x in it)
+
+    def divide(x):
+        if (x > 30).any():
+            raise ValueError("too much for it")
+        return x
+
+    distributed = on_cluster.distribute_dataset(Dataset.range(40).map(divide).batch(4))
+    with pytest.raises(Exception, match="too much for it"):
+        on_cluster.local_results(on_cluster.run(loop, args=(distributed,)))
+    good = on_cluster.distribute_dataset(Dataset.range(8).batch(4))
+    assert list(map(int, on_cluster.local_results(on_cluster.run(loop, args=(good,))))) == [10, 18]
+
+
+def test_of_another_strategy():
+    distributed = mirrored(2).distribute_dataset(Dataset.range(8).batch(4))
+    with pytest.raises(
+        ArgumentError, match="a distributed dataset is of another strategy; distribute the dataset with"
+    ):
+        mirrored(2).run(list, args=(distributed,))
+
+
+def test_an_iterator_is_refused():
+    strategy = mirrored(2)
+    iterator = iter(strategy.distribute_dataset(Dataset.range(8).batch(4)))
+    with pytest.raises(ArgumentError, match="stays in its program; give the distributed dataset itself"):
+        strategy.run(list, args=(iterator,))
+
+
+@pytest.mark.cluster
+def test_data_that_lies_on_the_cluster_is_refused(on_cluster):
+    distributed = on_cluster.distribute_dataset(on_cluster.experimental_make_numpy_dataset(np.ones(8)).batch(4))
+    with pytest.raises(ArgumentError, match=r"lies on the cluster already.*give the arrays to from_tensor_slices"):
+        on_cluster.run(list, args=(distributed,))
+
+
+@pytest.mark.cluster
+def test_files_on_disks_of_some_are_refused(on_cluster, parquet_files):
+    paths = parquet_files(8, 2)
+    options = Options(locations=dict.fromkeys(paths, on_cluster.workers[0]))
+    distributed = on_cluster.distribute_dataset(daskdist.read_parquet(paths).batch(4).with_options(options))
+    with pytest.raises(ArgumentError, match="on disks of some workers only"):
+        on_cluster.run(list, args=(distributed,))
+
+
+@pytest.mark.cluster
+def test_unknown_lengths_elsewhere_are_refused(on_cluster):
+    def dataset_fn(context):
+        return Dataset.range(9 + context.input_pipeline_id).filter(lambda x: x % 2 == 0).batch(2)
+
+    distributed = on_cluster.distribute_datasets_from_function(dataset_fn)
+    with pytest.raises(ArgumentError, match="no other worker can tell how many elements there are; say so"):
+        on_cluster.run(list, args=(distributed,))
+
+
+@pytest.mark.cluster
+def test_what_does_not_pickle(on_cluster):
+    lock = threading.Lock()
+    distributed = on_cluster.distribute_dataset(Dataset.range(8).batch(4).map(lambda x: x + lock.locked()))
+    with pytest.raises(ArgumentError, match=r"does not pickle, and so cannot be sent to a worker.*lock"):
+        on_cluster.run(list, args=(distributed,))
