@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.inputs import InputOptions as InputOptions
     from daskdist.strategy.inputs import InputReplicationMode as InputReplicationMode
     from daskdist.strategy.iterator import DistributedIterator as DistributedIterator
+    from daskdist.strategy.loops import ReplicaIterator as ReplicaIterator
     from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from daskdist.strategy.reduction import ReduceOp as ReduceOp
@@ -101,6 +102,7 @@ _NAMES: Final = {
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "Reduction": "daskdist.strategy.reduction:Reduction",
     "ReplicaContext": "daskdist.strategy.context:ReplicaContext",
+    "ReplicaIterator": "daskdist.strategy.loops:ReplicaIterator",
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "ValueContext": "daskdist.strategy.values:ValueContext",

@@ -18,6 +18,7 @@ SCALE = BENCHMARKS / "scale.py"
 SOAK = BENCHMARKS / "soak.py"
 STEPS = BENCHMARKS / "steps.py"
 LOOPS = BENCHMARKS / "loops.py"
+COLLECTIVES = BENCHMARKS / "collectives.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
@@ -130,6 +131,14 @@ def test_loops_give_figures() -> None:
     assert figures[-1]["holds"]
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_collectives_give_figures() -> None:
+    figures = json.loads(run(COLLECTIVES, "--json"))["figures"]
+    assert [figure["unit"] for figure in figures] == ["us", "ms", "MB/s"]
+    assert all(figure["ours"] > 0 for figure in figures)
+
+
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho there is no such library >&2\nexit 3\n")
@@ -149,6 +158,7 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
         (SOAK, "embedded"),
         (STEPS, "growth"),
         (LOOPS, "loops"),
+        (COLLECTIVES, "embedded"),
     ],
 )
 def test_an_unknown_benchmark_is_refused(script: Path, known: str) -> None:

@@ -26,7 +26,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
 
 
 def test_the_two_commands_set_themselves_up() -> None:

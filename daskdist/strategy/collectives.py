@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import accumulate, chain
 from typing import Any, Final
 
@@ -17,7 +18,20 @@ from daskdist.strategy.regroup import component, regroup
 from daskdist.strategy.tree import Fold
 
 # From so many bytes on, processes reduce a part each.
-_LARGE_BYTES: Final = 2**18
+LARGE_BYTES: Final = 2**18
+_OF_ELEMENTS: Final[dict[Any, Any]] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PROD: np.multiply,
+}
+
+
+@cache
+def of_named(op: ReduceOp) -> AllReduce:
+    """The reduction of a name, made once."""
+    return AllReduce(op)
 
 
 def _shapes_of(given: tuple[list[Any], Any]) -> Any:
@@ -32,7 +46,7 @@ class AllReduce:
 
     op: Op
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"all_reduce({name_of(self.op)})"
 
@@ -46,19 +60,38 @@ class AllReduce:
         return self._fold.partials(partials)
 
     def final(self, partial: Any) -> list[Any]:
-        leaves: list[Any] = Fold(self.op, None, True).partials([partial]).leaves
+        leaves: list[Any] = self._last_fold.partials([partial]).leaves
         return leaves
 
-    @property
+    @cached_property
     def _fold(self) -> Fold:
         return Fold(self.op, None, False)
 
-    def cut(self, partial: Any, num_parts: int) -> list[Any] | None:
-        """A large partial result in parts, each of a stretch of every array; None where that is no use."""
-        if not isinstance(self.op, ReduceOp) or not all(isinstance(_array(each), np.ndarray) for _, each in partial):
-            return None
-        if sum(_array(each).nbytes for _, each in partial) < _LARGE_BYTES:
-            return None
+    @cached_property
+    def _last_fold(self) -> Fold:
+        return Fold(self.op, None, True)
+
+    def is_large(self, partial: Any) -> bool:
+        """Whether a partial result is of much, in arrays of which a part can be reduced for itself."""
+        if self.op not in _OF_ELEMENTS or not all(isinstance(_array(each), np.ndarray) for _, each in partial):
+            return False
+        return bool(sum(_array(each).nbytes for _, each in partial) >= LARGE_BYTES)
+
+    def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
+        """As `combined`, of two, where that of a number came here, and is nobody's: into its arrays."""
+        function = _OF_ELEMENTS[self.op]
+        found = []
+        for (shape, one), (_, other) in zip(*partials, strict=True):
+            a, b = _array(one), _array(other)
+            out = (a, b)[received]
+            if a.dtype == b.dtype and out.flags.writeable and not isinstance(one, tuple):
+                found.append((shape, function(a, b, out=out)))
+            else:
+                found += self._fold.partials([[(shape, one)], [(shape, other)]])
+        return found
+
+    def cut(self, partial: Any, num_parts: int) -> list[Any]:
+        """A large partial result in parts, each of a stretch of every array."""
         flat = [np.ascontiguousarray(_array(each)).reshape(-1) for _, each in partial]
         parts = []
         for part in range(num_parts):

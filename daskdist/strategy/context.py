@@ -12,9 +12,10 @@ import optree
 
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError
-from daskdist.strategy.collectives import AllGather, AllReduce, Merge
+from daskdist.strategy.collectives import AllGather, AllReduce, Merge, of_named
+from daskdist.strategy.flat import flattened
 from daskdist.strategy.gang import Collective, Gang
-from daskdist.strategy.reduction import Op, checked_op
+from daskdist.strategy.reduction import Op, ReduceOp, checked_op
 from daskdist.strategy.values import AsyncValue, PerReplica
 
 if TYPE_CHECKING:
@@ -102,8 +103,9 @@ class ReplicaContext:
         }
         """
         op = checked_op(reduce_op)
-        leaves, treespec = _leaves_of("all_reduce", value)
-        found = self._meet(AllReduce(op), (leaves, treespec))
+        leaves, treespec = flattened(value)
+        _check_leaves("all_reduce", leaves)
+        found = self._meet(of_named(op) if isinstance(op, ReduceOp) else AllReduce(op), (leaves, treespec))
         return optree.tree_unflatten(treespec, found)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -131,7 +133,8 @@ class ReplicaContext:
             A value is a scalar or has no such axis, or shapes differ along another; or the axis is negative.
         """
         along = AllGather(whole_number("all_gather", "axis", axis, at_least=0))
-        leaves, treespec = _leaves_of("all_gather", value)
+        leaves, treespec = flattened(value)
+        _check_leaves("all_gather", leaves)
         return optree.tree_unflatten(treespec, self._meet(along, (leaves, treespec)))
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -183,14 +186,12 @@ class ReplicaContext:
         return f"<ReplicaContext: replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"
 
 
-def _leaves_of(operation: str, value: Any) -> tuple[list[Any], Any]:
-    leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+def _check_leaves(operation: str, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if leaf is None or isinstance(leaf, (PerReplica, AsyncValue)):
             raise ArgumentError(
                 f"{operation}: a value is {type(leaf).__name__}; give this replica's own, an array or a number"
             )
-    return leaves, treespec
 
 
 class Between:

@@ -113,7 +113,7 @@ class Gang:
         self._waits = waits
         self._changed = threading.Condition()
         self._counts = dict.fromkeys(members, 0)
-        self._orders: dict[int, deque[str]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
+        self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._meetings: dict[int, _Meeting] = {}
         # Who has left, and because of what.
         self._left: dict[int, BaseException | None] = {}
@@ -129,7 +129,7 @@ class Gang:
         with self._changed:
             turn = self._counts[number]
             self._counts[number] = turn + 1
-            self._orders[number].append(collective.name)
+            self._orders[number].append(collective)
             meeting = self._meetings.setdefault(turn, _Meeting())
             meeting.given[number] = (collective, given)
             is_last = len(meeting.given) == len(self.members)
@@ -140,7 +140,7 @@ class Gang:
         else:
             if self._waits is not None:
                 self._waits()
-            self._await(meeting, collective.name, turn)
+            self._await(meeting, collective, turn)
         if meeting.error is not None:
             raise _again(meeting.error) if not is_last else meeting.error
         return meeting.result, len(self.members) == 1
@@ -154,15 +154,19 @@ class Gang:
 
     def _hold(self, meeting: _Meeting, turn: int) -> None:
         try:
-            collective = meeting.given[self.members[0]][0]
-            first, *rest = [self._about(number, *meeting.given[number]) for number in self.members]
-            for each in rest:
-                first.check(each)
-            partial = collective.partial({number: meeting.given[number][1] for number in self.members})
+            given = {number: meeting.given[number] for number in self.members}
+            (first, values), *rest = given.values()
+            shapes = first.shapes(values)
+            if any(each.name != first.name or each.shapes(others) != shapes for each, others in rest):
+                one, *more = [self._about(number, *each) for number, each in given.items()]
+                for each in more:
+                    one.check(each)
+            partial = first.partial({number: value for number, (_, value) in given.items()})
             if self._exchange is None:
-                meeting.result = collective.final(partial)
+                meeting.result = first.final(partial)
             else:
-                meeting.result = self._exchange(turn, collective, first, partial)
+                about = self._about(self.members[0], first, values)
+                meeting.result = self._exchange(turn, first, about, partial)
         except BaseException as error:
             meeting.error = error
         with self._changed:
@@ -170,9 +174,10 @@ class Gang:
             self._changed.notify_all()
 
     def _about(self, number: int, collective: Collective, given: Any) -> About:
-        return About(number, collective.name, collective.shapes(given), tuple(self._orders[number]))
+        order = tuple([each.name for each in self._orders[number]])
+        return About(number, collective.name, collective.shapes(given), order)
 
-    def _await(self, meeting: _Meeting, name: str, turn: int) -> None:
+    def _await(self, meeting: _Meeting, collective: Collective, turn: int) -> None:
         most = float(setting("timeouts.collective"))
         end = time.monotonic() + most
         with self._changed:
@@ -180,12 +185,12 @@ class Gang:
                 missing = [number for number in self.members if number not in meeting.given]
                 gone = [number for number in missing if number in self._left]
                 if gone:
-                    raise left(name, {number: self._left[number] for number in gone})
+                    raise left(collective.name, {number: self._left[number] for number in gone})
                 # Once all are here, who goes on for them looks at the time.
                 if not missing:
                     self._changed.wait()
                 elif not self._changed.wait(max(end - time.monotonic(), 0)) and time.monotonic() >= end:
-                    raise late(name, missing, most)
+                    raise late(collective.name, missing, most)
 
 
 def left(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:

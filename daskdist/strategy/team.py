@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import time
 import weakref
@@ -20,7 +21,7 @@ from distributed.threadpoolexecutor import thread_state
 from daskdist.config import setting
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers import Now
-from daskdist.execute.fused import Failure
+from daskdist.execute.fused import Failure, pickled_apart
 from daskdist.strategy.collectives import AllReduce, Merge
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.gang import About, Collective, Gang, late, left
@@ -232,16 +233,19 @@ class Exchange:
     def _at_once(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
         # Each makes it for itself, in the same order; of something large, each makes a part of it for all.
         num_workers = len(self._team.workers)
-        parts = collective.cut(partial, num_workers) if isinstance(collective, AllReduce) else None
+        parts = None
+        if isinstance(collective, AllReduce) and collective.is_large(partial):
+            parts = collective.cut(partial, num_workers)
         others = [number for number in range(num_workers) if number != self._own]
         for number in others:
-            self._post(turn, "values", number, (about, partial if parts is None else parts[number]))
+            # Nobody sends the second part before the first has come: until then there is no result.
+            self._post(turn, "values", number, (about, (parts or {number: partial})[number]), is_kept=bool(parts))
         here = partial if parts is None else parts[self._own]
         found = self._combined(turn, "values", collective, about, here, range(num_workers))
         if parts is None or not isinstance(collective, AllReduce):
             return found
         for number in others:
-            self._post(turn, "part", number, found)
+            self._post(turn, "part", number, found, is_kept=True)
         came = dict(zip(others, self._take(turn, "part", others, about), strict=True))
         return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
 
@@ -256,7 +260,11 @@ class Exchange:
                 raise value.error()
             first, second = sorted((about, other), key=lambda each: each.number)
             first.check(second)
-        return collective.combined([own if number == self._own else came[number][1] for number in numbers])
+        values = [own if number == self._own else came[number][1] for number in numbers]
+        if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(own):
+            # What came is nobody else's.
+            return collective.combined_in_place(values, numbers.index(others[0]))
+        return collective.combined(values)
 
     def _in_a_tree(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
         found = partial
@@ -284,14 +292,19 @@ class Exchange:
             raise found.error()
         return found
 
-    def _post(self, turn: int, part: str, number: int, data: Any) -> None:
+    def _post(self, turn: int, part: str, number: int, data: Any, *, is_kept: bool = False) -> None:
         token, step = self._key
         address = self._team.workers[number]
-        self._desk.send(address, token=token, step=step, turn=turn, part=part, data=to_serialize(data))
+        # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
+        pickled, buffers = pickled_apart(data)
+        frames = [buffer.raw() if is_kept else bytes(buffer.raw()) for buffer in buffers]
+        sent = [to_serialize(frame) for frame in frames]
+        self._desk.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, sent))
 
     def _take(self, turn: int, part: str, numbers: Sequence[int], about: About) -> list[Any]:
         senders = [self._team.workers[number] for number in numbers]
-        return self._desk.take(self._key, turn, part, senders, about.name, self._team)
+        came = self._desk.take(self._key, turn, part, senders, about.name, self._team)
+        return [pickle.loads(pickled, buffers=frames) for pickled, frames in came]
 
 
 def _outcome(function: Callable[..., Any], *args: Any, before: Any) -> Any:
