@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from daskdist.frameworks.keras import keras_data as keras_data
     from daskdist.frameworks.torch import to_torch as to_torch
     from daskdist.frameworks.torch import torch_loader as torch_loader
+    from daskdist.frameworks.torch import torch_process_group as torch_process_group
     from daskdist.ops.with_options import Options as Options
     from daskdist.readers.arrow import read_arrow as read_arrow
     from daskdist.readers.csv import read_csv as read_csv
@@ -134,6 +135,7 @@ _NAMES: Final = {
     "to_jax": "daskdist.frameworks.jax:to_jax",
     "to_torch": "daskdist.frameworks.torch:to_torch",
     "torch_loader": "daskdist.frameworks.torch:torch_loader",
+    "torch_process_group": "daskdist.frameworks.torch:torch_process_group",
 }
 
 __all__ = [*_NAMES]

@@ -474,12 +474,6 @@ def test_a_policy_that_does_not_exist():
 # --- clusters ---
 
 
-@pytest.mark.cluster
-def test_more_replicas_than_slots(client):
-    with pytest.raises(errors.ArgumentError, match=r"num_replicas_per_worker is 2.*1 thread"):
-        daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2)
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -574,7 +574,94 @@ def test_a_missing_backend_is_named(keras):
     assert "KERAS_BACKEND, 'jax' or 'torch', before Keras is imported" in last
 
 
+# --- replicas as the processes of torch.distributed ---
+
+
+def trained_alone(torch: Any, x: Any, y: Any, batch_size: int, num_epochs: int) -> Any:
+    """The weights of a line trained in this process, by whole batches."""
+    line = torch.nn.Linear(3, 1, dtype=torch.float64)
+    torch.nn.init.zeros_(line.weight), torch.nn.init.zeros_(line.bias)
+    optimizer = torch.optim.SGD(line.parameters(), lr=0.2)
+    for _ in range(num_epochs):
+        for start in range(0, len(x), batch_size):
+            rows = slice(start, start + batch_size)
+            optimizer.zero_grad()
+            found = line(torch.from_numpy(x[rows]))[:, 0]
+            torch.nn.functional.mse_loss(found, torch.from_numpy(y[rows])).backward()
+            optimizer.step()
+    return line.weight.detach().numpy()
+
+
+@pytest.mark.cluster
+def test_replicas_train_as_one(torch, on_cluster):
+    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    y = x @ WEIGHTS.astype(float)
+
+    def train(steps, num_epochs):
+        import torch
+
+        with daskdist.torch_process_group() as group:
+            line = torch.nn.Linear(3, 1, dtype=torch.float64)
+            torch.nn.init.zeros_(line.weight), torch.nn.init.zeros_(line.bias)
+            line = torch.nn.parallel.DistributedDataParallel(line)
+            optimizer = torch.optim.SGD(line.parameters(), lr=0.2)
+            num_shared = num_batches = 0
+            for _ in range(num_epochs):
+                for batch in steps:
+                    tensors = daskdist.to_torch(batch)
+                    num_batches += 1
+                    num_shared += tensors["x"].data_ptr() == batch["x"].ctypes.data
+                    optimizer.zero_grad()
+                    torch.nn.functional.mse_loss(line(tensors["x"])[:, 0], tensors["y"]).backward()
+                    optimizer.step()
+            return {
+                "weights": line.module.weight.detach().numpy(),
+                "rank": group.get_rank(),
+                "size": group.get_world_size(),
+                "batches": [num_batches, num_shared],
+            }
+
+    batches = on_cluster.distribute_dataset(Dataset.from_tensor_slices({"x": x, "y": y}).batch(40))
+    results = on_cluster.local_results(on_cluster.run(train, args=(batches, 3)))
+    expected = trained_alone(torch, x, y, 40, 3)
+    for number, found in enumerate(results):
+        assert (found["rank"], found["size"]) == (number, 2)
+        assert found["batches"] == [18, 18]
+        # Halves of equal size: the mean of their gradients is that of the whole.
+        np.testing.assert_allclose(found["weights"], expected, rtol=1e-12)
+    # The group is gone with its block: another one can be made.
+    again = on_cluster.local_results(on_cluster.run(train, args=(batches, 1)))
+    assert [found["rank"] for found in again] == [0, 1]
+
+
+def test_a_group_is_of_replicas(torch):
+    with (
+        pytest.raises(ArgumentError, match="torch_process_group: called outside of a replica"),
+        daskdist.torch_process_group(),
+    ):
+        pass
+
+    def step():
+        with daskdist.torch_process_group():
+            pass
+
+    with pytest.raises(ArgumentError, match="of 2 replicas several are in one process"):
+        mirrored(2).run(step)
+
+
 # --- the README ---
+
+
+@pytest.mark.cluster
+def test_readme_example_of_a_process_group_runs(torch, on_cluster):
+    (block,) = re.findall(r"```python no-run\n(import torch\n\n\ndef train.*?)```", README.read_text(), re.DOTALL)
+    x = np.random.default_rng(0).normal(size=(800, 3))
+    batches = on_cluster.distribute_dataset(Dataset.from_tensor_slices({"x": x, "y": x @ WEIGHTS}).batch(20))
+    names: dict[str, Any] = {"daskdist": daskdist, "strategy": on_cluster, "batches": batches}
+    exec(compile(block, "README.md", "exec"), names)
+    first, second = on_cluster.local_results(names["weights"])
+    assert first.tolist() == second.tolist()
+    assert first[0].tolist() == pytest.approx(WEIGHTS.tolist(), abs=0.1)
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "keras"])
@@ -582,7 +669,7 @@ def test_readme_examples_run(request, framework):
     request.getfixturevalue(framework)
     section = README.read_text().split("## Frameworks\n")[1].split("\n## ")[0]
     blocks = re.findall(r"```python no-run\n(.*?)```", section, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     x = np.random.default_rng(0).normal(size=(200, 3))
     dataset = Dataset.from_tensor_slices({"x": x, "y": x @ WEIGHTS}).batch(20)
     names: dict[str, Any] = {"daskdist": daskdist, "dataset": dataset}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import functools
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from daskdist.errors import ArgumentError
 from daskdist.frameworks.leaves import OF_ML_DTYPES, as_numbers, check_spec, checked_source, converted, length_of, needs
+from daskdist.strategy.current import get_replica_context, has_strategy
 
 
 def to_torch(x: Any) -> Any:
@@ -87,6 +93,88 @@ def torch_loader(dataset: Any) -> Any:
     _torch("torch_loader")
     check_spec("torch_loader", checked_source("torch_loader", dataset).element_spec)
     return _loader()(dataset)
+
+
+@contextlib.contextmanager
+def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0) -> Iterator[Any]:
+    """Make the replicas the processes of a ``torch.distributed`` group, in a ``with`` block of what they run.
+
+    Parameters
+    ----------
+    backend
+        What goes between them: ``"gloo"``, ``"nccl"`` or another one that PyTorch has.
+    timeout_s
+        Seconds after which an operation of the group fails that not all of them do.
+
+    Yields
+    ------
+    module
+        ``torch.distributed``, with the default group made: ``DistributedDataParallel`` finds it. The rank is the
+        replica's number.
+
+    Raises
+    ------
+    ArgumentError
+        It is called outside of a replica, two replicas are in one process, or PyTorch is not installed:
+        ``pip install 'daskdist[torch]'``.
+    CollectiveError
+        Another replica does not call it.
+
+    Notes
+    -----
+    All replicas call it. They find each other by way of the first one, at a port that is free there, by the name or
+    address by which its worker is known to the cluster.
+    """
+    torch = _torch("torch_process_group")
+    context = get_replica_context()
+    strategy = None if context is None else context.strategy
+    if context is None or strategy is None or not has_strategy():
+        raise ArgumentError("torch_process_group: called outside of a replica; call it in a function that run is given")
+    number, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    hosts = [_host_of(replica.worker) for replica in strategy.replicas]
+    processes = list(zip(hosts, context.all_gather(np.array([os.getpid()]), axis=0).tolist(), strict=True))
+    if len(set(processes)) < num_replicas:
+        raise ArgumentError(
+            f"torch_process_group: of {num_replicas} replicas several are in one process, and PyTorch has one group a "
+            "process; use one replica on each worker"
+        )
+    within = datetime.timedelta(seconds=timeout_s)
+    port, store = 0, None
+    if number == 0:
+        # A socket of ours, so that it listens where the cluster does and nowhere else.
+        listening = socket.create_server((hosts[0], 0))
+        port = listening.getsockname()[1]
+        store = torch.distributed.TCPStore(
+            hosts[0], port, num_replicas, True, within, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+    port = int(context.all_reduce("MAX", port))
+    if store is None:
+        store = torch.distributed.TCPStore(hosts[0], port, num_replicas, False, within)
+    with _on_the_interface_of(hosts[number]):
+        torch.distributed.init_process_group(backend, store=store, rank=number, world_size=num_replicas, timeout=within)
+    try:
+        yield torch.distributed
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _host_of(worker: str | None) -> str:
+    # Of an address such as tcp://10.0.0.1:40000; in this process there is none.
+    return "127.0.0.1" if worker is None else urlsplit(worker).hostname or "127.0.0.1"
+
+
+@contextlib.contextmanager
+def _on_the_interface_of(host: str) -> Iterator[None]:
+    # Gloo listens where the name of the machine leads, which a cluster on one machine alone need not.
+    name = "GLOO_SOCKET_IFNAME"
+    if not host.startswith("127.") or name in os.environ:
+        yield
+        return
+    os.environ[name] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _torch(operation: str) -> Any:

@@ -87,6 +87,9 @@ class About:
 @dataclass(eq=False)
 class _Meeting:
     given: dict[int, tuple[Collective, Any]] = field(default_factory=dict)
+    # For each that waits a lock that is held; one that is let go of has it look again. Quicker than a condition, which
+    # all would have to take in turn when it is told of.
+    gates: list[Any] = field(default_factory=list)
     is_over: bool = False
     result: Any = None
     error: BaseException | None = None
@@ -111,7 +114,7 @@ class Gang:
         self.members = tuple(members)
         self._exchange = exchange
         self._waits = waits
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._counts = dict.fromkeys(members, 0)
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._meetings: dict[int, _Meeting] = {}
@@ -126,7 +129,9 @@ class Gang:
         CollectiveError
             A replica has left, does not come in time, or makes another call.
         """
-        with self._changed:
+        gate = threading.Lock()
+        gate.acquire()
+        with self._lock:
             turn = self._counts[number]
             self._counts[number] = turn + 1
             self._orders[number].append(collective)
@@ -135,21 +140,24 @@ class Gang:
             is_last = len(meeting.given) == len(self.members)
             if is_last:
                 del self._meetings[turn]
+            else:
+                meeting.gates.append(gate)
         if is_last:
             self._hold(meeting, turn)
         else:
             if self._waits is not None:
                 self._waits()
-            self._await(meeting, collective, turn)
+            self._await(meeting, collective, turn, gate)
         if meeting.error is not None:
             raise _again(meeting.error) if not is_last else meeting.error
         return meeting.result, len(self.members) == 1
 
     def leave(self, number: int, error: BaseException | None = None) -> bool:
         """Have a replica no longer waited for, as its call is over; whether it was the last."""
-        with self._changed:
+        with self._lock:
             self._left[number] = error
-            self._changed.notify_all()
+            for meeting in self._meetings.values():
+                _open(meeting)
             return len(self._left) == len(self.members)
 
     def _hold(self, meeting: _Meeting, turn: int) -> None:
@@ -169,28 +177,34 @@ class Gang:
                 meeting.result = self._exchange(turn, first, about, partial)
         except BaseException as error:
             meeting.error = error
-        with self._changed:
+        with self._lock:
             meeting.is_over = True
-            self._changed.notify_all()
+            _open(meeting)
 
     def _about(self, number: int, collective: Collective, given: Any) -> About:
         order = tuple([each.name for each in self._orders[number]])
         return About(number, collective.name, collective.shapes(given), order)
 
-    def _await(self, meeting: _Meeting, collective: Collective, turn: int) -> None:
+    def _await(self, meeting: _Meeting, collective: Collective, turn: int, gate: Any) -> None:
         most = float(setting("timeouts.collective"))
         end = time.monotonic() + most
-        with self._changed:
-            while not meeting.is_over:
+        while not meeting.is_over:
+            with self._lock:
                 missing = [number for number in self.members if number not in meeting.given]
-                gone = [number for number in missing if number in self._left]
-                if gone:
-                    raise left(collective.name, {number: self._left[number] for number in gone})
-                # Once all are here, who goes on for them looks at the time.
-                if not missing:
-                    self._changed.wait()
-                elif not self._changed.wait(max(end - time.monotonic(), 0)) and time.monotonic() >= end:
-                    raise late(collective.name, missing, most)
+                gone = {number: self._left[number] for number in missing if number in self._left}
+            if gone:
+                raise left(collective.name, gone)
+            # Once all are here, who goes on for them looks at the time.
+            rest = end - time.monotonic() if missing else -1
+            if missing and rest <= 0:
+                raise late(collective.name, missing, most)
+            gate.acquire(timeout=min(rest, threading.TIMEOUT_MAX))
+
+
+def _open(meeting: _Meeting) -> None:
+    for gate in meeting.gates:
+        if gate.locked():
+            gate.release()
 
 
 def left(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
