@@ -303,6 +303,33 @@ def test_a_replica_that_raises_releases_the_others(strategy):
     assert time.monotonic() - begin < 10
 
 
+def test_a_replica_that_raises_before_anybody_waits_releases_the_others(strategy, tmp_path):
+    last = strategy.num_replicas_in_sync - 1
+    folder = str(tmp_path)
+
+    def step():
+        context = daskdist.get_replica_context()
+        number = context.replica_id_in_sync_group
+        if number == last:
+            open(f"{folder}/raised", "w").close()
+            raise KeyError("no such thing")
+        # Those that can wait until it has.
+        for _ in range(20 if number == last - 1 else 0):
+            if os.path.exists(f"{folder}/raised"):
+                break
+            time.sleep(0.05)
+        return context.all_reduce("SUM", 1)
+
+    begin = time.monotonic()
+    with pytest.raises((KeyError, errors.CollectiveError), match="no such thing"):
+        strategy.local_results(strategy.run(step))
+    for value in () if strategy.workers == (None,) else range(last):
+        with pytest.raises((KeyError, errors.CollectiveError), match="no such thing"):
+            strategy.run(step).values[value].result()
+        break
+    assert time.monotonic() - begin < 20
+
+
 @pytest.mark.cluster
 def test_the_others_are_told_who_raised(on_cluster):
     def step():
@@ -410,15 +437,18 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
 
         def step(folder):
             context = daskdist.get_replica_context()
-            context.all_reduce("SUM", 1)
-            if context.replica_id_in_sync_group == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
             begin = time.monotonic()
             try:
+                # What the one that is lost has sent for this may not have left it either.
+                context.all_reduce("SUM", 1)
+                if context.replica_id_in_sync_group == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 context.all_reduce("SUM", 1)
             except errors.CollectiveError as error:
                 told = f"{time.monotonic() - begin:.1f} {error}"
-                (folder / f"told {context.replica_id_in_sync_group}").write_text(told)
+                part = folder / f"part {context.replica_id_in_sync_group}"
+                part.write_text(told)
+                part.rename(folder / f"told {context.replica_id_in_sync_group}")
                 raise
 
         with pytest.raises((errors.CollectiveError, errors.ClusterError), match="lost"):

@@ -119,7 +119,7 @@ class Gang:
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._meetings: dict[int, _Meeting] = {}
         # Who has left, and because of what.
-        self._left: dict[int, BaseException | None] = {}
+        self._left: dict[int, BaseException | str | None] = {}
 
     def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
         """What comes of a call that all replicas make, and whether nobody else is given the very same.
@@ -152,7 +152,7 @@ class Gang:
             raise _again(meeting.error) if not is_last else meeting.error
         return meeting.result, len(self.members) == 1
 
-    def leave(self, number: int, error: BaseException | None = None) -> bool:
+    def leave(self, number: int, error: BaseException | str | None = None) -> bool:
         """Have a replica no longer waited for, as its call is over; whether it was the last."""
         with self._lock:
             self._left[number] = error

@@ -94,16 +94,21 @@ class Desk:
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
         # What came, by its step, the turn of the collective, what part of that it is, and who sent it.
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
-        # Workers to which nothing could be sent, and why.
-        self._unreachable: dict[str, str] = {}
+        # By step, the workers to which something could not be sent, and why.
+        self._unsent: dict[Step, dict[str, str]] = {}
         self.changed = threading.Condition()
         worker.handlers["daskdist_receive"] = self.receive
         worker.handlers["daskdist_whereabouts"] = self.whereabouts
 
     async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
         """Keep what another worker sends."""
+        key = (token, step)
         with self.changed:
-            self._mail.setdefault((token, step), {})[turn, part, sender] = data
+            team, over = self.teams.get(token), self._over.get(key, {})
+            if team is None or (key not in self._gangs and over.keys() >= set(team.members(self.worker.address))):
+                # Nobody is left here who would take it.
+                return
+            self._mail.setdefault(key, {})[turn, part, sender] = data
             self.changed.notify_all()
 
     async def whereabouts(self, token: str, step: int) -> list[tuple[int, str]]:
@@ -122,7 +127,11 @@ class Desk:
                         f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
                     )
                 exchange = Exchange(self, team, step) if len(team.workers) > 1 else None
-                found = self._gangs[token, step] = Gang(team.members(self.worker.address), exchange, waits=step_aside)
+                members = team.members(self.worker.address)
+                found = self._gangs[token, step] = Gang(members, exchange, waits=step_aside)
+                for number, how in self._over.get((token, step), {}).items():
+                    # It had left before anybody waited.
+                    found.leave(number, how)
             return found
 
     def leave(self, token: str, step: int, number: int, error: BaseException | None) -> None:
@@ -134,11 +143,15 @@ class Desk:
             )
             while len(self._over) > _MOST_OVER:
                 gone, _ = self._over.popitem(last=False)
-                self._mail.pop(gone, None)
+                self._forget(gone)
             gang = self._gangs.get(key)
             if gang is not None and gang.leave(number, error):
                 del self._gangs[key]
-                self._mail.pop(key, None)
+                self._forget(key)
+
+    def _forget(self, key: Step) -> None:
+        self._mail.pop(key, None)
+        self._unsent.pop(key, None)
 
     def send(self, address: str, **message: Any) -> None:
         """Send something to another worker; nobody waits for it to arrive."""
@@ -148,8 +161,9 @@ class Desk:
         try:
             await self.worker.rpc(address).daskdist_receive(sender=self.worker.address, **message)
         except Exception as error:
+            key = message["token"], message["step"]
             with self.changed:
-                self._unreachable[address] = f"{type(error).__name__}: {error}"
+                self._unsent.setdefault(key, {})[address] = f"{type(error).__name__}: {error}"
                 self.changed.notify_all()
 
     def take(self, key: Step, turn: int, part: str, senders: Sequence[str], name: str, team: Team) -> list[Any]:
@@ -170,9 +184,8 @@ class Desk:
                 missing = [sender for sender in senders if (turn, part, sender) not in mail]
                 if not missing:
                     return [mail.pop((turn, part, sender)) for sender in senders]
-                for sender in missing:
-                    if sender in self._unreachable:
-                        raise _lost(name, team, sender, self._unreachable[sender])
+                if unsent := self._unsent.get(key):
+                    raise _lost(name, team, *next(iter(unsent.items())))
                 self.changed.wait(min(look, end) - time.monotonic())
                 missing = [sender for sender in senders if (turn, part, sender) not in mail]
             now = time.monotonic()
