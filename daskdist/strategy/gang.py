@@ -147,7 +147,7 @@ class Gang:
         else:
             if self._waits is not None:
                 self._waits()
-            self._await(meeting, collective, turn, gate)
+            self._await(meeting, collective, gate)
         if meeting.error is not None:
             raise _again(meeting.error) if not is_last else meeting.error
         return meeting.result, len(self.members) == 1
@@ -185,7 +185,7 @@ class Gang:
         order = tuple([each.name for each in self._orders[number]])
         return About(number, collective.name, collective.shapes(given), order)
 
-    def _await(self, meeting: _Meeting, collective: Collective, turn: int, gate: Any) -> None:
+    def _await(self, meeting: _Meeting, collective: Collective, gate: Any) -> None:
         most = float(setting("timeouts.collective"))
         end = time.monotonic() + most
         while not meeting.is_over:
