@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from daskdist import data as data
     from daskdist import distribute as distribute
     from daskdist import errors as errors
+    from daskdist.checkpoint.checkpoint import Checkpoint as Checkpoint
     from daskdist.core.ragged import Ragged as Ragged
     from daskdist.core.spec import DatasetSpec as DatasetSpec
     from daskdist.core.spec import PerReplicaSpec as PerReplicaSpec
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from daskdist.readers.zarr import read_zarr as read_zarr
     from daskdist.sharding import SHARD_HINT as SHARD_HINT
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
+    from daskdist.strategy.aggregation import VariableAggregation as VariableAggregation
+    from daskdist.strategy.aggregation import VariableSynchronization as VariableSynchronization
     from daskdist.strategy.cluster_resolver import ClusterResolver as ClusterResolver
     from daskdist.strategy.context import ReplicaContext as ReplicaContext
     from daskdist.strategy.current import get_replica_context as get_replica_context
@@ -76,11 +79,13 @@ if TYPE_CHECKING:
     from daskdist.strategy.values import DistributedValues as DistributedValues
     from daskdist.strategy.values import PerReplica as PerReplica
     from daskdist.strategy.values import ValueContext as ValueContext
+    from daskdist.strategy.variables import Variable as Variable
 
 __version__ = "0.1.0"
 
 _NAMES: Final = {
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
+    "Checkpoint": "daskdist.checkpoint.checkpoint:Checkpoint",
     "ClusterResolver": "daskdist.strategy.cluster_resolver:ClusterResolver",
     "Dataset": "daskdist.dataset:Dataset",
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
@@ -108,6 +113,9 @@ _NAMES: Final = {
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "ValueContext": "daskdist.strategy.values:ValueContext",
     "VarLenFeature": "daskdist.files.example:VarLenFeature",
+    "Variable": "daskdist.strategy.variables:Variable",
+    "VariableAggregation": "daskdist.strategy.aggregation:VariableAggregation",
+    "VariableSynchronization": "daskdist.strategy.aggregation:VariableSynchronization",
     "class_names_of": "daskdist.readers.images:class_names_of",
     "data": "daskdist.data",
     "distribute": "daskdist.distribute",

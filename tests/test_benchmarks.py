@@ -19,10 +19,12 @@ SOAK = BENCHMARKS / "soak.py"
 STEPS = BENCHMARKS / "steps.py"
 LOOPS = BENCHMARKS / "loops.py"
 COLLECTIVES = BENCHMARKS / "collectives.py"
+TORCH_DDP = BENCHMARKS / "torch_ddp.py"
+DIGITS = BENCHMARKS / "digits.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
 
 
-def start(script: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def start(script: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(script), "--size", "small", *args],
         check=False,
@@ -30,7 +32,7 @@ def start(script: Path, *args: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=110,
         # Of clusters started one after the other, workers are forked, and import what they need once.
-        env={**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"},
+        env={**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver", **(env or {})},
     )
 
 
@@ -135,8 +137,36 @@ def test_loops_give_figures() -> None:
 @pytest.mark.slow
 def test_collectives_give_figures() -> None:
     figures = json.loads(run(COLLECTIVES, "--json"))["figures"]
-    assert [figure["unit"] for figure in figures] == ["us", "ms", "MB/s"]
+    assert [figure["unit"] for figure in figures] == ["us", "ms", "MB/s", "MB/s"]
     assert all(figure["ours"] > 0 for figure in figures)
+
+
+@pytest.mark.parametrize("name", ["embedded", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])])
+def test_digits_give_figures(name: str) -> None:
+    speed, difference = json.loads(run(DIGITS, "--only", name, "--json"))["figures"]
+    assert speed["unit"] == "steps/s"
+    assert min(speed["ours"], speed["peer"]) > 0
+    # Of this no time is taken, so that it holds on any machine.
+    assert difference["target"] == 1e-6
+    assert difference["holds"]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "num_figures"), [("small", 4), ("large", 1)])
+def test_training_with_torch_gives_figures(name: str, num_figures: int) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    figures = json.loads(run(TORCH_DDP, "--only", name, "--json"))["figures"]
+    assert len(figures) == num_figures
+    assert all(figure["ours"] > 0 for figure in figures)
+    assert figures[-1]["peer_name"].startswith("DataLoader")
+
+
+def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
+    Path(tmp_path, "torch.py").write_text("raise ImportError('there is none')")
+    done = start(TORCH_DDP, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(BENCHMARKS.parent)])})
+    assert done.returncode == 1
+    assert done.stderr == "benchmarks/torch_ddp.py needs PyTorch: pip install 'daskdist[torch]' (there is none)\n"
 
 
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
@@ -159,6 +189,7 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
         (STEPS, "growth"),
         (LOOPS, "loops"),
         (COLLECTIVES, "embedded"),
+        (DIGITS, "cluster"),
     ],
 )
 def test_an_unknown_benchmark_is_refused(script: Path, known: str) -> None:

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 import daskdist
 from daskdist import PerReplica, Reduction, errors
+from daskdist.strategy.desk import Stretches
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -344,6 +345,26 @@ def test_the_others_are_told_who_raised(on_cluster):
         on_cluster.run(step).values[0].result()
 
 
+def test_a_replica_that_calls_nothing_is_told_of(strategy):
+    def step():
+        context = daskdist.get_replica_context()
+        return context.replica_id_in_sync_group and context.all_reduce("SUM", 1)
+
+    begin = time.monotonic()
+    with pytest.raises(errors.CollectiveError, match=r"is called by some replicas only: replica 0 has ended"):
+        strategy.local_results(strategy.run(step))
+    assert time.monotonic() - begin < 20
+
+
+@given(st.permutations(range(12)))
+def test_stretches_have_the_numbers_they_were_given(numbers):
+    stretches = Stretches()
+    for count, number in enumerate(numbers, start=1):
+        stretches.add(number)
+        assert [each for each in range(-1, 13) if each in stretches] == sorted(numbers[:count])
+    assert stretches._ends == [[0, 11]]
+
+
 def test_a_replica_that_ends_early_is_told_of(strategy):
     def step():
         context = daskdist.get_replica_context()
@@ -471,7 +492,7 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
 @pytest.mark.cluster
 def test_nothing_is_left_on_workers(on_cluster):
     def desk_sizes(dask_worker):
-        from daskdist.strategy.team import desk_of
+        from daskdist.strategy.desk import desk_of
 
         desk = desk_of(dask_worker)
         return len(desk._gangs), len(desk._mail)

@@ -154,6 +154,28 @@ def test_off_trains_on_every_row_once_a_worker(summary, cluster):
     assert found["rows"] == 2 * 1437
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize("where", ["embedded", "cluster"])
+def test_a_loop_on_the_replicas_gives_the_same_losses(summary, cluster, where):
+    place = ["--embedded", "--replicas", 3] if where == "embedded" else ["--scheduler", cluster.scheduler_address]
+    expected, found = [summary("--loop", loop, *place) for loop in ("driver", "replicas")]
+    assert (expected["loop"], found["loop"]) == ("driver", "replicas")
+    assert found["losses"] == pytest.approx(expected["losses"], abs=1e-6)
+    assert found["final_loss"] == pytest.approx(expected["final_loss"], abs=1e-6)
+    same = ("policy", "workers", "replicas", "steps", "rows", "accuracy")
+    assert [found[name] for name in same] == [expected[name] for name in same]
+
+
+def test_a_loop_on_the_replicas_tells_at_its_end(demo, tmp_path):
+    result = demo("--embedded", "--replicas", 2, "--epochs", 3, "--loop", "replicas")
+    assert result.exit_code == 0, result.output
+    training = result.output.partition("Training\n")[2].partition("\nResult")[0]
+    assert training.count("\n") == 1
+    assert "100 %  epoch 3/3  loss " in training
+    assert "4,311 rows in " in result.output
+    check_picture(tmp_path / "daskdist-demo.png")
+
+
 def test_seed_decides(summary):
     one, same, other = [summary("--embedded", "--seed", seed)["losses"] for seed in (1, 1, 2)]
     assert one == same
@@ -239,6 +261,7 @@ def test_missing_library(demo, monkeypatch, library):
         (["--workers", "0"], "--workers"),
         (["--policy", "best"], "'auto', 'file', 'data', 'off'"),
         (["--batch-size", "0"], "--batch-size"),
+        (["--loop", "worker"], "'driver', 'replicas'"),
         (["--embedded", "--workers", "2"], "--workers and --embedded exclude each other"),
         (["--replicas", "2"], "--replicas goes with --embedded"),
         (["--scheduler-file", "nowhere.json"], "nowhere.json"),
@@ -255,7 +278,16 @@ def test_help():
     runner = CliRunner()
     assert "Train a small network" in runner.invoke(main, ["--help"]).stdout
     help_ = runner.invoke(main, ["demo", "--help"]).stdout
-    for option in ("--workers", "--scheduler", "--scheduler-file", "--embedded", "--policy", "--data", "--json"):
+    for option in (
+        "--workers",
+        "--scheduler",
+        "--scheduler-file",
+        "--embedded",
+        "--policy",
+        "--loop",
+        "--data",
+        "--json",
+    ):
         assert option in help_
     assert runner.invoke(main, ["--version"]).stdout.startswith("daskdist ")
 

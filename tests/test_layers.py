@@ -76,13 +76,16 @@ HEAVY = {"daskdist.execute.submit", "daskdist.strategy.multi_worker", "daskdist.
 HOMES = {
     "distributed": (
         "execute/submit.py",
+        "execute/bringing.py",
         "execute/capture.py",
         "execute/fused.py",
         "execute/joining.py",
         "execute/noting.py",
         "strategy/cluster_resolver.py",
         "strategy/multi_worker.py",
-        "strategy/team.py",
+        "strategy/desk.py",
+        "strategy/exchange.py",
+        "strategy/membership.py",
         "service/",
         "display/dashboard",
         "cli/",

@@ -512,29 +512,49 @@ def test_an_iterator_is_refused():
         strategy.run(list, args=(iterator,))
 
 
-@pytest.mark.cluster
-def test_data_that_lies_on_the_cluster_is_refused(on_cluster):
-    distributed = on_cluster.distribute_dataset(on_cluster.experimental_make_numpy_dataset(np.ones(8)).batch(4))
-    with pytest.raises(ArgumentError, match=r"lies on the cluster already.*give the arrays to from_tensor_slices"):
-        on_cluster.run(list, args=(distributed,))
+def filtered(row):
+    return row["id"] % 4 != 1
 
 
 @pytest.mark.cluster
-def test_files_on_disks_of_some_are_refused(on_cluster, parquet_files):
+@pytest.mark.parametrize("where", ["own", "both", "not said"])
+def test_files_on_disks_of_those_that_read_them(on_cluster, parquet_files, where):
+    paths = parquet_files(8, 4)
+    one, other = on_cluster.workers
+    places = {"own": [one, other] * 2, "both": [(one, other)] * 4, "not said": [None] * 4}[where]
+    options = {"locations": dict(zip(paths, places, strict=True)), "auto_shard_policy": AutoShardPolicy.FILE}
+    if where != "own":
+        # What is in the files tells of steps, and so all read all.
+        options["drop_uneven"] = True
+    dataset = daskdist.read_parquet(paths)
+    dataset = dataset if where == "own" else dataset.filter(filtered)
+    dataset = with_options(dataset.batch(4), **options)
+    expected = by_steps(on_cluster, on_cluster.distribute_dataset(dataset), 2)
+    assert by_loops(on_cluster, on_cluster.distribute_dataset(dataset), 2) == expected
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("how", ["all read all", "assigned elsewhere", "only the data tells"])
+def test_files_on_disks_of_others_are_refused(on_cluster, parquet_files, how):
     paths = parquet_files(8, 2)
-    options = Options(locations=dict.fromkeys(paths, on_cluster.workers[0]))
-    distributed = on_cluster.distribute_dataset(daskdist.read_parquet(paths).batch(4).with_options(options))
-    with pytest.raises(ArgumentError, match="on disks of some workers only"):
+    one, other = on_cluster.workers
+    locations = dict(zip(paths, [other, one] if how == "assigned elsewhere" else [one, other], strict=True))
+    policy = AutoShardPolicy.DATA if how == "all read all" else AutoShardPolicy.FILE
+    dataset = daskdist.read_parquet(paths)
+    dataset = dataset.filter(filtered) if how == "only the data tells" else dataset
+    dataset = with_options(dataset.batch(4), locations=locations, auto_shard_policy=policy)
+    distributed = on_cluster.distribute_dataset(dataset)
+    with pytest.raises(ArgumentError, match=r"part-0.parquet is on disks of some workers only .*would read it"):
         on_cluster.run(list, args=(distributed,))
 
 
 @pytest.mark.cluster
-def test_unknown_lengths_elsewhere_are_refused(on_cluster):
-    def dataset_fn(context):
-        return Dataset.range(9 + context.input_pipeline_id).filter(lambda x: x % 2 == 0).batch(2)
-
-    distributed = on_cluster.distribute_datasets_from_function(dataset_fn)
-    with pytest.raises(ArgumentError, match="no other worker can tell how many elements there are; say so"):
+def test_files_that_a_function_reads_on_disks_of_some_are_refused(on_cluster, parquet_files):
+    paths = parquet_files(8, 2)
+    dataset = Dataset.from_tensor_slices(np.array(paths)).interleave(lambda path: daskdist.read_parquet(str(path)))
+    dataset = with_options(dataset.batch(4), locations=dict(zip(paths, on_cluster.workers, strict=True)))
+    distributed = on_cluster.distribute_dataset(dataset)
+    with pytest.raises(ArgumentError, match="which files the function of interleave reads is known when they are read"):
         on_cluster.run(list, args=(distributed,))
 
 

@@ -10,7 +10,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 COMMANDS = dict(re.findall(r"<!-- (\w+) -->\n```bash\n(.*?)\n```", README.read_text()))
 
 
-def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     # As a reader would, one after the other.
     shared = {"__name__": "__main__"}
     for block in BLOCKS:
@@ -18,6 +19,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "[ 1.  -2.   0.5  3. ]" in shown
     assert "[250, 250] 124750" in shown
+    assert "the weights that were saved: [ 1.  -2.   0.5  3. ]" in shown
     assert "train: nothing was sent to a cluster" in shown
     assert "[[110, 111, 116], [116, 111, 0], [98, 101, 0]]" in shown
     assert "# vectorised: multiply, add" in shown
@@ -26,7 +28,7 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
 
 
 def test_the_two_commands_set_themselves_up() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import itertools
 import json
 import sys
 import tempfile
@@ -104,6 +103,7 @@ class Training:
     num_epochs: int
     batch_size: int
     seed: int
+    loop: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ class Summary:
         How the data was sharded: as asked for, or what ``auto`` came to.
     workers, replicas
         How many there were; no workers where replicas are in this process.
+    loop
+        Where the loop was: in this program or on the replicas.
     steps, rows
         Steps of training, and rows of all of them.
     final_loss
@@ -135,6 +137,7 @@ class Summary:
     policy: str
     workers: int
     replicas: int
+    loop: str
     steps: int
     rows: int
     final_loss: float
@@ -179,6 +182,13 @@ class Summary:
     help="Rows a step, all replicas together.",
 )
 @click.option(
+    "--loop",
+    type=click.Choice(list(job.LOOPS)),
+    default="driver",
+    show_default=True,
+    help="Where the loop of the training is: here, every step sent to the replicas, or whole on each of them.",
+)
+@click.option(
     "--seed",
     metavar="N",
     type=click.IntRange(0),
@@ -210,6 +220,7 @@ def demo(
     policy: str,
     epochs: int,
     batch_size: int,
+    loop: str,
     seed: int,
     data: Path | None,
     output: Path,
@@ -222,6 +233,9 @@ def demo(
     hidden layer by synchronous data-parallel gradient descent. Shows how the data was sharded, the loss, and
     how many held-out digits are recognised, and saves a picture of it.
 
+    The loop of the training is in this program; with --loop replicas it is on each replica, which sum their
+    gradients among themselves. The losses are the same, and on a cluster it takes a fraction of the time.
+
     Workers of a cluster that is joined read the files themselves. If they do not share this machine's file
     system, name a directory with --data that they see under the same path.
     """
@@ -231,7 +245,7 @@ def demo(
         raise click.BadParameter(f"there is no directory {output.absolute().parent}", param_hint="--output")
     stream = io.StringIO() if as_json else sys.stdout
     try:
-        summary = _run(place, Training(policy, epochs, batch_size, seed), data, output, stream)
+        summary = _run(place, Training(policy, epochs, batch_size, seed, loop), data, output, stream)
     except BrokenPipeError:
         # Whoever reads the screen has gone; click knows how to end then.
         raise
@@ -271,17 +285,18 @@ def _run(place: Place, training: Training, data: Path | None, output: Path, stre
 
         copies = len(strategy.workers) if batches.sharding.policy.name == "OFF" else 1
         num_rows = len(train_on) * copies * training.num_epochs
-        steps, seconds = _train(strategy, batches, training, Progress(num_rows, stream))
+        steps, weights, seconds = _train(strategy, batches, training, Progress(num_rows, stream))
 
-    predicted = job.predict(steps[-1].weights, held_out)
+    predicted = job.predict(weights, held_out)
     rows = sum(step.num_rows for step in steps)
     summary = Summary(
         policy=training.policy if training.policy != "auto" else batches.sharding.policy.name.lower(),
         workers=0 if place.embedded else len(strategy.workers),
         replicas=strategy.num_replicas_in_sync,
+        loop=training.loop,
         steps=len(steps),
         rows=rows,
-        final_loss=_means_of_epochs(steps)[-1],
+        final_loss=job.means_of_epochs(steps)[-1],
         accuracy=float((predicted == held_out.y).mean()),
         seconds=seconds,
         rows_per_s=rows / seconds,
@@ -298,17 +313,24 @@ def _run(place: Place, training: Training, data: Path | None, output: Path, stre
     return summary
 
 
-def _train(strategy: Strategy, batches: Any, training: Training, progress: Progress) -> tuple[list[job.Step], float]:
-    steps, rows = [], 0
+def _train(
+    strategy: Strategy, batches: Any, training: Training, progress: Progress
+) -> tuple[list[job.Step], job.Weights, float]:
+    steps: list[job.Step] = []
+    rows = 0
+
+    def tell(new: Sequence[job.Step]) -> None:
+        nonlocal rows
+        steps.extend(new)
+        rows += sum(step.num_rows for step in new)
+        progress.update(rows, loss=steps[-1].loss, note=f"epoch {steps[-1].epoch + 1}/{training.num_epochs}")
+
     start_s = time.perf_counter()
     try:
-        for step in job.train(strategy, batches, training.num_epochs, training.seed):
-            steps.append(step)
-            rows += step.num_rows
-            progress.update(rows, loss=step.loss, note=f"epoch {step.epoch + 1}/{training.num_epochs}")
+        weights = job.LOOPS[training.loop](strategy, batches, training.num_epochs, training.seed, tell)
     finally:
         progress.close()
-    return steps, time.perf_counter() - start_s
+    return steps, weights, time.perf_counter() - start_s
 
 
 def _counted(number: int, one: str, many: str) -> str:
@@ -336,15 +358,6 @@ def _address_in(scheduler_file: str) -> str:
         ) from error
 
 
-def _means_of_epochs(steps: Sequence[job.Step]) -> list[float]:
-    means = []
-    for _, group in itertools.groupby(steps, lambda step: step.epoch):
-        epoch = list(group)
-        weights = [step.num_rows for step in epoch]
-        means.append(float(np.average([step.loss for step in epoch], weights=weights)))
-    return means
-
-
 def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: job.Digits, predicted: job.Array) -> None:
     """Save a picture: the loss of every step and epoch, and some held-out digits with what they are taken for."""
     from matplotlib.figure import Figure
@@ -354,7 +367,7 @@ def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: jo
     grid = figure.add_gridspec(2, 1, height_ratios=[2.6, 1])
     upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     axes = upper.subplots()
-    means = _means_of_epochs(steps)
+    means = job.means_of_epochs(steps)
     # Steps are spread evenly, so that the axis counts passes over the data.
     places = np.linspace(0, len(means), len(steps) + 1)[1:]
     axes.plot(places, summary.losses, color=ink, alpha=0.35, linewidth=1, label="each step")

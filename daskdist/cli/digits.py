@@ -1,11 +1,12 @@
-"""The job of the demo: digits in files, a network of one hidden layer, and the loop that trains it.
+"""The job of the demo: digits in files, a network of one hidden layer, and the two loops that train it.
 
 What runs on workers are functions of this module, so a worker needs daskdist and NumPy and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from daskdist.dataset import Dataset
 from daskdist.ops.with_options import Options
 from daskdist.readers.parquet import read_parquet
 from daskdist.sharding import policy_of
+from daskdist.strategy.current import get_replica_context
 from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.strategy import Strategy
 
@@ -65,14 +67,15 @@ class Step:
         The mean cross-entropy of its rows.
     num_rows
         The rows of all replicas.
-    weights
-        The network after it.
     """
 
     epoch: int
     loss: float
     num_rows: int
-    weights: Weights
+
+
+# Called with steps as they become known.
+Tell = Callable[[Sequence[Step]], object]
 
 
 def load() -> tuple[Digits, Digits]:
@@ -150,8 +153,37 @@ def gradients(weights: Weights, batch: dict[str, Array]) -> tuple[Any, Any, Weig
     return loss, len(y), sums
 
 
-def train(strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int) -> Iterator[Step]:
-    """Train by gradient descent with momentum, all replicas in step, the weights kept here."""
+def descended(weights: Weights, speeds: Weights, num_rows: Any, slopes: Weights) -> tuple[Weights, Weights]:
+    """The network, and how fast it changes, after a step of gradient descent with momentum.
+
+    Parameters
+    ----------
+    weights, speeds
+        Those before it.
+    num_rows, slopes
+        What `gradients` gives, summed over the replicas.
+    """
+    speeds = {name: _MOMENTUM * speed - _LEARNING_RATE * slopes[name] / num_rows for name, speed in speeds.items()}
+    return {name: weight + speeds[name] for name, weight in weights.items()}, speeds
+
+
+def train_on_driver(strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int, tell: Tell) -> Weights:
+    """Train by a loop in this program, all replicas in step, the weights kept here.
+
+    Parameters
+    ----------
+    strategy, batches
+        The replicas, and what they are given.
+    num_epochs, seed
+        Passes over that, and what the first weights are drawn by.
+    tell
+        Called with the steps that are newly known.
+
+    Returns
+    -------
+    weights
+        The network in the end.
+    """
     weights = fresh_weights(seed)
     speeds = {name: np.zeros_like(weight) for name, weight in weights.items()}
     for epoch in range(num_epochs):
@@ -159,10 +191,58 @@ def train(strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed
             sums = strategy.reduce("SUM", strategy.run(gradients, args=(weights, batch)), axis=None)
             # Together: one by one they would be fetched one by one.
             loss, num_rows, slopes = strategy.local_results(sums)[0]
-            for name, slope in slopes.items():
-                speeds[name] = _MOMENTUM * speeds[name] - _LEARNING_RATE * slope / num_rows
-            weights = {name: weight + speeds[name] for name, weight in weights.items()}
-            yield Step(epoch, float(loss / num_rows), int(num_rows), weights)
+            weights, speeds = descended(weights, speeds, num_rows, slopes)
+            tell([Step(epoch, float(loss / num_rows), int(num_rows))])
+    return weights
+
+
+def train_on_replicas(
+    strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int, tell: Tell
+) -> Weights:
+    """As `train_on_driver`, by a loop on each replica, with weights of its own: the same as those of the others."""
+    weights: Weights
+    result = strategy.run(replica_loop, args=(batches, num_epochs, seed))
+    epochs, losses, num_rows, weights = strategy.local_results(result)[0]
+    tell([Step(int(epoch), float(loss), int(rows)) for epoch, loss, rows in zip(epochs, losses, num_rows, strict=True)])
+    return weights
+
+
+def replica_loop(
+    batches: Iterable[dict[str, Array]], num_epochs: int, seed: int
+) -> tuple[Array, Array, Array, Weights]:
+    """The loop that each replica runs.
+
+    Returns
+    -------
+    epochs, losses, num_rows, weights
+        Of each step the pass, the mean loss and the rows of all replicas, shape ``(num_steps,)``; and the network in
+        the end. The same on all replicas.
+    """
+    context: Any = get_replica_context()
+    weights = fresh_weights(seed)
+    speeds = {name: np.zeros_like(weight) for name, weight in weights.items()}
+    steps = []
+    for epoch in range(num_epochs):
+        for batch in batches:
+            # Loss and slopes together: each call is a message to the other workers.
+            loss, num_rows, slopes = context.all_reduce("SUM", gradients(weights, batch))
+            weights, speeds = descended(weights, speeds, num_rows, slopes)
+            steps.append((epoch, loss / num_rows, num_rows))
+    epochs, losses, rows = (np.array(column) for column in zip(*steps, strict=True))
+    return epochs, losses, rows, weights
+
+
+# Where the loop is -> what trains so.
+LOOPS: Final = {"driver": train_on_driver, "replicas": train_on_replicas}
+
+
+def means_of_epochs(steps: Sequence[Step]) -> list[float]:
+    """The mean loss a row of each pass over the data."""
+    means = []
+    for _, group in itertools.groupby(steps, lambda step: step.epoch):
+        epoch = list(group)
+        means.append(float(np.average([step.loss for step in epoch], weights=[step.num_rows for step in epoch])))
+    return means
 
 
 def predict(weights: Weights, digits: Digits) -> Array:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread, get_ident
 from typing import Any, Protocol
 
@@ -143,7 +144,13 @@ class Caller(Protocol):
 
 
 class Now:
-    """Each call at once, in this thread."""
+    """Each call at once, in this thread.
+
+    Parameters
+    ----------
+    bring
+        Brings what a cluster has, on a worker of that.
+    """
 
     num_ahead = 0
     bundle_bytes = 4 * MIB
@@ -152,6 +159,9 @@ class Now:
     reports_freely = True
     divides = True
     home: Hashable | None = "now"
+
+    def __init__(self, bring: Bring | None = None) -> None:
+        self._bring = bring
 
     def call(
         self,
@@ -169,7 +179,7 @@ class Now:
         return function(*args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
-        return compute_key(graph(), key)
+        return compute_key(graph(), key, self._bring)
 
     def places(self, read: Read) -> Places | None:
         return None
@@ -196,7 +206,15 @@ class Now:
 
 
 class Threads:
-    """Calls on a pool of threads; one takes a thread when all it needs is there, so that none waits in one."""
+    """Calls on a pool of threads; one takes a thread when all it needs is there, so that none waits in one.
+
+    Parameters
+    ----------
+    number
+        How many there are; the setting ``daskdist.num-threads`` if None.
+    bring
+        Brings what a cluster has, on a worker of that.
+    """
 
     bundle_bytes = 4 * MIB
     bundle_chunks = 64
@@ -205,7 +223,8 @@ class Threads:
     divides = True
     home: Hashable | None = "threads"
 
-    def __init__(self, number: int | None = None) -> None:
+    def __init__(self, number: int | None = None, bring: Bring | None = None) -> None:
+        self._bring = bring
         self.num_ahead = number or num_threads()
         own_threads: set[int] = set()
         self._own_threads = own_threads
@@ -259,7 +278,7 @@ class Threads:
         return self._pool.submit(function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
-        return self._pool.submit(compute_key, graph(), key)
+        return self._pool.submit(compute_key, graph(), key, self._bring)
 
     def places(self, read: Read) -> Places | None:
         return None
@@ -333,16 +352,17 @@ def using(make: Callable[[], Caller]) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def embedded(node: Node, num_threads: int | None = None) -> Caller:
+def embedded(node: Node, num_threads: int | None = None, bring: Bring | None = None) -> Caller:
     """The caller for a pipeline that runs in this process: threads where asked for, or where they gain something."""
     make = _chosen.get()
     if make is not None:
         return make()
-    return Threads(num_threads) if num_threads or any(each.background for each in walk(node)) else Now()
+    gains = num_threads or any(each.background for each in walk(node))
+    return Threads(num_threads, bring) if gains else Now(bring)
 
 
-def compute_key(graph: Graph, key: Any) -> Any:
-    """One key of a Dask graph, computed in this thread."""
+def compute_key(graph: Graph, key: Any, bring: Bring | None = None) -> Any:
+    """One key of a Dask graph, computed in this thread; ``bring`` brings what is `Kept` of it."""
     from dask.local import get_sync
     from dask.optimization import cull
 
@@ -352,7 +372,32 @@ def compute_key(graph: Graph, key: Any) -> Any:
     for name, task in there.items():
         if task.cancelled():
             raise gone(name)
-    return get_sync({**wanted, **{name: (Brought(task),) for name, task in there.items()}}, key)
+    brought: Graph = {name: (Brought(task),) for name, task in there.items()}
+    for name, task in wanted.items():
+        if type(task) is Kept:
+            if bring is None:
+                raise gone(name)
+            brought[name] = (partial(bring, task),)
+    return get_sync({**wanted, **brought}, key)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Stands in a Dask graph for what the cluster has on whose worker the graph is.
+
+    Parameters
+    ----------
+    key
+        What the cluster calls it.
+    workers
+        The workers that had it when that was asked.
+    """
+
+    key: Any
+    workers: tuple[str, ...]
+
+
+Bring = Callable[[Kept], Any]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from distributed import Future
 from distributed.client import FuturesCancelledError, _wait
@@ -16,6 +17,7 @@ from daskdist.config import setting
 from daskdist.execute.callers import Handle
 from daskdist.execute.fused import (
     Failure,
+    OfLane,
     Outputs,
     PickOutput,
     some_outputs,
@@ -28,6 +30,8 @@ from daskdist.execute.submit import LOOK_EVERY_S, Picks, Submit
 
 # Outputs of a task that are brought here together with the one that is asked for, if they are no larger.
 _TOGETHER_BYTES: Final = 64 * 2**10
+# Who is told of calls on a lane that were not made.
+Tell: TypeAlias = Callable[[tuple[OfLane, ...], Sequence[int], Exception], Awaitable[Any]]
 # Tasks that a result may be made of. Dask keeps note of all of them for as long as the result is there; one that is
 # made of more is sent anew.
 _MOST_ANCESTORS: Final = 400
@@ -55,12 +59,19 @@ class Capturing(Submit):
     Outside of sessions a call is sent at once if there is little under way. If not, it waits until some of that is
     over or its result is asked for, and goes with those that have come since: the more there is to do, the fewer tasks
     it is done in.
+
+    Parameters
+    ----------
+    tell
+        Called where the task of a lane could not be run, as what it was to be given failed, with what the lane gives to
+        its calls, the steps of which calls of it were not made, and the error. Of calls that were given a step.
     """
 
     defers = True
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, tell: Tell | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._tell = tell
         self._waiting = Capture(self)
         self._own = _OfThread()
         # Graphs under way, the oldest first: the tasks of each that are not over, and its calls of `run`. Those whose
@@ -127,6 +138,9 @@ class Capturing(Submit):
         own: Sequence[tuple[Any, ...]] | None = None,
         lanes: Lanes,
         name: str,
+        step: int | None = None,
+        after: Sequence[Results] = (),
+        kept: Sequence[Any] = (),
     ) -> Results:
         """Make a call on all lanes, each on its worker or not at all.
 
@@ -138,10 +152,17 @@ class Capturing(Submit):
             Each a result for all lanes, a tuple of one for each, or what an earlier such call gave.
         own
             For each lane, what is given after ``args``.
+        step
+            What ``tell`` is told where it is not made; None where nobody is to know.
+        after
+            What earlier such calls gave: it is made after those, though it is given nothing of them. It fails where one
+            of their tasks does.
+        kept
+            What is to live until it is over.
         """
         self._check_open()
         with self.together() as capture:
-            return capture.add_to_all(function, columns, args, own, lanes, name)
+            return capture.add_to_all(function, columns, args, own, lanes, name, step, after, kept)
 
     def send(self, parts: Sequence[Taken]) -> None:
         """Send what was noted, as one graph if that is not too large; what fails is raised by who asks for a result."""
@@ -177,8 +198,14 @@ class Capturing(Submit):
         found = self.client.get(placed_graph(tasks), [task.key for task in tasks], sync=False, fifo_timeout=0)
         self.futures.update(found)
         futures = iter(found)
+        lanes: dict[Future, tuple[Any, list[int]]] = {}
         for each in joined:
-            each.set_sent([next(futures) for _ in each.keys])
+            own = [next(futures) for _ in each.keys]
+            each.set_sent(own)
+            if self._tell is not None and (steps := each.steps):
+                lanes |= {
+                    future: (of_lane, steps) for future, of_lane in zip(own, each.groups[0].lanes.args, strict=True)
+                }
         num_steps = sum(part.taken.num_steps for part in parts)
         for (groups, num_own, session), _ in parts:
             if session is not None:
@@ -188,7 +215,7 @@ class Capturing(Submit):
                 session.sent.append(
                     Sent(num_own, num_tasks, num_stages, None if session.is_over else reason, num_steps - num_own)
                 )
-        self._keep_until_done(found, num_steps)
+        self._keep_until_done(found, num_steps, lanes, [group.kept for each in joined for group in each.groups])
 
     def end(self, capture: Capture) -> None:
         """Send what a session has noted that is over; if there is enough under way, with what others will have."""
@@ -211,22 +238,39 @@ class Capturing(Submit):
         self.send_over()
         self._waiting.send()
 
-    def _keep_until_done(self, futures: Sequence[Future], num_steps: int) -> None:
+    def _keep_until_done(
+        self, futures: Sequence[Future], num_steps: int, lanes: dict[Future, tuple[Any, list[int]]], kept: list[Any]
+    ) -> None:
         tasks = set(futures)
         with self._lock:
             self._under_way.append((tasks, num_steps))
-        self.client.loop.add_callback(self._go_on_after, tasks)
+        self.client.loop.add_callback(self._go_on_after, tasks, lanes, kept)
 
-    async def _go_on_after(self, tasks: set[Future]) -> None:
+    async def _go_on_after(
+        self, tasks: set[Future], lanes: dict[Future, tuple[Any, list[int]]], kept: list[Any]
+    ) -> None:
         # Not `Future.add_done_callback`, which complains at the end of a program that does not wait.
-        with contextlib.suppress(FuturesCancelledError):
-            await _wait(list(tasks))
+        rest = [future for future in tasks if future not in lanes]
+        await asyncio.gather(_until_over(rest), *[self._of_lane(future, *each) for future, each in lanes.items()])
+        lanes.clear()
+        kept.clear()
         with self._lock:
             tasks.clear()
             self._lock.notify_all()
         # Not here, in the client's own thread: what pickles may look at results. Refused at the end of a program.
         with contextlib.suppress(RuntimeError):
             self._sender.submit(self._send_waiting)
+
+    async def _of_lane(self, future: Future, of_lane: tuple[OfLane, ...], steps: list[int]) -> None:
+        await _until_over([future])
+        if future.status != "error" or self._tell is None:
+            return
+        try:
+            await self.client.gather(future, asynchronous=True)
+        except Exception as error:
+            # Others may wait for what this one was to do. With a worker lost there is nobody to tell.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._tell(of_lane, steps, error), LOOK_EVERY_S)
 
     def _num_under_way(self) -> int:
         with self._lock:
@@ -280,6 +324,13 @@ class Capturing(Submit):
                 placed = [self.place(value, worker) for value, worker in zip(found, workers, strict=True)]
                 noted.tasks = tuple([SentTask(*each) for each in zip(placed, workers, strict=True)])
                 noted.place, noted.depth = None, 0
+
+    def shorten(self, noted: Noted) -> None:
+        """Wait for a call that was sent if it is made of too many others."""
+        if noted.depth >= _MOST_ANCESTORS:
+            # What failed, or is lost, is no more to be waited for either.
+            with contextlib.suppress(Exception):
+                super().wait([task.future for task in noted.tasks])
 
     def is_to_be_had(self, handle: Handle) -> bool:
         """Whether a result is there, or will be unless its call fails."""
@@ -355,6 +406,11 @@ class Capturing(Submit):
         self._sender.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._under_way.clear()
+
+
+async def _until_over(futures: Sequence[Future]) -> None:
+    with contextlib.suppress(FuturesCancelledError):
+        await _wait(list(futures))
 
 
 def _is_here(handle: Handle) -> bool:

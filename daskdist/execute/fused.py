@@ -7,7 +7,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import cloudpickle
 from dask.sizeof import sizeof
@@ -80,6 +80,13 @@ class Call(NamedTuple):
     inputs: tuple[Input, ...]
     args: tuple[Any, ...]
     is_on_lane: bool = False
+
+
+class OfLane(Protocol):
+    """What a lane gives to its calls."""
+
+    def not_made(self, function: Callable[..., Any], args: tuple[Any, ...], error: BaseException) -> None:
+        """Be told that a call is not made there, since what it was to be given failed."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +223,7 @@ class Segment(NamedTuple):
     begins: Sequence[tuple[int, int]]
 
 
-def run_calls(results: Sequence[Any], segments: Sequence[Segment], own: tuple[Any, ...]) -> Outputs:
+def run_calls(results: Sequence[Any], segments: Sequence[Segment], own: tuple[OfLane, ...]) -> Outputs:
     """Make calls in order.
 
     Parameters
@@ -246,7 +253,7 @@ def run_calls(results: Sequence[Any], segments: Sequence[Segment], own: tuple[An
     return Outputs(found)
 
 
-def _made(segment: Segment, results: Sequence[Any], own: tuple[Any, ...]) -> Iterator[tuple[int, Any]]:
+def _made(segment: Segment, results: Sequence[Any], own: tuple[OfLane, ...]) -> Iterator[tuple[int, Any]]:
     calls: list[Call] = pickle.loads(segment.pickled)
     wanted = segment.wanted
     last_use = {place: number for number, call in enumerate(calls) for index, place in call.inputs if index == OWN}
@@ -260,13 +267,15 @@ def _made(segment: Segment, results: Sequence[Any], own: tuple[Any, ...]) -> Ite
     return ((number, made[number]) for number in wanted)
 
 
-def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple[Any, ...]) -> Any:
+def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple[OfLane, ...]) -> Any:
     inputs = [
         made[place] if index == OWN else results[index] if place is None else results[index].made[place]  # type: ignore[index]
         for index, place in call.inputs
     ]
     for each in inputs:
         if isinstance(each, Failure):
+            for one in own if call.is_on_lane else ():
+                one.not_made(call.function, call.args, each.error())
             return each
     try:
         return call.function(inputs, *call.args, *own) if call.is_on_lane else call.function(inputs, *call.args)

@@ -72,7 +72,23 @@ class Joined:
                 segments.append(Segment(pickled[lane], len(group.calls), wanted, len(group.needs), begins))
             if before is not None:
                 needs.append(before.keys[lane])
+            needs += self._after(joined_of, lane)
             yield Placed(key, needs, run_calls, (segments, own), worker, first.is_pinned)
+
+    @property
+    def steps(self) -> list[int]:
+        """Which calls on all lanes somebody is to know of that were not made."""
+        return [step for group in self.groups for step in group.steps]
+
+    def _after(self, joined_of: Mapping[int, Joined], lane: int) -> Iterator[Any]:
+        # What is to be over before it; nothing of that is given to its calls.
+        for group in self.groups:
+            for noted in group.after:
+                joined = None if noted.group is None else joined_of.get(id(noted.group))
+                if joined is not None and joined is not self:
+                    yield joined.keys[lane]
+                elif joined is None and noted.tasks:
+                    yield noted.tasks[lane].future
 
     def set_sent(self, futures: Sequence[Future]) -> None:
         """Tell what was noted of its tasks."""
@@ -80,7 +96,8 @@ class Joined:
         num_outputs = sum(map(len, self._wanted))
         workers = self.groups[0].lanes.workers
         sent = tuple([SentTask(*each, calls, num_outputs) for each in zip(futures, workers, strict=True)])
-        depth = max(group.deepest for group in self.groups) + sum(len(group.needs) + 1 for group in self.groups)
+        num_tasks = sum(len(group.needs) + len(group.after) + 1 for group in self.groups)
+        depth = max(group.deepest for group in self.groups) + num_tasks
         for group in self.groups:
             for noted in group.there():
                 noted.tasks, noted.depth = sent, depth

@@ -16,7 +16,7 @@ from distributed import Future
 
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers import Handle
-from daskdist.execute.fused import OWN, Call, pickled_calls
+from daskdist.execute.fused import OWN, Call, OfLane, pickled_calls
 from daskdist.execute.pickling import culprit
 from daskdist.execute.session import Session
 
@@ -126,7 +126,7 @@ class Lanes:
     """
 
     workers: tuple[str | None, ...]
-    args: tuple[tuple[Any, ...], ...]
+    args: tuple[tuple[OfLane, ...], ...]
 
 
 @dataclass(eq=False)
@@ -154,6 +154,12 @@ class Group:
     # Futures, parts of groups of the same graph, or all parts of one; and tuples of one of those, or None, a lane.
     needs: list[Any] = field(default_factory=list)
     noted: list[weakref.ref[Noted]] = field(default_factory=list)
+    # What calls on all lanes are told apart by, where somebody is to know that they were not made.
+    steps: list[int] = field(default_factory=list)
+    # What is to live until they are over.
+    kept: list[Any] = field(default_factory=list)
+    # Calls on all lanes of other groups that are made before its own, which are given nothing of them.
+    after: list[Noted] = field(default_factory=list)
     # The numbers of calls whose results other groups take.
     taken: set[int] = field(default_factory=set)
     deepest: int = 0
@@ -163,7 +169,7 @@ class Group:
     @property
     def depth(self) -> int:
         """What a result of it has for its own depth."""
-        return self.deepest + len(self.needs)
+        return self.deepest + len(self.needs) + len(self.after)
 
     def note(self, call: Call | list[Call]) -> Noted:
         """Have one call more."""
@@ -307,6 +313,9 @@ class Sender(Protocol):
     def renew(self, noted: Noted) -> None:
         """Send results anew if they are made of too many others."""
 
+    def shorten(self, noted: Noted) -> None:
+        """Wait for a call that was sent if it is made of too many others."""
+
 
 class Capture:
     """Calls that have not been sent yet.
@@ -364,6 +373,9 @@ class Capture:
         own: Sequence[tuple[Any, ...]] | None,
         lanes: Lanes,
         name: str,
+        step: int | None = None,
+        after: Sequence[Results] = (),
+        kept: Sequence[Any] = (),
     ) -> Results:
         """Note a call on all lanes; ``own`` is what it is given on each, after ``args``, where that differs."""
         newest = self._newest.get(lanes)
@@ -371,9 +383,18 @@ class Capture:
         for column in columns:
             if id(column) not in known:
                 self._get_ready(column)
+        for each in after:
+            self._get_ready_before(each.noted)
         num_lanes = len(lanes.workers)
         with self._lock:
             group = self._group_of_all(columns, lanes, name)
+            for each in after:
+                if self._is_to_wait_for(each.noted) and each.noted not in group.after:
+                    group.after.append(each.noted)
+                    group.deepest = max(group.deepest, each.noted.depth)
+            if step is not None:
+                group.steps.append(step)
+            group.kept += kept
             inputs = [self._inputs(group, column) for column in columns]
             call: Call | list[Call]
             if own is None and not any(type(each) is list for each in inputs):
@@ -403,6 +424,23 @@ class Capture:
             elif group.capture is not self:
                 # Captured in another thread, or before a function that is captured.
                 group.capture.send()
+
+    def _get_ready_before(self, noted: Noted) -> None:
+        group = noted.group
+        if group is None:
+            self._sender.shorten(noted)
+        elif group.capture is not self and (self._session is None or not group.capture.is_over):
+            # What is over is sent before what is noted in a session, or with it.
+            group.capture.send()
+
+    def _is_to_wait_for(self, noted: Noted) -> bool:
+        # Of calls on all lanes, whether one that comes after it has to say so. What is noted here is not being sent:
+        # that takes the lock.
+        group = noted.group
+        if group is None:
+            return any(task.future.status == "pending" for task in noted.tasks)
+        # Those of a lane are made in their order.
+        return group.capture is not self
 
     def _group(self, handles: Sequence[Handle], on: str | None, name: str, *, is_pinned: bool, is_apart: bool) -> Group:
         # Of what is not sent yet, that which comes last.

@@ -17,6 +17,7 @@ import numpy as np
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Handle
 from daskdist.execute.capture import Capturing
+from daskdist.execute.ordered import ByReference, Ordered, meeting
 from daskdist.execute.pickling import culprit, kind_of
 
 # What is no larger goes with each call: to point to it would take as much.
@@ -42,12 +43,21 @@ class Parcel:
         The value; None where it is large, and so was placed on a worker.
     placed
         What was placed.
+    ordered
+        What it refers to on the workers.
     """
 
-    def __init__(self, caller: Capturing, pickled: bytes | None, placed: Handle = None) -> None:
+    def __init__(
+        self,
+        caller: Capturing,
+        pickled: bytes | None,
+        placed: Handle = None,
+        ordered: frozenset[Ordered] = frozenset(),
+    ) -> None:
         self._caller = caller
         self._pickled = pickled
         self._placed = placed
+        self.ordered = ordered
         self._there: dict[str | None, Handle] = {}
         self._columns: dict[tuple[str | None, ...], tuple[Handle, ...]] = {}
 
@@ -96,8 +106,8 @@ class Parcels:
         self._parcels: OrderedDict[bytes, Parcel] = OrderedDict()
         # Digests of arrays that went along with a call.
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        # Of functions, by identity, what they were made of.
-        self._functions: OrderedDict[int, tuple[FunctionType, list[Any], Parcel]] = OrderedDict()
+        # Of functions, by identity, what they were made of; until they are gone.
+        self._functions: OrderedDict[int, tuple[list[Any], Parcel]] = OrderedDict()
         # Of arrays that nobody can change, by identity.
         self._digests: dict[int, bytes] = {}
 
@@ -110,7 +120,7 @@ class Parcels:
     def goes_along(self, value: Any) -> bool:
         """Whether a value had better go with the call: it is small, or an array that no call was given before."""
         kind = type(value)
-        if kind in _BY_VALUE:
+        if kind in _BY_VALUE or isinstance(value, (ByReference, Ordered)):
             return True
         if kind is np.ndarray:
             if value.dtype.hasobject or value.nbytes > _MIDDLING_BYTES:
@@ -157,26 +167,30 @@ class Parcels:
         made_of = all_of(value)
         with self._lock:
             known = self._functions.get(id(value))
-            if known is not None and made_of is not None and _are_same(known[1], made_of):
-                return known[2]
+            if known is not None and made_of is not None and _are_same(known[0], made_of):
+                return known[1]
             parcel = self._object(value, name)
             if made_of is not None:
-                # What it is made of is kept too, so that nothing else comes to be at its address.
-                self._functions[id(value)] = value, made_of, parcel
+                # What it is made of is kept, so that nothing else comes to be at its address.
+                if id(value) not in self._functions:
+                    weakref.finalize(value, self._functions.pop, id(value), None).atexit = False
+                self._functions[id(value)] = made_of, parcel
                 if len(self._functions) > _MOST_KEPT:
                     self._functions.popitem(last=False)
             return parcel
 
     def _object(self, value: Any, name: Callable[[], str]) -> Parcel:
-        pickled = _pickled(value, name)
+        with meeting() as met:
+            pickled = _pickled(value, name)
         digest = hashlib.sha256(pickled).digest()
         with self._lock:
             parcel = self._known(digest)
             if parcel is not None:
                 return parcel
+            ordered = frozenset(met)
             if len(pickled) < _LARGE_BYTES:
-                return self._keep(digest, Parcel(self._caller, pickled))
-            return self._keep(digest, self._placed(cloudpickle.loads(pickled)), value)
+                return self._keep(digest, Parcel(self._caller, pickled, ordered=ordered))
+            return self._keep(digest, self._placed(cloudpickle.loads(pickled), ordered), value)
 
     def _array(self, value: np.ndarray[Any, Any]) -> Parcel:
         with self._lock:
@@ -191,8 +205,8 @@ class Parcels:
                 return self._keep(digest, Parcel(self._caller, cloudpickle.dumps(value)))
             return self._keep(digest, self._placed(self._apart(value)), value)
 
-    def _placed(self, value: Any) -> Parcel:
-        return Parcel(self._caller, None, self._caller.place(value, self._caller.workers[0]))
+    def _placed(self, value: Any, ordered: frozenset[Ordered] = frozenset()) -> Parcel:
+        return Parcel(self._caller, None, self._caller.place(value, self._caller.workers[0]), ordered)
 
     def _known(self, digest: bytes) -> Parcel | None:
         parcel = self._parcels.get(digest)
@@ -236,7 +250,10 @@ def _is_for_good(value: Any) -> bool:
 
 
 # What does not change, or is no part of a pickle.
-_FOR_GOOD: Final = (int, float, complex, str, bytes, bool, type(None), ModuleType, BuiltinFunctionType, np.generic)
+_FOR_GOOD: Final = (
+    *(int, float, complex, str, bytes, bool, type(None), ModuleType, BuiltinFunctionType, np.generic),
+    ByReference,
+)
 
 
 def all_of(function: FunctionType) -> list[Any] | None:

@@ -272,18 +272,48 @@ def writing(directory: str, name: str) -> Iterator[Any]:
     may: nothing waits for the disk.
     """
     fs, root = located(directory)
+    with whole_file(fs, f"{root}/{name}") as file:
+        yield file
+
+
+@contextmanager
+def whole_file(fs: Any, path: str) -> Iterator[Any]:
+    """As `writing`, a file of a file system by its path there."""
+    root, _, name = path.rpartition("/")
     temporary = f"{root}/.{name}.{uuid.uuid4().hex}.tmp"
     try:
-        fs.makedirs(root, exist_ok=True)
+        if root:
+            fs.makedirs(root, exist_ok=True)
         with fs.open(temporary, "wb") as file:
             yield file
-        fs.mv(temporary, f"{root}/{name}")
+        _rename(fs, temporary, path)
     except BaseException as error:
         with suppress(Exception):
             fs.rm_file(temporary)
         if isinstance(error, OSError):
-            raise FileError(f"{root}/{name}: cannot be written: {error}") from error
+            raise FileError(f"{path}: cannot be written: {error}") from error
         raise
+
+
+def remove_temporaries(fs: Any, path: str) -> None:
+    """Delete what processes that died have left of a file, where nobody else writes it now; as far as it can be."""
+    root, _, name = path.rpartition("/")
+    with suppress(Exception):
+        for entry in fs.ls(root, detail=False):
+            match = _TEMPORARY.fullmatch(str(entry).rpartition("/")[2])
+            if match is not None and match[1] == name:
+                fs.rm_file(entry)
+
+
+def _rename(fs: Any, source: str, target: str) -> None:
+    from fsspec import AbstractFileSystem
+
+    if type(fs).mv is not AbstractFileSystem.mv:
+        fs.mv(source, target)
+        return
+    # That of all file systems takes names with brackets for patterns.
+    fs.cp_file(source, target)
+    fs.rm_file(source)
 
 
 def spec_to_json(spec: ElementSpec) -> Any:

@@ -272,7 +272,7 @@ def _archived(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], 
 
 def _member(name: str, stream: IO[bytes], path: str, found: int) -> Member:
     # From the header that a stream begins with, which has so many bytes.
-    shape, is_fortran, dtype = _header(stream)
+    shape, is_fortran, dtype = header_of(stream)
     made = Member(name, dtype, shape, is_fortran, stream.tell())
     check_rows(name, shape, path)
     array = f"array {name!r}" if name else "its array"
@@ -289,7 +289,14 @@ def _member(name: str, stream: IO[bytes], path: str, found: int) -> Member:
     return made
 
 
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def header_of(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran's order, and dtype of the array that a stream begins with; it is then at its values.
+
+    Raises
+    ------
+    ValueError
+        There is none, or of an unknown version.
+    """
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(stream)

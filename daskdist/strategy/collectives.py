@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -12,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
+from daskdist.errors import CollectiveError
 from daskdist.strategy.gathering import concatenated
 from daskdist.strategy.reduction import Op, ReduceOp, name_of
 from daskdist.strategy.regroup import component, regroup
@@ -26,6 +30,9 @@ _OF_ELEMENTS: Final[dict[Any, Any]] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PROD: np.multiply,
 }
+# Of floats of one width these are what NumPy's functions of the names do.
+_QUICK: Final[dict[Any, Any]] = {ReduceOp.SUM: operator.add, ReduceOp.PROD: operator.mul}
+_FLOATS: Final = frozenset({np.float32, np.float64})
 
 
 @cache
@@ -54,12 +61,19 @@ class AllReduce:
         return _shapes_of(given)
 
     def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
-        return self._fold.chunks([], [], [leaves for leaves, _ in given.values()])
+        replicas = [leaves for leaves, _ in given.values()]
+        function = _QUICK.get(self.op)
+        if function is not None and all(type(leaf) in _FLOATS for leaves in replicas for leaf in leaves):
+            # As `Fold` has it, in a fifth of the time: loops reduce a loss or two in each step.
+            return [((), functools.reduce(function, column)) for column in zip(*replicas, strict=True)]
+        return self._fold.chunks([], [], replicas)
 
     def combined(self, partials: Sequence[Any]) -> Any:
         return self._fold.partials(partials)
 
     def final(self, partial: Any) -> list[Any]:
+        if self.op in _QUICK and all(type(value) in _FLOATS for _, value in partial):
+            return [value for _, value in partial]
         leaves: list[Any] = self._last_fold.partials([partial]).leaves
         return leaves
 
@@ -145,6 +159,80 @@ class AllGather:
     def final(self, partial: Any) -> list[Any]:
         rows = [leaves for _, leaves in sorted(partial, key=lambda each: each[0])]
         return [concatenated(values, self.axis) for values in zip(*rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class First:
+    """What the first replica gives, for all; the others give None.
+
+    Parameters
+    ----------
+    name
+        What messages call it.
+    """
+
+    name: str
+
+    def shapes(self, given: Any) -> Any:
+        return None
+
+    def partial(self, given: Mapping[int, Any]) -> Any:
+        return given.get(0)
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return next((each for each in partials if each is not None), None)
+
+    def final(self, partial: Any) -> Any:
+        return partial
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """That all replicas give the same; of what a replica gives, leaves and structure, only a digest is sent.
+
+    Parameters
+    ----------
+    name
+        What messages call it.
+    advice
+        What the message says that is to be done where they do not.
+    """
+
+    name: str
+    advice: str
+
+    def shapes(self, given: tuple[list[Any], Any]) -> Any:
+        return _shapes_of(given)
+
+    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
+        return [(number, _digest(leaves)) for number, (leaves, _) in given.items()]
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> None:
+        """Nothing.
+
+        Raises
+        ------
+        CollectiveError
+            Two replicas give something else.
+        """
+        (first, digest), *rest = sorted(partial)
+        for number, other in rest:
+            if other != digest:
+                raise CollectiveError(
+                    f"{self.name}: replica {number} gives another value than replica {first}; {self.advice}"
+                )
+
+
+def _digest(leaves: Sequence[Any]) -> bytes:
+    found = hashlib.sha256()
+    for leaf in leaves:
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{array.dtype!r} {array.shape}".encode())
+        found.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+    return found.digest()
 
 
 def _merged(given: Sequence[Any]) -> Any:

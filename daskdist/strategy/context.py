@@ -16,6 +16,7 @@ from daskdist.strategy.collectives import AllGather, AllReduce, Merge, of_named
 from daskdist.strategy.flat import flattened
 from daskdist.strategy.gang import Collective, Gang
 from daskdist.strategy.reduction import Op, ReduceOp, checked_op
+from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.values import AsyncValue, PerReplica
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class ReplicaContext:
         How many there are.
     gang
         Gives the gang of those that meet in this process.
+    shelf
+        Gives what replicas of this process keep.
     """
 
     def __init__(
@@ -45,13 +48,15 @@ class ReplicaContext:
         num_replicas_in_sync: int,
         strategy: Callable[[], Strategy],
         gang: Callable[[], Gang] | None = None,
+        shelf: Callable[[], Shelf | None] = lambda: None,
     ) -> None:
         self.replica_id_in_sync_group = replica_id_in_sync_group
         self.num_replicas_in_sync = num_replicas_in_sync
         self._strategy = strategy
         self._gang = gang
-        # What replicas did together, for this one.
-        self.has_met = False
+        self._shelf = shelf
+        # Whether what is assigned to a variable is for this replica's copy alone.
+        self.updates_alone = False
 
     @property
     def strategy(self) -> Strategy:
@@ -175,7 +180,6 @@ class ReplicaContext:
         number = self.replica_id_in_sync_group
         if self._gang is None:
             return collective.final(collective.partial({number: given}))
-        self.has_met = True
         found, is_own = self._gang().meet(number, collective, given)
         if is_own or not isinstance(collective, (AllReduce, AllGather)):
             return found

@@ -11,11 +11,13 @@ import optree
 from daskdist.devices import device as find_device
 from daskdist.devices import name_of
 from daskdist.errors import ArgumentError, UnknownDeviceError
+from daskdist.strategy.context import replica_there_is
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.reduction import Op, checked_op
 from daskdist.strategy.regroup import component
 from daskdist.strategy.tree import list_spec
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
+from daskdist.strategy.variables import Variable
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Replica, Strategy
@@ -184,9 +186,11 @@ class StrategyExtended:
         Parameters
         ----------
         var
-            A `PerReplica` or a nest with some in it.
+            A `Variable`; or a `PerReplica`, or a nest with some in it.
         fn
-            Called once a replica with its part of ``var``, then ``args`` and ``kwargs``; it returns the new value.
+            Called once a replica with the variable, then ``args`` and ``kwargs``: what it assigns to a variable is for
+            the replica's own copy, and not aggregated. Of a `PerReplica` it is given its part, and returns the new
+            value.
         args, kwargs
             As `Strategy.run` takes them.
         group
@@ -195,12 +199,12 @@ class StrategyExtended:
         Returns
         -------
         nest or tuple
-            What the function returns. Unlike in TensorFlow, where it assigns to a variable, ``var`` stays as it is.
+            What the function returns. A `PerReplica` stays as it is.
 
         Raises
         ------
         ArgumentError
-            There is no `PerReplica` in ``var``, of several replicas.
+            There is no variable and no `PerReplica` in ``var``, of several replicas.
 
         >>> from daskdist import MirroredStrategy, PerReplica
         >>> extended = MirroredStrategy(["CPU:0", "CPU:1"]).extended
@@ -208,14 +212,15 @@ class StrategyExtended:
         (10, 20)
         """
         num_replicas = self.num_replicas_in_sync
-        if num_replicas > 1 and not any(isinstance(leaf, PerReplica) for leaf in optree.tree_leaves(var)):
+        if num_replicas > 1 and not any(isinstance(leaf, (PerReplica, Variable)) for leaf in optree.tree_leaves(var)):
             raise ArgumentError(
                 f"update: var is {type(var).__name__}, and not per replica; put it on every replica first, with "
                 "broadcast_to"
             )
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"update: args is a {type(args).__name__}; give a tuple, such as args=(gradient,)")
-        found = self.strategy.run(fn, args=(var, *args), kwargs=kwargs)
+        with_variables = any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(var))
+        found = self.strategy.run(Alone(fn) if with_variables else fn, args=(var, *args), kwargs=kwargs)
         return found if group else tuple(component(found, number) for number in range(num_replicas))
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -264,6 +269,21 @@ class StrategyExtended:
                 f"device of a replica: {', '.join(by_name)}"
             )
         return found
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A function that, called on a replica, changes its own copies of variables alone."""
+
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns."""
+        replica = replica_there_is()
+        if replica is not None:
+            # Of the replica in this call.
+            replica.updates_alone = True
+        return self.__wrapped__(*args, **kwargs)
 
 
 def put(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[Any]) -> Returned:

@@ -115,6 +115,7 @@ class Gang:
         self._exchange = exchange
         self._waits = waits
         self._lock = threading.Lock()
+        self._most_s = float(setting("timeouts.collective"))
         self._counts = dict.fromkeys(members, 0)
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._meetings: dict[int, _Meeting] = {}
@@ -186,7 +187,7 @@ class Gang:
         return About(number, collective.name, collective.shapes(given), order)
 
     def _await(self, meeting: _Meeting, collective: Collective, gate: Any) -> None:
-        most = float(setting("timeouts.collective"))
+        most = self._most_s
         end = time.monotonic() + most
         while not meeting.is_over:
             with self._lock:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import uuid
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, count, zip_longest
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,14 +19,17 @@ from daskdist.core.node import walk
 from daskdist.core.spec import ElementSpec, PerReplicaSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import is_future
+from daskdist.execute.callers import Bring, is_future
+from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import merged_options
+from daskdist.passes.autoshard import read_by
 from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.flat import flattened
 from daskdist.strategy.held import OnWorker
 from daskdist.strategy.iterator import DistributedIterator, Optional
 from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.pipeline import Cuts, Pipeline
+from daskdist.strategy.progress import Ask, Board, Outside, Unseen
 from daskdist.strategy.sharing import Meeting, Reading
 from daskdist.strategy.values import PerReplica
 
@@ -37,6 +41,10 @@ if TYPE_CHECKING:
 _meetings: Final[weakref.WeakValueDictionary[tuple[str, str | None, int], Meeting]] = weakref.WeakValueDictionary()
 _opening: Final = Lock()
 _OVER: Final = object()
+_INSTEAD: Final = (
+    "make the datasets on their workers, with distribute_datasets_from_function, or iterate over the distributed "
+    "dataset here and give run each step"
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,22 @@ class Plan:
     def empty(self) -> Any:
         """What a replica is given in a step for which it has no rows."""
         return None if self.reading.is_alone else self.spec.structure.pack([leaf.zeros() for leaf in self.spec.leaves])
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The plans for a distributed dataset.
+
+    Parameters
+    ----------
+    plans
+        One for each of its input pipelines.
+    futures
+        By key, what of its data lies on the cluster already.
+    """
+
+    plans: list[Plan]
+    futures: dict[Any, Any]
 
 
 class Fed(NamedTuple):
@@ -220,9 +244,10 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
         raise ArgumentError(
             "run: a distributed dataset is of another strategy; distribute the dataset with the one that is to run"
         )
-    plans = dataset._plans
-    if plans is None:
-        plans = dataset._plans = _plans_of(strategy, dataset)
+    found: Plans | None = dataset._plans
+    if found is None:
+        found = dataset._plans = _plans_of(strategy, dataset)
+    plans: Sequence[Any] = strategy._with_kept(found.plans, found.futures) if found.futures else found.plans
     # Not before it is known that there will be a call.
     token = uuid.uuid4().hex
     turn = f"{token}:{next(dataset._iterations)}"
@@ -239,12 +264,12 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
     return Fed(PerReplica(by_replica), turn, held)
 
 
-def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> list[Plan]:
+def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> Plans:
     feeding, pipelines = dataset._feeding, dataset.pipelines
-    is_here = strategy.workers == (None,)
-    if not is_here:
+    futures: dict[Any, Any] = {}
+    if strategy.workers != (None,):
         for pipeline in pipelines:
-            _check_can_be_sent(pipeline)
+            futures |= _futures_of(pipeline)
     num_replicas = strategy.num_replicas_in_sync
     # Anew: what was found out of them here need not travel.
     fresh = [
@@ -256,7 +281,11 @@ def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> list[Plan]:
         )
         for each in pipelines
     ]
-    says = [_say(each, here) for each, here in zip(pipelines, fresh, strict=True)] if len(pipelines) > 1 else []
+    first_replicas = accumulate((len(each.consumers) for each in pipelines), initial=0)
+    says = list(map(_say, pipelines, fresh, count(), first_replicas)) if len(pipelines) > 1 else []
+    if strategy.workers != (None,):
+        for pipeline, say in zip_longest(pipelines, says):
+            _check_located(strategy, pipeline, say)
     plans, first_replica = [], 0
     for number, pipeline in enumerate(fresh):
         others = tuple(say for place, say in enumerate(says) if place != number)
@@ -265,41 +294,49 @@ def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> list[Plan]:
         )
         plans.append(Plan(reading, number, first_replica, feeding.spec, _spec_of_one(dataset.element_spec)))
         first_replica += len(pipeline.consumers)
-    return plans
+    return Plans(plans, futures)
 
 
-def _say(pipeline: Pipeline, fresh: Pipeline) -> Cuts | Pipeline:
+def _say(pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int) -> Cuts | Pipeline | Unseen:
     # What tells others in which steps a pipeline has rows.
     known = Cuts.of(pipeline)
     if known is not None:
         return known
-    if isinstance(pipeline.node, OnWorker):
-        number = pipeline.node.cardinality
-        if number == UNKNOWN:
+    if not isinstance(pipeline.node, OnWorker):
+        return fresh
+    num_replicas, num_elements = len(pipeline.consumers), pipeline.node.cardinality
+    if num_elements != UNKNOWN:
+        return Cuts(1, num_elements, 0, 1, num_replicas)
+    return Unseen(pipeline.node.worker, number, tuple(range(first_replica, first_replica + num_replicas)))
+
+
+def _check_located(strategy: Strategy, pipeline: Pipeline, say: Cuts | Pipeline | Unseen | None) -> None:
+    # Whoever reads a file is to have it. What the data alone tells, all workers read.
+    locations = merged_options(pipeline.node).locations
+    if locations is None:
+        return
+    addresses = strategy._addresses(locations)
+    readers = strategy.workers if isinstance(say, Pipeline) else dict.fromkeys(pipeline.consumers)
+    for split in (split for splits in read_by(pipeline.node) for split in splits if split.path):
+        there = addresses(split.path)
+        lacking = [str(worker) for worker in readers if worker not in there]
+        if there and lacking:
             raise ArgumentError(
-                "run: the datasets of distribute_datasets_from_function are each on their worker, and no other worker "
-                "can tell how many elements there are; say so, with assert_cardinality(n) or repeat(), in the function "
-                "that makes them, or iterate over the distributed dataset here and give run each step"
+                f"run: {split.path} is on disks of some workers only (Options.locations: {', '.join(there)}), and "
+                f"replicas on {', '.join(lacking)} would read it themselves; {_INSTEAD}"
             )
-        return Cuts(1, number, 0, 1, len(pipeline.consumers))
-    return fresh
-
-
-def _check_can_be_sent(pipeline: Pipeline) -> None:
-    if merged_options(pipeline.node).locations is not None:
-        raise ArgumentError(
-            "run: files of the distributed dataset are on disks of some workers only (Options.locations), and replicas "
-            "read their own parts themselves; make the datasets on their workers, with "
-            "distribute_datasets_from_function, or iterate over the distributed dataset here and give run each step"
-        )
     for node in walk(pipeline.node):
-        graph = getattr(node, "graph", None)
-        if graph is not None and any(map(is_future, graph().values())):
+        if isinstance(node, Expansion) and node.reads_files is not False:
             raise ArgumentError(
-                f"run: data of the distributed dataset ({node}) lies on the cluster already, and replicas read their "
-                "own parts themselves; give the arrays to from_tensor_slices, or the collection to from_dask before it "
-                "is persisted, or iterate over the distributed dataset here and give run each step"
+                "run: files of the distributed dataset are on disks of some workers only (Options.locations), and "
+                f"which files the function of {node.name} reads is known when they are read; {_INSTEAD}"
             )
+
+
+def _futures_of(pipeline: Pipeline) -> dict[Any, Any]:
+    graphs = [getattr(node, "graph", None) for node in walk(pipeline.node)]
+    tasks = (task for graph in graphs if graph is not None for task in graph().values())
+    return {task.key: task for task in tasks if is_future(task)}
 
 
 def _spec_of_one(element_spec: Any) -> Any:
@@ -309,9 +346,32 @@ def _spec_of_one(element_spec: Any) -> Any:
 # --- on the side of the replica ---
 
 
+class Around(NamedTuple):
+    """What there is around a replica on a worker.
+
+    Parameters
+    ----------
+    bring
+        Brings what the cluster has.
+    board
+        Where the worker's pipelines are told of.
+    ask
+        Asks other workers of theirs.
+    """
+
+    bring: Bring
+    board: Board
+    ask: Ask
+
+
 @contextlib.contextmanager
-def fed(leaves: list[Any], treespec: Any, replica: Replica, number: int) -> Iterator[Any]:
-    """What a function is called with on a replica, with iterators in the places of plans; they end with the block."""
+def fed(
+    leaves: list[Any], treespec: Any, replica: Replica, number: int, around: Callable[[], Around] | None = None
+) -> Iterator[Any]:
+    """What a function is called with on a replica, with iterators in the places of plans; they end with the block.
+
+    On a worker ``around`` gives what there is around it.
+    """
     nest = treespec.unflatten(leaves)
     if not any(type(leaf) is Plan for leaf in leaves):
         yield nest
@@ -321,17 +381,20 @@ def fed(leaves: list[Any], treespec: Any, replica: Replica, number: int) -> Iter
         def iterator(each: Any) -> Any:
             if type(each) is not Fed:
                 return each
-            made = _iterator(each, replica.worker, number)
+            made = _iterator(each, replica.worker, number, None if around is None else around())
             opened.callback(made.close)
             return made
 
         yield optree.tree_map(iterator, nest, is_leaf=lambda each: type(each) is Fed, none_is_leaf=True)
 
 
-def _iterator(given: Fed, worker: str | None, number: int) -> ReplicaIterator:
+def _iterator(given: Fed, worker: str | None, number: int, around: Around | None) -> ReplicaIterator:
     plan: Plan = given.plan
     token, _, iteration = given.turn.partition(":")
     reading = plan.reading
+    if around is not None:
+        outside = Outside(token, plan.number, around.board, around.ask)
+        reading = replace(reading, bring=around.bring, outside=outside)
     if given.held is not None:
         reading = replace(reading, pipeline=replace(reading.pipeline, node=given.held.node))
     meeting = _meeting(token, worker, plan, reading)

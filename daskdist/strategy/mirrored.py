@@ -13,6 +13,7 @@ from daskdist.devices import devices as find_devices
 from daskdist.devices import name_of
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers import Caller, Handle, Now, embedded
+from daskdist.execute.ordered import Ordered
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.gang import Gang
@@ -20,6 +21,7 @@ from daskdist.strategy.held import made, outlook
 from daskdist.strategy.inputs import InputContext
 from daskdist.strategy.loops import fed
 from daskdist.strategy.regroup import regroup
+from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.strategy import Replica, Strategy, call_on_replica
 from daskdist.strategy.values import PerReplica
 
@@ -50,6 +52,7 @@ class MirroredStrategy(Strategy):
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         found = find_devices(devices or ["CPU:0"])
         super().__init__([Replica(None, name_of(device)) for device in found], Now())
+        self._shelf = Shelf(self._token)
 
     def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
         return _Calls(self, fn, leaves, treespec).results()
@@ -60,8 +63,14 @@ class MirroredStrategy(Strategy):
     def _values(self, handles: Sequence[Handle]) -> Any:
         return regroup(handles, always=True)
 
+    def _columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
+        return [PerReplica(column) for column in zip(*[each.leaves for each in handles], strict=True)]
+
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
         return list(handle.leaves)
+
+    def _let_go(self, ordered: Ordered) -> None:
+        self._shelf.drop((ordered.number,))
 
     def _made_where_fed(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
@@ -110,7 +119,7 @@ class _Calls:
 
     def _call(self, number: int) -> None:
         strategy = self._strategy
-        context = ReplicaContext(number, self._size, lambda: strategy, lambda: self._gang)
+        context = ReplicaContext(number, self._size, lambda: strategy, lambda: self._gang, lambda: strategy._shelf)
         own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:

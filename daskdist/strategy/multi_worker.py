@@ -6,11 +6,13 @@ import atexit
 import contextlib
 import copy
 import itertools
-import uuid
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -22,28 +24,34 @@ from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.errors import ClusterError, DaskdistError
+from daskdist.execute.bringing import WithKept, holders_of
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.capture import Capturing
 from daskdist.execute.noting import Lanes, Results
+from daskdist.execute.ordered import Ordered
 from daskdist.execute.parcels import Parcel, Parcels
 from daskdist.execute.session import current_session
 from daskdist.execute.submit import Submit, workers_of
-from daskdist.files.locations import Addresses
+from daskdist.files.locations import Addresses, Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, Placed, Placing
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.cluster_resolver import ClusterResolver, connect
+from daskdist.strategy.copies import forget_there
+from daskdist.strategy.desk import dismiss, enrol
 from daskdist.strategy.device_assignment import DeviceAssignment, placing
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
+from daskdist.strategy.membership import Membership, call_there, tell_not_made
 from daskdist.strategy.picks import PickAll, PickFromReturned, Remote, Returned, Spread
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.team import Membership, Team, call_there, dismiss, enrol
+from daskdist.strategy.team import Team
 from daskdist.strategy.tree import list_spec
 from daskdist.strategy.values import AsyncValue, PerReplica, as_it_is_now
+from daskdist.strategy.variables import Variable
 from daskdist.strategy.wired import wire_all
 
 # Functions whose layouts are kept.
@@ -107,18 +115,23 @@ class MultiWorkerMirroredStrategy(Strategy):
             self._finalizer()
             raise
         self._submit = Submit(self.client, list(dict.fromkeys(address for address, _ in slots)))
-        self._steps = Capturing(self.client, self._submit.workers, self._submit.futures, home=self._submit.home)
+        tell = partial(tell_not_made, self.client)
+        own = self._submit
+        self._steps = Capturing(self.client, own.workers, own.futures, home=own.home, tell=tell)
         self._apart = partial(apart_from, self.client)
         self._parcels = Parcels(self._steps, self._apart)
         super().__init__([Replica(address, device) for address, device in slots], self._steps)
-        team = Team(uuid.uuid4().hex[:12], self._replicas)
+        team = Team(self._token, self._replicas)
         self._team = team
         self._step_numbers = itertools.count()
         size = len(self._replicas)
         places = [Membership(team.token, each, number, size) for number, each in enumerate(self._replicas)]
         self._lanes = Lanes(self._worker_of, tuple((each,) for each in places))
-        if size > 1:
-            self.client.run(enrol, team, workers=list(team.workers))
+        self.client.run(enrol, team, workers=list(team.workers))
+        # Variables that the program has no more, which workers have still to hear of.
+        self._gone: deque[Ordered] = deque()
+        # What tells the order of two calls that use the same variable.
+        self._in_order = threading.RLock()
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
         self._layouts: dict[Any, tuple[Layout, Any]] = {}
 
@@ -136,7 +149,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._parcels.clear()
         self._steps.close()
         with contextlib.suppress(Exception):
-            if self.client.status == "running" and len(self._replicas) > 1:
+            if self.client.status == "running":
                 # What is lost has forgotten it.
                 left = [worker for worker in self._team.workers if worker in workers_of(self.client)]
                 self.client.run(dismiss, self._team.token, workers=left, on_error="ignore")
@@ -180,11 +193,18 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def reader(self, dataset: Dataset) -> Caller:
         locations = dataset.options().locations
-        return self._reader(None if locations is None else Addresses(locations, workers_of(self.client)))
+        return self._reader(None if locations is None else self._addresses(locations))
+
+    def _addresses(self, locations: Locations) -> Addresses:
+        return Addresses(locations, workers_of(self.client))
 
     def _reader(self, located: Addresses | None = None) -> Submit:
         own = self._submit
         return Submit(self.client, own.workers, own.futures, located, own.home)
+
+    def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any]) -> Sequence[Any]:
+        holders = holders_of(self._submit, futures)
+        return [WithKept(plan, futures, holders) for plan in plans]
 
     def _placed(self, node: FromTensorSlices) -> Node:
         blocks = []
@@ -203,7 +223,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         locations = dataset.options().locations
         if locations is None:
             return
-        addresses = Addresses(locations, workers_of(self.client))
+        addresses = self._addresses(locations)
         for path, names in locations.named():
             addresses.of(path, names)
         for node in walk(dataset.node):
@@ -248,8 +268,37 @@ class MultiWorkerMirroredStrategy(Strategy):
                 for number, leaf in enumerate(leaves)
             ]
             columns, args, own = wire_all(function, packed, self._worker_of)  # type: ignore[arg-type]
-            numbered = (treespec, next(self._step_numbers), *args)
-            return self._steps.call_on_all(call_there, columns, *numbered, own=own, lanes=self._lanes, name=name)
+            used = set(function.ordered)
+            for leaf in packed:
+                if type(leaf) in _MAY_REFER:
+                    used |= _ordered_of(leaf)
+            with self._in_order if used else contextlib.nullcontext():
+                step = next(self._step_numbers)
+                results = self._steps.call_on_all(
+                    call_there,
+                    columns,
+                    treespec,
+                    step,
+                    *args,
+                    own=own,
+                    lanes=self._lanes,
+                    name=name,
+                    step=step if len(self._replicas) > 1 else None,
+                    after=[each.last for each in used if each.last is not None],
+                    kept=[each for leaf in leaves for each in _futures_in(leaf)],
+                )
+                for each in used:
+                    each.last = results
+            return results
+
+    def _forget_gone(self) -> None:
+        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        if gone:
+            self._each_of(0, "variable", forget_there, gone)
+
+    def _let_go(self, ordered: Ordered) -> None:
+        # Not now: the garbage collector comes at any time, in any thread.
+        self._gone.append(ordered)
 
     def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
         layout = self._layout(fn, handles)
@@ -300,9 +349,38 @@ class MultiWorkerMirroredStrategy(Strategy):
         are_none = tuple(map(all, zip(*[each.are_none for each in layouts], strict=True)))
         return Layout(layouts[0].treespec, are_none)
 
+    def _columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
+        layout = Layout(list_spec(num_leaves), (False,) * num_leaves)
+        return [self._picked(handles, pick) for pick in layout.picks]
+
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
         layout = Layout(list_spec(num_leaves), (False,) * num_leaves) if num_leaves > 1 else _LONE
         return [AsyncValue(self._steps, Remote(handle, pick)) for pick in layout.picks]
+
+
+# What a packed leaf is where it may refer to what calls change.
+_MAY_REFER = frozenset({Parcel, Variable, Ordered, PerReplica})
+
+
+def _ordered_of(leaf: Any) -> frozenset[Ordered]:
+    # What of the workers' a packed leaf refers to.
+    kind = type(leaf)
+    if kind is Parcel:
+        return leaf.ordered  # type: ignore[no-any-return]
+    if kind is Variable:
+        return frozenset((leaf._ordered,))
+    if kind is Ordered:
+        return frozenset((leaf,))
+    if kind is PerReplica:
+        return frozenset().union(*map(_ordered_of, leaf.values))
+    return frozenset()
+
+
+def _futures_in(leaf: Any) -> list[Any]:
+    # What has to stay on the cluster until a call is over that is told of it by key.
+    if type(leaf) is not PerReplica or leaf.spread:
+        return []
+    return [part.futures for part in leaf.values if type(part) is WithKept]
 
 
 def apart_from(client: Client, data: Any) -> Any:
@@ -350,10 +428,18 @@ def _made_of(fn: Any) -> list[Any]:
     # one; a method of another object, other defaults and another function that it calls make another.
     code = getattr(fn, "__code__", None)
     if code is None:
-        return [fn]
+        within = getattr(fn, "__wrapped__", None)
+        return [fn] if within is None else [type(fn), *_made_of(within)]
     variables = getattr(fn, "__globals__", {})
     called = [getattr(variables.get(name), "__code__", None) for name in code.co_names]
-    return [code, getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ()), *called]
+    own = [getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ())]
+    return [code, *map(_without_state, own), *called]
+
+
+def _without_state(part: Any) -> Any:
+    # What is kept of a function must not keep what a variable has on the workers.
+    inner = part.cell_contents if type(part) is CellType and part != CellType() else part
+    return inner._ordered if type(inner) is Variable else part
 
 
 def _place_of(operation: str, treespec: Any, number: int) -> str:

@@ -59,7 +59,7 @@ class Returned:
 
     @classmethod
     def of(cls, result: Any) -> Returned:
-        return cls(*flattened(result))
+        return result if type(result) is cls else cls(*flattened(result))
 
     def __sizeof__(self) -> int:
         # Dask asks for it, and knows the sizes of what there is in it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Condition, RLock
 from typing import Any, Final
@@ -14,11 +14,13 @@ import numpy as np
 
 from daskdist.core.primitive import Exhausted
 from daskdist.core.selection import BlockRef
-from daskdist.execute.callers import embedded
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Bring, embedded
 from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.interpreter import Interpreter, logger
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.strategy.pipeline import Cuts, Pipeline
+from daskdist.strategy.progress import Outside, Told, Unseen
 
 # A replica that is ahead of one that makes no progress goes on by one stretch after so long: the other may be waiting
 # for it somewhere else.
@@ -68,15 +70,24 @@ class Flow:
         Whether there is one replica in all.
     num_steps_ahead
         Steps that are built ahead of use whatever that takes.
+    bring
+        Brings what the cluster has, on a worker.
     """
 
     def __init__(
-        self, pipeline: Pipeline, iteration: int, wanted: set[int], *, is_alone: bool, num_steps_ahead: int = 1
+        self,
+        pipeline: Pipeline,
+        iteration: int,
+        wanted: set[int],
+        *,
+        is_alone: bool,
+        num_steps_ahead: int = 1,
+        bring: Bring | None = None,
     ) -> None:
         options = merged_options(pipeline.node)
         if options.deterministic is False:
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
-        self.caller = embedded(pipeline.node, options.num_threads)
+        self.caller = embedded(pipeline.node, options.num_threads, bring)
         # The threads of a caller end with the pass, closed or dropped.
         self.close = weakref.finalize(self, self.caller.close)
         self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
@@ -130,8 +141,8 @@ class Known:
 class Counted:
     """In which steps a pipeline of somebody else has rows, told by reading it: nothing else tells."""
 
-    def __init__(self, pipeline: Pipeline, iteration: int) -> None:
-        self._flow: Flow | None = Flow(pipeline, iteration, set(), is_alone=False)
+    def __init__(self, pipeline: Pipeline, iteration: int, bring: Bring | None = None) -> None:
+        self._flow: Flow | None = Flow(pipeline, iteration, set(), is_alone=False, bring=bring)
         self._num_lanes = len(pipeline.consumers)
         self._full = np.zeros((0, self._num_lanes), bool)
         self._first = 0
@@ -174,21 +185,27 @@ class Reading:
     pipeline
         Serves the replicas.
     others
-        The pipelines of other replicas, which have a say in what a step is: how they are cut, or where only their data
-        tells, they themselves.
+        The pipelines of other replicas, which have a say in what a step is: how they are cut; or where only their data
+        tells, they themselves, or who can tell.
     is_alone
         Whether there is one replica in all.
     drops_uneven
         Whether the end is before the first step in which a replica would have nothing.
     num_steps_ahead
         Steps that are built ahead of use whatever that takes.
+    bring
+        Brings what the cluster has, on a worker.
+    outside
+        Tells others what only this worker can tell, and asks them.
     """
 
     pipeline: Pipeline
-    others: tuple[Cuts | Pipeline, ...]
+    others: tuple[Cuts | Pipeline | Unseen, ...]
     is_alone: bool
     drops_uneven: bool
     num_steps_ahead: int
+    bring: Bring | None = None
+    outside: Outside | None = None
 
 
 class SharedPass:
@@ -219,9 +236,15 @@ class SharedPass:
             set(self._queues),
             is_alone=reading.is_alone,
             num_steps_ahead=reading.num_steps_ahead,
+            bring=reading.bring,
         )
-        self._watched: list[Known | Counted] | None = None
+        self._watched: list[Known | Counted | Told] | None = None
         self._num_steps = 0
+        # What was read and is still to be handed on, from which place on; and whether there is no more to read.
+        self._rest: tuple[list[Lane] | None, Any, int] | None = None
+        self._is_read = False
+        # Whether one of those that take part is waiting for what another worker tells.
+        self._is_asking = False
         self._is_over = False
         self._failure: Exception | None = None
         # One thread may come here twice: iterators are let go of by the garbage collector too.
@@ -289,9 +312,15 @@ class SharedPass:
                     raise _like(self._failure)
                 if self._is_over:
                     return None
+                if self._is_asking:
+                    self._turn.wait(_PATIENCE_S)
+                    continue
                 if self._lead_bytes(lane) > self._flow.limit_bytes and self._waited(lane):
                     continue
-                self._pull()
+                asked = self._pull()
+                self._is_asking = bool(asked)
+            if asked:
+                self._ask(asked)
 
     def _lead_bytes(self, lane: int) -> int:
         return max((self._kept_for(each) for each in self._begun if each != lane), default=0)
@@ -310,28 +339,84 @@ class SharedPass:
     def _kept_for(self, lane: int) -> int:
         return sum(part.num_bytes for part in tuple(self._queues[lane]))
 
-    def _pull(self) -> None:
+    def _ask(self, asked: Sequence[Told]) -> None:
+        # Without the turn: others may take what there is, or leave.
+        failure: Exception | None = None
+        try:
+            for each in asked:
+                each.ask(self._num_steps)
+        except Exception as error:
+            failure = error
+        with self._turn:
+            self._is_asking = False
+            if failure is not None:
+                self._fail(failure)
+            self._turn.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        # What came before it is handed out first.
+        self._failure, self._is_over = error, True
+        self._turn.notify_all()
+
+    def _pull(self) -> list[Told]:
+        # What is to be asked first, if anything is.
         if self.num_bytes_for_late > self._flow.limit_bytes:
             self.drop_late()
         try:
-            pulled = self._flow.pull()
-            if pulled is None:
+            told = [each for each in self._others() if isinstance(each, Told)]
+            if self._rest is None:
+                self._read()
+            if self._rest is None:
+                if asked := [each for each in told if not each.tells(self._num_steps)]:
+                    return asked
                 if all(each.is_over(self._num_steps) for each in self._others()):
                     self._end()
-                    return
-                lanes, full = None, np.zeros((_STEPS_AT_ONCE, len(self._reading.pipeline.consumers)), bool)
-            else:
-                lanes, full = pulled
-            keep = self._steps(full)
+                    return []
+                self._rest = None, np.zeros((_STEPS_AT_ONCE, len(self._reading.pipeline.consumers)), bool), 0
+            lanes, full, begin = self._rest
+            number = self._num_decided(full[begin:], told) if told else len(full) - begin
+            if not number:
+                return [each for each in told if not each.tells(self._num_steps)]
+            self._rest = (lanes, full, begin + number) if lanes and begin + number < len(full) else None
+            self._hand_on(lanes, full[begin : begin + number], begin)
         except Exception as error:
-            # What came before it is handed out first.
-            self._failure, self._is_over = error, True
-            self._turn.notify_all()
-            return
+            self._fail(error)
+        return []
+
+    def _read(self) -> None:
+        # The next steps of the pipeline, if there are any.
+        pulled = None if self._is_read else self._flow.pull()
+        outside = self._reading.outside
+        if pulled is not None:
+            self._rest = (*pulled, 0)
+            if outside is not None:
+                outside.add(self._iteration, self._num_steps, pulled[1])
+        elif not self._is_read:
+            self._is_read = True
+            if outside is not None:
+                nothing = np.zeros((0, len(self._reading.pipeline.consumers)), bool)
+                outside.add(self._iteration, self._num_steps, nothing, is_over=True)
+
+    def _num_decided(self, full: Any, told: Sequence[Told]) -> int:
+        # Of some steps how many there is no need to ask about; an other worker may wait for this one to take those.
+        to_ask = np.flatnonzero(np.ones(len(full), bool) if self._reading.drops_uneven else ~full.any(axis=1))
+        if not len(to_ask):
+            return len(full)
+        if to_ask[0]:
+            return int(to_ask[0])
+        if not all(each.tells(self._num_steps) for each in told):
+            return 0
+        return min(each.num_told(self._num_steps, len(full)) for each in told)
+
+    def _hand_on(self, lanes: list[Lane] | None, full: Any, begin: int) -> None:
+        keep = self._steps(full)
         self._num_steps += len(full)
         are_all = bool(keep.all()) and len(keep) == len(full)
         for number, queue in self._queues.items():
-            places = np.full(len(full), -1) if lanes is None else np.where(full[:, number], lanes[number].places, -1)
+            if lanes is None:
+                places = np.full(len(full), -1)
+            else:
+                places = np.where(full[:, number], lanes[number].places[begin : begin + len(full)], -1)
             places = places if are_all else places[: len(keep)][keep]
             if len(places):
                 queue.append(Part(None if lanes is None else lanes[number].ref, places.tolist()))
@@ -355,13 +440,20 @@ class SharedPass:
                 has_rows |= each.full(first, first + len(full)).any(axis=1)
         return has_rows
 
-    def _others(self) -> list[Known | Counted]:
+    def _others(self) -> list[Known | Counted | Told]:
         if self._watched is None:
-            self._watched = [
-                Known(each) if isinstance(each, Cuts) else Counted(each, self._iteration)
-                for each in self._reading.others
-            ]
+            self._watched = list(map(self._other, self._reading.others))
         return self._watched
+
+    def _other(self, other: Cuts | Pipeline | Unseen) -> Known | Counted | Told:
+        reading = self._reading
+        if isinstance(other, Cuts):
+            return Known(other)
+        if isinstance(other, Pipeline):
+            return Counted(other, self._iteration, reading.bring)
+        if reading.outside is None:
+            raise ArgumentError(f"nobody here can tell of the pipeline of {other.worker}")
+        return Told(other, self._iteration, reading.outside)
 
     def _end(self) -> None:
         self._is_over = True
@@ -407,6 +499,7 @@ class Meeting:
     def __init__(self, reading: Reading, lanes: Iterable[int]) -> None:
         self._reading = reading
         self._present = set(lanes)
+        self._num_lanes = len(self._present)
         self._passes: dict[int, SharedPass] = {}
         self._lock = RLock()
 
@@ -431,6 +524,8 @@ class Meeting:
             for each in self._passes.values():
                 each.leave(lane)
             self._tidy()
+        if self._reading.outside is not None:
+            self._reading.outside.leave(lane, self._num_lanes)
 
     def _tidy(self) -> None:
         self._passes = {number: each for number, each in self._passes.items() if not each.is_done}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -15,6 +16,8 @@ from daskdist.core.node import Node
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.ordered import Ordered
+from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.context import ReplicaContext, between, here, replica_there_is, scope_there_is
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
@@ -29,9 +32,10 @@ from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_a
 from daskdist.strategy.regroup import component
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
+from daskdist.strategy.variables import Variable
 
 # Of the arguments of a step, leaves for certain.
-_LEAVES: Final = LEAVES | {PerReplica, AsyncValue}
+_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 _S = TypeVar("_S", bound="Strategy")
 
 
@@ -61,6 +65,8 @@ class Strategy:
         self._replicas = tuple(replicas)
         self._worker_of = tuple(replica.worker for replica in replicas)
         self._caller = caller
+        # What variables know it by.
+        self._token = uuid.uuid4().hex[:12]
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -226,7 +232,10 @@ class Strategy:
         input pipeline serves several workers (policy DATA), each reads all of it, and puts together only the rows of
         its own replicas; what is not deterministic is read in order there, and a generator is to give the same on each.
         Where only the data tells how many steps there are (policy FILE and a filter, say), a worker that has no more
-        rows reads on in those of others to learn of their steps. The first pass of a call is the next one of the
+        rows reads on in those of others to learn of their steps; of datasets of a function it asks their workers, from
+        its own end on, and one whose replicas have left the loop is at its end. Data that lies on the cluster already
+        is waited for by the call, and goes from worker to worker as it is read. Files on disks of some workers only
+        (`Options.locations`) are to be on those that read them. The first pass of a call is the next one of the
         distributed dataset, whose number decides the order of a shuffle, and others follow on; but for the distributed
         dataset the call is one pass: what is iterated or run next has the number after that.
 
@@ -291,6 +300,22 @@ class Strategy:
     def _values(self, handles: Sequence[Handle]) -> Any:
         """What calls on replicas gave, each leaf a `PerReplica`."""
         raise NotImplementedError
+
+    def _each_of(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
+        """What a function gives that is called on each replica, and returns a list of so many leaves."""
+        leaves, treespec = flattened((args, {}), _LEAVES)
+        self._check_values(operation, leaves)
+        return self._columns(self._on_replicas(operation, fn, leaves, treespec), num_leaves)
+
+    def _columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
+        raise NotImplementedError
+
+    def _let_go(self, ordered: Ordered) -> None:
+        """Be told of a variable that the program has no more; called by the garbage collector."""
+        raise NotImplementedError
+
+    def _forget_gone(self) -> None:
+        """Let go of what such variables had on the replicas."""
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """A dataset of the slices of arrays, put where they will be read.
@@ -360,7 +385,7 @@ class Strategy:
         array([1, 2, 3, 5])
         """
         put_together = Gather(whole_number("gather", "axis", axis, at_least=0))
-        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        leaves, treespec = _flat(value)
         self._check_values("gather", leaves)
         spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not spread:
@@ -432,7 +457,7 @@ class Strategy:
         if type(value) is PerReplica:
             self._check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
-        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        leaves, treespec = _flat(value)
         if num_replicas == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
         self._check_values("reduce", leaves)
@@ -464,7 +489,7 @@ class Strategy:
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)
         (3,)
         """
-        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        leaves, treespec = _flat(value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
         self._check_values("local_results", leaves)
@@ -481,6 +506,13 @@ class Strategy:
                         f"{operation}: a PerReplica of {leaf.number()} values meets a strategy of "
                         f"{len(self._replicas)} replicas; it is of another strategy"
                     )
+            elif isinstance(leaf, Variable):
+                if leaf._strategy is not self:
+                    raise ArgumentError(
+                        f"{operation}: {leaf.name} is a variable of another strategy; a variable is for the strategy "
+                        "in whose scope it was made"
+                    )
+                continue
             elif not isinstance(leaf, AsyncValue):
                 continue
             if not leaf.can_be_given_to(self._caller):
@@ -491,6 +523,14 @@ class Strategy:
 
     def _check_locations(self, dataset: Dataset) -> None:
         """Refuse a dataset whose files are said to be on a worker that there is not."""
+
+    def _addresses(self, locations: Locations) -> Callable[[str], Sequence[str]]:
+        """What gives the addresses of the workers that have a file, by its path."""
+        raise NotImplementedError
+
+    def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any]) -> Sequence[Any]:
+        """Plans as they are sent to the workers of a cluster which has some of the data already."""
+        raise NotImplementedError
 
     def reader(self, dataset: Dataset) -> Caller:
         """A caller for one pass over a distributed dataset, closed with it."""
@@ -507,6 +547,15 @@ class Strategy:
     def __repr__(self) -> str:
         where = "this process" if self.workers == (None,) else f"{len(self.workers)} workers"
         return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {where}>"
+
+
+def _flat(nest: Any) -> tuple[list[Any], Any]:
+    # With the copies of a variable for that.
+    leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
+    if any(isinstance(leaf, Variable) for leaf in leaves):
+        found = [leaf.values if isinstance(leaf, Variable) else leaf for leaf in leaves]
+        leaves, treespec = optree.tree_flatten(treespec.unflatten(found), none_is_leaf=True)
+    return leaves, treespec
 
 
 def _input_options(options: object) -> InputOptions:

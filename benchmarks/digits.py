@@ -1,0 +1,116 @@
+"""What it takes to train the demo's network on digits: by a loop on the replicas, and by the demo's own on the driver.
+
+    python benchmarks/digits.py [--only NAME ...] [--size small] [--json] [--check]
+
+Both loops read the same files, once a pass, and take the same steps, 12 a pass, of 128 rows over two replicas. That of
+the driver awaits each step, as it keeps the weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import dask
+from distributed import Client, LocalCluster
+from measure import Figure, arguments, interleaved, measured, report
+
+import daskdist
+from daskdist.cli import digits
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much.
+
+    Parameters
+    ----------
+    num_epochs
+        Passes over the digits.
+    repeats
+        How often each loop is timed.
+    """
+
+    num_epochs: int = 12
+    repeats: int = 7
+
+
+SIZES: Final = {"full": Size(), "small": Size(2, 1)}
+
+_BATCH_ROWS: Final = 128
+_SEED: Final = 0
+
+
+def held_against_each_other(name: str, strategy: Any, size: Size, target: float | None) -> Iterator[Figure]:
+    """Steps a second of both loops, and by how much their losses differ in the end."""
+    found: dict[str, list[digits.Step]] = {}
+
+    def train(loop: str, batches: Any) -> None:
+        steps: list[digits.Step] = []
+        digits.LOOPS[loop](strategy, batches, size.num_epochs, _SEED, steps.extend)
+        found[loop] = steps
+
+    with tempfile.TemporaryDirectory() as directory:
+        paths = digits.write_files(digits.load()[0], Path(directory))
+        # Each goes on with passes of its own; the first time is not counted.
+        datasets = {
+            loop: strategy.distribute_dataset(digits.read_batches(paths, _BATCH_ROWS, _SEED, "auto"))
+            for loop in digits.LOOPS
+        }
+        for loop, batches in datasets.items():
+            train(loop, batches)
+        losses = {loop: digits.means_of_epochs(steps)[-1] for loop, steps in found.items()}
+        calls = {loop: partial(train, loop, batches) for loop, batches in datasets.items()}
+        seconds = interleaved(calls, size.repeats)
+    rates = {loop: len(found[loop]) / median(each) for loop, each in seconds.items()}
+    yield Figure(
+        f"{name}: a loop on the replicas",
+        rates["replicas"],
+        "steps/s",
+        rates["driver"],
+        "on the driver",
+        target,
+        on="ratio",
+    )
+    yield Figure(
+        f"{name}: difference of the final losses",
+        abs(losses["replicas"] - losses["driver"]),
+        "nats",
+        target=1e-6,
+        bound="most",
+    )
+
+
+def embedded(size: Size) -> Iterator[Figure]:
+    """Two replicas in this process, where a step costs next to nothing on the driver too."""
+    yield from held_against_each_other("embedded", daskdist.MirroredStrategy(["CPU:0", "CPU:1"]), size, None)
+
+
+def cluster(size: Size) -> Iterator[Figure]:
+    """A replica on each of two worker processes."""
+    with (
+        dask.config.set({"distributed.worker.profile.enabled": False}),
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,
+        Client(local) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        yield from held_against_each_other("cluster", strategy, size, 5)
+
+
+BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {"embedded": embedded, "cluster": cluster}
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(__doc__, BENCHMARKS, SIZES).parse_args(argv)
+    size = SIZES[options.size]
+    return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,338 @@
+"""States as nests of NumPy arrays, and such nests made like the state that an object has."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.errors import ArgumentError
+
+# What a state holds beside arrays.
+PLAIN: Final = (bool, int, float, complex, str, bytes)
+# No state is as deep; one that has itself inside is.
+MOST_DEPTH: Final = 100
+
+# The package of a class -> where its arrays are made from NumPy's.
+_MAKERS: Final = {"torch": "torch", "jax": "jax.numpy", "cupy": "cupy"}
+_WHAT: Final = "give arrays, numbers, text, bytes and None, or dicts, lists and tuples of them"
+
+
+def as_numpy(nest: Any, *, copied: bool = True) -> Any:
+    """A state as nest of NumPy arrays.
+
+    Parameters
+    ----------
+    nest
+        Mappings whose keys are text or whole numbers, lists, tuples and named tuples, in any depth, of arrays of any
+        framework, numbers, text, bytes and None.
+    copied
+        Whether arrays are copied where they would share memory with those given, and so change with them.
+
+    Returns
+    -------
+    nest
+        Dicts, lists and tuples, of arrays in memory, NumPy scalars and Python's own values. A named tuple is a dict of
+        its fields. What is of a dtype that NumPy has not, such as bfloat16, is float32.
+
+    Raises
+    ------
+    ArgumentError
+        There is something else in it; the message says where.
+
+    >>> from collections import OrderedDict
+    >>> as_numpy(OrderedDict(step=3, weights=(np.zeros(2), None)))
+    {'step': 3, 'weights': (array([0., 0.]), None)}
+    """
+    return _as_numpy(nest, (), copied)
+
+
+def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) -> Any:
+    """A state that was saved, in the kinds of arrays and containers that an object has now.
+
+    Parameters
+    ----------
+    present
+        What the object's ``state_dict()`` gives now.
+    saved
+        What is given back, as `as_numpy` gives it.
+    owner
+        The object, if there is one.
+    copied
+        Whether arrays are copied where they would be those that are given.
+
+    Returns
+    -------
+    nest
+        The values of ``saved`` in the mappings, lists and tuples of ``present``. Where that has an array of a
+        framework, there is one of its kind, dtype and device.
+
+    Raises
+    ------
+    ArgumentError
+        A key is missing or superfluous, a length or a shape differs, or there is a mapping in place of a list or an
+        array; the message says where.
+
+    Notes
+    -----
+    Below the top, None, and a mapping or list that is empty, are of what has not begun, such as an optimizer before
+    its first step: None can stand for anything, and an empty mapping for any. Arrays that have no counterpart become
+    ones of the framework that other arrays of ``present`` are of, or the class of the owner; NumPy arrays where
+    neither tells.
+
+    >>> like((np.zeros(2), 0), [np.ones(2), 5])
+    (array([1., 1.]), 5)
+    >>> like({"weights": np.zeros(3)}, {"weights": np.ones(2)})
+    Traceback (most recent call last):
+    daskdist.errors.ArgumentError: at ['weights']: shape (2,) was saved, and (3,) is there
+    """
+    return _Like(present, owner, copied).made(saved, present, ())
+
+
+def where(path: tuple[Any, ...]) -> str:
+    """How messages show the path to a part of a nest."""
+    return "at " + "".join(f"[{key!r:.80}]" for key in path) if path else "the state"
+
+
+def items_of(nest: Any) -> Iterable[tuple[Any, Any]] | None:
+    """The keys and parts of a mapping, list, tuple or named tuple; None of anything else."""
+    if isinstance(nest, Mapping):
+        return nest.items()
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return zip(nest._fields, nest, strict=True)
+    if isinstance(nest, (list, tuple)):
+        return enumerate(nest)
+    return None
+
+
+def check_depth(path: tuple[Any, ...]) -> None:
+    """Refuse a nest that does not end.
+
+    Raises
+    ------
+    ArgumentError
+        The path is longer than any state is deep.
+    """
+    if len(path) > MOST_DEPTH:
+        raise ArgumentError(f"{where(path[:4])}...: deeper than {MOST_DEPTH}, or inside itself")
+
+
+# --- to NumPy ---
+
+
+def _as_numpy(nest: Any, path: tuple[Any, ...], copied: bool) -> Any:
+    check_depth(path)
+    items = items_of(nest)
+    if items is None:
+        return _array_of(nest, path, copied)
+    parts = {}
+    for key, part in items:
+        if type(key) not in (str, int):
+            raise ArgumentError(f"{where(path)}: {key!r:.80} is a key; give text or whole numbers")
+        parts[key] = _as_numpy(part, (*path, key), copied)
+    if not _is_sequence(nest):
+        return parts
+    return list(parts.values()) if isinstance(nest, list) else tuple(parts.values())
+
+
+def _is_sequence(nest: Any) -> bool:
+    return isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields")
+
+
+def _array_of(leaf: Any, path: tuple[Any, ...], copied: bool) -> Any:
+    if leaf is None or isinstance(leaf, PLAIN):
+        return leaf.item() if isinstance(leaf, (np.str_, np.bytes_)) else leaf
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise ArgumentError(f"{where(path)}: a masked array; give x.filled(value), and x.mask beside it")
+    if not isinstance(leaf, (np.ndarray, np.generic)):
+        given = leaf
+        try:
+            leaf = _from_framework(leaf)
+        # What a framework raises is its own affair.
+        except Exception as error:
+            raise ArgumentError(
+                f"{where(path)}: {type(given).__name__} cannot be made a NumPy array: {error}"
+            ) from error
+        if leaf is None:
+            raise ArgumentError(f"{where(path)}: {type(given).__name__} is no part of a state; {_WHAT}")
+    if leaf.dtype.hasobject and leaf.dtype.kind != "T":
+        raise ArgumentError(f"{where(path)}: an array of Python objects; {_WHAT}")
+    if _is_of_ml_dtypes(leaf.dtype):
+        # This one has all their values.
+        return leaf.astype(np.float32)
+    if type(leaf) is not np.ndarray and isinstance(leaf, np.ndarray):
+        leaf = np.asarray(leaf)
+    return leaf.copy() if copied else leaf
+
+
+def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
+    # To NumPy those of that package are of no kind of number.
+    return dtype.kind == "V" and dtype.type is not np.void
+
+
+def _from_framework(leaf: Any) -> Any:
+    if isinstance(leaf, type):
+        return None
+    if callable(getattr(leaf, "detach", None)):
+        tensor = leaf.detach().cpu()
+        try:
+            return tensor.numpy()
+        except TypeError:
+            # Of a dtype that NumPy has not.
+            return tensor.float().numpy()
+    if hasattr(leaf, "__cuda_array_interface__") and callable(getattr(leaf, "get", None)):
+        return leaf.get()
+    if hasattr(leaf, "__array__"):
+        return np.asarray(leaf)
+    return None
+
+
+# --- from NumPy ---
+
+
+class _Like:
+    # A state, and how arrays are made that have no counterpart in it.
+
+    def __init__(self, state: Any, owner: Any, copied: bool) -> None:
+        self._state = state
+        self._owner = owner
+        self._copied = copied
+        self._make: Callable[[Any], Any] | None = None
+        self._is_searched = False
+
+    def made(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
+        check_depth(path)
+        if path and _one_has_not_begun(nest, state):
+            return self._new(nest, state, path)
+        given, there = items_of(nest), items_of(state)
+        if given is None and there is None:
+            return self._leaf(nest, state, path)
+        if given is None or there is None or (_is_sequence(nest) and not _is_sequence(state)):
+            raise ArgumentError(f"{where(path)}: {_kind(nest)} was saved, and {_kind(state)} is there")
+        parts, present = dict(given), dict(there)
+        _check_keys(parts, present, path)
+        return _packed({key: self.made(part, present[key], (*path, key)) for key, part in parts.items()}, state)
+
+    def _leaf(self, leaf: Any, present: Any, path: tuple[Any, ...]) -> Any:
+        if leaf is None and present is None:
+            return None
+        shapes = [tuple(getattr(each, "shape", ())) for each in (leaf, present)]
+        if shapes[0] != shapes[1]:
+            raise ArgumentError(f"{where(path)}: shape {shapes[0]} was saved, and {shapes[1]} is there")
+        if isinstance(present, (np.ndarray, np.generic)) and _is_of_ml_dtypes(present.dtype):
+            return np.asarray(leaf).astype(present.dtype)
+        if isinstance(present, (*PLAIN, np.ndarray, np.generic)):
+            return self._own(leaf)
+        if leaf is None or isinstance(leaf, (str, bytes)):
+            raise ArgumentError(f"{where(path)}: {_kind(leaf)} was saved, and {_kind(present)} is there")
+        try:
+            return _array_like(np.asarray(leaf), present, self._copied)
+        # What a framework raises is its own affair.
+        except Exception as error:
+            raise ArgumentError(f"{where(path)}: no {type(present).__name__} can be made of it: {error}") from error
+
+    def _own(self, leaf: Any) -> Any:
+        return leaf.copy() if self._copied and isinstance(leaf, np.ndarray) else leaf
+
+    def _new(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
+        check_depth(path)
+        items = items_of(nest)
+        if items is not None:
+            parts = {key: self._new(part, None, (*path, key)) for key, part in items}
+            is_alike = items_of(state) is not None and _is_sequence(state) == _is_sequence(nest)
+            # A named tuple has no other fields than its own.
+            return _packed(parts, state if is_alike and not hasattr(state, "_fields") else nest)
+        if not isinstance(nest, np.ndarray):
+            return nest
+        if not self._is_searched:
+            self._make, self._is_searched = _maker_for(self._state, self._owner), True
+        if self._make is None or nest.dtype.kind not in "biufc":
+            return self._own(nest)
+        try:
+            return self._make(_native(nest, self._copied))
+        except Exception as error:
+            raise ArgumentError(f"{where(path)}: an array of {nest.dtype} cannot be made one: {error}") from error
+
+
+def _one_has_not_begun(nest: Any, state: Any) -> bool:
+    if nest is None or state is None:
+        return True
+    if items_of(nest) is None or items_of(state) is None or _is_sequence(nest) != _is_sequence(state):
+        return False
+    # A named tuple has its fields from its beginning on.
+    return (not nest) != (not state) and not hasattr(state, "_fields")
+
+
+def _check_keys(given: Mapping[Any, Any], present: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
+    missing = [key for key in present if key not in given]
+    superfluous = [key for key in given if key not in present]
+    if missing or superfluous:
+        raise ArgumentError(f"{where(path)}: {differences(missing, superfluous)}")
+
+
+def differences(missing: Iterable[Any], superfluous: Iterable[Any]) -> str:
+    """What is said of keys that were not saved, and of keys that were and are not there."""
+    said = [
+        f"{', '.join(f'{key!r:.80}' for key in list(keys)[:20])}{' and others' if len(list(keys)) > 20 else ''} {what}"
+        for keys, what in ((missing, "missing"), (superfluous, "superfluous"))
+        if keys
+    ]
+    return "; ".join(said)
+
+
+def _packed(parts: dict[Any, Any], state: Any) -> Any:
+    if isinstance(state, list):
+        return list(parts.values())
+    if isinstance(state, tuple):
+        return type(state)(**parts) if hasattr(state, "_fields") else tuple(parts.values())
+    if type(state) is dict or not isinstance(state, MutableMapping):
+        return parts
+    # With the attributes that it may have beside its items, as those of torch do.
+    made = copy.copy(state)
+    made.clear()
+    made.update(parts)
+    return made
+
+
+def _kind(nest: Any) -> str:
+    if isinstance(nest, Mapping) or hasattr(nest, "_fields"):
+        return "a dict"
+    return "an array" if hasattr(nest, "shape") else f"a {type(nest).__name__}"
+
+
+def _native(array: Any, copied: bool) -> Any:
+    # Of this machine's byte order, and such as may be changed, as a tensor can be.
+    return np.array(array, array.dtype.newbyteorder("="), copy=True if copied or not array.flags.writeable else None)
+
+
+def _array_like(array: Any, present: Any, copied: bool) -> Any:
+    if callable(getattr(present, "new_tensor", None)):
+        return present.new_tensor(_native(array, copied=False))
+    namespace = getattr(present, "__array_namespace__", None)
+    return array if namespace is None else namespace().asarray(_native(array, copied), dtype=present.dtype)
+
+
+def _maker_for(state: Any, owner: Any) -> Callable[[Any], Any] | None:
+    first = _first_of_framework(state, ())
+    namespace = getattr(first, "__array_namespace__", None)
+    if namespace is not None:
+        return namespace().asarray  # type: ignore[no-any-return]
+    for each in type(owner if first is None else first).__mro__:
+        # Whoever has an object of a framework has imported that.
+        module = sys.modules.get(_MAKERS.get(each.__module__.partition(".")[0], ""))
+        if module is not None:
+            return module.asarray  # type: ignore[no-any-return]
+    return None
+
+
+def _first_of_framework(nest: Any, path: tuple[Any, ...]) -> Any:
+    check_depth(path)
+    items = items_of(nest)
+    if items is None:
+        is_ours = nest is None or isinstance(nest, (*PLAIN, np.ndarray, np.generic)) or not hasattr(nest, "shape")
+        return None if is_ours else nest
+    found = (_first_of_framework(part, (*path, key)) for key, part in items)
+    return next((each for each in found if each is not None), None)

@@ -1,0 +1,272 @@
+"""A replica's copy of a variable: what it may be, and what is done with it where the replica is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.checkpoint.nests import as_numpy, like
+from daskdist.core.spec import TensorSpec
+from daskdist.errors import ArgumentError
+from daskdist.execute.ordered import Ordered
+from daskdist.strategy.aggregation import VariableSynchronization
+from daskdist.strategy.collectives import First
+from daskdist.strategy.context import ReplicaContext, replica_there_is
+from daskdist.strategy.picks import Returned
+from daskdist.strategy.tree import list_spec
+
+if TYPE_CHECKING:
+    from daskdist.strategy.variables import Variable
+
+NUMBERS: Final = (bool, int, float, complex)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a variable's value is, but for its numbers.
+
+    Parameters
+    ----------
+    treespec
+        The structure of the arrays; None where the value is an object of any kind.
+    specs
+        Of each array its shape and dtype.
+    kind
+        What messages call an object.
+    """
+
+    treespec: Any
+    specs: tuple[TensorSpec, ...] = ()
+    kind: str = ""
+
+    @classmethod
+    def of(cls, value: Any) -> Layout:
+        """The layout of a value."""
+        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        if not leaves or not all(map(is_array, leaves)):
+            return cls(None, kind=type(value).__name__)
+        return cls(treespec, tuple([TensorSpec.of(np.asarray(leaf)) for leaf in leaves]))
+
+    @property
+    def num_leaves(self) -> int:
+        """The number of arrays, or one of an object."""
+        return len(self.specs) if self.treespec is not None else 1
+
+    def packed(self, leaves: Sequence[Any]) -> Any:
+        """The value that leaves are of."""
+        return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)
+
+
+def _frozen(leaf: Any, dtype: np.dtype[Any]) -> Any:
+    # The variable's own, which nobody changes.
+    array = np.array(leaf, dtype)
+    array.flags.writeable = False
+    return array
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is numbers."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.dtype.kind in "biufc"
+    return isinstance(leaf, NUMBERS)
+
+
+def with_dtype(value: Any, dtype: Any) -> Any:
+    """A nest with its arrays of a dtype; as it is if that is None."""
+    if dtype is None:
+        return value
+    return optree.tree_map(lambda leaf: np.asarray(leaf, dtype) if is_array(leaf) else leaf, value, none_is_leaf=True)
+
+
+def leaves_like(layout: Layout, value: Any, what: str) -> list[Any]:
+    """The leaves of a value that is of the structure of a layout.
+
+    Raises
+    ------
+    ArgumentError
+        It is of another.
+    """
+    if layout.treespec.is_leaf():
+        return [np.asarray(value) if isinstance(value, (list, tuple)) else value]
+    try:
+        leaves: list[Any] = layout.treespec.flatten_up_to(value)
+    except ValueError as error:
+        raise ArgumentError(f"{what}: the value is of another structure than the variable's: {error}") from None
+    return leaves
+
+
+def as_arrays(leaves: Sequence[Any]) -> list[Any]:
+    """Leaves with what can be made an array, such as another variable or a tensor, made one."""
+    return [leaf if is_array(leaf) or not hasattr(leaf, "__array__") else np.asarray(leaf) for leaf in leaves]
+
+
+def check(what: str, layout: Layout, leaves: Sequence[Any]) -> None:
+    """Refuse leaves that are not of the shapes of a variable, or not of dtypes that go into its own.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    for leaf, spec in zip(leaves, layout.specs, strict=True):
+        if not is_array(leaf):
+            raise ArgumentError(f"{what}: the value is {type(leaf).__name__}; give an array or a number")
+        given = np.asarray(leaf)
+        if given.shape != spec.shape:
+            raise ArgumentError(f"{what}: the value has shape {given.shape}; the variable has {spec.shape}")
+        if not np.can_cast(given.dtype, spec.dtype, "same_kind"):
+            raise ArgumentError(
+                f"{what}: the value has dtype {given.dtype}, which does not go into the variable's {spec.dtype}; cast "
+                "it first"
+            )
+
+
+class Copy:
+    """A replica's copy of a variable, on that replica.
+
+    Parameters
+    ----------
+    variable
+        The variable.
+    replica
+        The replica, whose function this is in.
+    """
+
+    def __init__(self, variable: Variable, replica: ReplicaContext) -> None:
+        self.variable = variable
+        self.replica = replica
+        self._shelf: Any = replica._shelf()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it need not be what other replicas have."""
+        if self.replica.updates_alone or self.replica.num_replicas_in_sync == 1:
+            return True
+        return self.variable.synchronization is VariableSynchronization.ON_READ
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Its arrays, or the object."""
+        variable = self.variable
+        found = self._shelf.get(variable._ordered.number, self.replica.replica_id_in_sync_group, variable.name)
+        return [leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf for leaf in found]
+
+    def checked(self, how: str, value: Any) -> list[Any]:
+        """The leaves of a value, if it is one that the variable can have."""
+        layout = self.variable._layout
+        what = f"{self.variable.name}.{how}"
+        leaves = as_arrays(leaves_like(layout, value, what))
+        check(what, layout, leaves)
+        return leaves
+
+    def write(self, how: str, leaves: Sequence[Any]) -> list[Any]:
+        """Change this copy alone; its new arrays, or the object."""
+        variable = self.variable
+        if variable._layout.treespec is None:
+            if how not in ("assign", "put"):
+                raise ArgumentError(f"{variable.name}.{how}: the value is {variable._layout.kind}, and no array")
+            found = list(leaves)
+        else:
+            specs = variable._layout.specs
+            if how == "assign_add":
+                leaves = [old + leaf for old, leaf in zip(self.leaves, leaves, strict=True)]
+            elif how == "assign_sub":
+                leaves = [old - leaf for old, leaf in zip(self.leaves, leaves, strict=True)]
+            found = [_frozen(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+        self._shelf.put(variable._ordered.number, self.replica.replica_id_in_sync_group, found)
+        return self.leaves
+
+
+# --- called on each replica ---
+
+
+def _own(variable: Variable) -> Copy:
+    copy = variable._copy()
+    if copy is None:
+        raise RuntimeError(f"{variable.name}: not on a replica")
+    return copy
+
+
+def _listed(leaves: list[Any]) -> Returned:
+    # Also where a leaf is an object that is a nest of some kind.
+    return Returned(leaves, list_spec(len(leaves)))
+
+
+def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -> Returned:
+    """Have a function make what a variable is to begin with."""
+    copy = _own(variable)
+    replica = copy.replica
+    value, layout = None, Layout(None)
+    if replica.replica_id_in_sync_group == 0:
+        value = with_dtype(make(), dtype)
+        layout = Layout.of(value)
+    if replica.num_replicas_in_sync > 1:
+        arrays = optree.tree_leaves(value) if layout.treespec is not None else []
+        given = (layout, arrays) if replica.replica_id_in_sync_group == 0 else None
+        layout, arrays = replica._meet(First(f"{variable.name} at its beginning"), given)
+        if layout.treespec is not None:
+            value = layout.packed(arrays)
+        elif replica.replica_id_in_sync_group:
+            value = make()
+            layout = Layout.of(value)
+    variable._layout = layout
+    copy.write("put", [value] if layout.treespec is None else optree.tree_leaves(value))
+    return _listed([layout])
+
+
+def forget_there(gone: list[Ordered]) -> Returned:
+    """Let go of variables that the program has no more."""
+    replica = replica_there_is()
+    shelf = None if replica is None else replica._shelf()
+    if shelf is not None:
+        shelf.drop(each.number for each in gone)
+    return _listed([])
+
+
+def read_there(variable: Variable) -> Returned:
+    """The leaves of a replica's copy."""
+    return _listed(_own(variable).leaves)
+
+
+def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
+    """Change a replica's copy alone, and give its leaves."""
+    copy = _own(variable)
+    if variable._layout.treespec is not None:
+        leaves = as_arrays(leaves)
+        check(f"{variable.name}.{how}", variable._layout, leaves)
+    return _listed(copy.write(how, leaves))
+
+
+def state_there(variable: Variable) -> Returned:
+    """What a replica has, in arrays that can be saved."""
+    value = variable._layout.packed(_own(variable).leaves)
+    if variable._layout.treespec is None:
+        value = value.state_dict() if hasattr(value, "state_dict") else value
+        try:
+            value = as_numpy(value)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"{variable.name}: {variable._layout.kind} cannot be saved; it needs a state_dict() of arrays and a "
+                f"load_state_dict(): {error}"
+            ) from None
+    return Returned([value], list_spec(1))
+
+
+def restore_there(variable: Variable, state: Returned) -> Returned:
+    """Give a replica what was saved."""
+    copy = _own(variable)
+    value = variable._layout.packed(copy.leaves)
+    (saved,) = state.leaves
+    if hasattr(value, "load_state_dict"):
+        value.load_state_dict(like(value.state_dict(), saved, owner=value))
+        return Returned([True], list_spec(1))
+    restored = like(value, saved)
+    if variable._layout.treespec is None:
+        copy.write("put", [restored])
+    else:
+        copy.write("put", copy.checked("restore", restored))
+    return Returned([True], list_spec(1))

@@ -1,0 +1,303 @@
+"""One worker's part in what replicas do together: who is here, who has left, and what other workers send."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future as ThreadFuture
+from typing import Any, Final
+
+from distributed import Worker
+
+from daskdist.config import setting
+from daskdist.errors import CollectiveError
+from daskdist.strategy.exchange import Exchange, step_aside
+from daskdist.strategy.gang import Gang, late, left
+from daskdist.strategy.progress import Board, News, Unseen, Which
+from daskdist.strategy.shelf import Shelf
+from daskdist.strategy.team import Step, Team, lost, told
+
+# Calls of which it is remembered who has left them.
+_MOST_OVER: Final = 1024
+_LOOK_EVERY_S: Final = 0.3
+_LOOK_AGAIN_S: Final = 0.02
+_ANSWER_WITHIN_S: Final = 5.0
+_HAS_ENDED: Final = "has ended"
+
+
+class Stretches:
+    """Whole numbers, most of which come one after the other."""
+
+    def __init__(self) -> None:
+        # The first and the last of each stretch, in order.
+        self._ends: list[list[int]] = []
+
+    def add(self, number: int) -> None:
+        """Have a number more, which it has not."""
+        ends = self._ends
+        place = len(ends)
+        while place and ends[place - 1][0] > number:
+            place -= 1
+        if place and ends[place - 1][1] == number - 1:
+            ends[place - 1][1] = number
+        else:
+            ends.insert(place, [number, number])
+            place += 1
+        if place < len(ends) and ends[place][0] == number + 1:
+            ends[place - 1][1] = ends.pop(place)[1]
+
+    def __contains__(self, number: int) -> bool:
+        return any(first <= number <= last for first, last in reversed(self._ends))
+
+
+class Desk:
+    """One worker's part in what replicas do together.
+
+    Parameters
+    ----------
+    worker
+        The worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.teams: dict[str, Team] = {}
+        self.shelves: dict[str, Shelf] = {}
+        self._gangs: dict[Step, Gang] = {}
+        # Of calls that are over on a replica, how, in words; but for those that ended as they should and met nobody.
+        self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
+        # Those, by strategy and replica.
+        self._ended: dict[tuple[str, int], Stretches] = {}
+        # What came, by its step, the turn of the collective, what part of that it is, and who sent it.
+        self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
+        # By step, the workers to which something could not be sent, and why.
+        self._unsent: dict[Step, dict[str, str]] = {}
+        self.changed = threading.Condition()
+        self.board = Board()
+        worker.handlers["daskdist_progress"] = self.progress
+        worker.handlers["daskdist_receive"] = self.receive
+        worker.handlers["daskdist_whereabouts"] = self.whereabouts
+        worker.handlers["daskdist_not_made"] = self.not_made
+
+    async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
+        """Keep what another worker sends."""
+        key = (token, step)
+        with self.changed:
+            if key not in self._gangs and self._are_over(key):
+                # Nobody is left here who would take it.
+                return
+            self._mail.setdefault(key, {})[turn, part, sender] = data
+            self.changed.notify_all()
+
+    async def not_made(self, token: str, steps: Sequence[int], number: int, how: str) -> None:
+        """Be told that calls on a replica here are not made."""
+        for step in steps:
+            self.leave(token, step, number, how)
+
+    async def whereabouts(self, token: str, step: int) -> list[tuple[int, str]]:
+        """Which replicas have left a call, and how."""
+        with self.changed:
+            return list(self._how_over((token, step)).items())
+
+    def _how_over(self, key: Step) -> dict[int, str]:
+        # Which replicas have left a call, and how.
+        team = self.teams.get(key[0])
+        members = () if team is None else team.members(self.worker.address)
+        ended = [number for number in members if key[1] in self._ended.get((key[0], number), ())]
+        return dict.fromkeys(ended, _HAS_ENDED) | self._over.get(key, {})
+
+    def _are_over(self, key: Step) -> bool:
+        # Whether no replica is left here in a call.
+        team = self.teams.get(key[0])
+        return team is None or self._how_over(key).keys() >= set(team.members(self.worker.address))
+
+    def gang(self, token: str, step: int) -> Gang:
+        """The gang of a call."""
+        with self.changed:
+            found = self._gangs.get((token, step))
+            if found is None:
+                team = self.teams.get(token)
+                if team is None:
+                    raise CollectiveError(
+                        f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
+                    )
+                exchange = Exchange(self, team, step) if len(team.workers) > 1 else None
+                members = team.members(self.worker.address)
+                found = self._gangs[token, step] = Gang(members, exchange, waits=step_aside)
+                for number, how in self._how_over((token, step)).items():
+                    # It had left before anybody waited.
+                    found.leave(number, how)
+            return found
+
+    def shelf(self, token: str) -> Shelf | None:
+        """What the replicas of a strategy keep here; None if it is not known."""
+        return self.shelves.get(token)
+
+    def leave(self, token: str, step: int, number: int, error: BaseException | str | None) -> None:
+        """Tell that a replica's call is over, and of an error that ended it what it was."""
+        key = (token, step)
+        if isinstance(error, BaseException):
+            error = told(error)
+        with self.changed:
+            if error is None and key not in self._gangs:
+                self._ended.setdefault((token, number), Stretches()).add(step)
+                if key in self._mail and self._are_over(key):
+                    # Sent before it was known that nobody would take it.
+                    self._forget(key)
+                return
+            self._over.setdefault(key, {})[number] = error or _HAS_ENDED
+            while len(self._over) > _MOST_OVER:
+                gone, _ = self._over.popitem(last=False)
+                self._forget(gone)
+            gang = self._gangs.get(key)
+            if gang is not None and gang.leave(number, error):
+                del self._gangs[key]
+                self._forget(key)
+
+    def forget(self, token: str) -> None:
+        """Know nothing more of a strategy."""
+        with self.changed:
+            team = self.teams.pop(token, None)
+            self.shelves.pop(token, None)
+            for number in () if team is None else team.members(self.worker.address):
+                self._ended.pop((token, number), None)
+
+    def _forget(self, key: Step) -> None:
+        self._mail.pop(key, None)
+        self._unsent.pop(key, None)
+
+    def send(self, address: str, **message: Any) -> ThreadFuture[None]:
+        """Send something to another worker; what it gives is done once that has it, or is not to be reached."""
+        return asyncio.run_coroutine_threadsafe(self._send(address, message), self.worker.loop.asyncio_loop)
+
+    async def _send(self, address: str, message: dict[str, Any]) -> None:
+        try:
+            await self.worker.rpc(address).daskdist_receive(sender=self.worker.address, **message)
+        except Exception as error:
+            key = message["token"], message["step"]
+            with self.changed:
+                self._unsent.setdefault(key, {})[address] = f"{type(error).__name__}: {error}"
+                self.changed.notify_all()
+
+    def take(self, key: Step, turn: int, part: str, senders: Sequence[str], name: str, team: Team) -> list[Any]:
+        """What other workers send, in their order; waited for.
+
+        Raises
+        ------
+        CollectiveError
+            A worker is lost, a replica on it has left, or it sends nothing in time.
+        """
+        most = float(setting("timeouts.collective"))
+        now = time.monotonic()
+        end, look = now + most, now + _LOOK_EVERY_S
+        suspects: dict[str, dict[int, BaseException | str | None]] = {}
+        while True:
+            with self.changed:
+                mail = self._mail.setdefault(key, {})
+                missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                if not missing:
+                    return [mail.pop((turn, part, sender)) for sender in senders]
+                if unsent := self._unsent.get(key):
+                    raise lost(name, team, *next(iter(unsent.items())))
+                self.changed.wait(min(look, end) - time.monotonic())
+                missing = [sender for sender in senders if (turn, part, sender) not in mail]
+            now = time.monotonic()
+            if now >= look:
+                for sender in missing:
+                    gone = self._asked(key, sender, name, team)
+                    # What it sent before may be on its way.
+                    if gone and suspects.get(sender) == gone:
+                        raise left(name, gone)
+                    suspects[sender] = gone
+                look = time.monotonic() + _LOOK_EVERY_S
+            if now >= end:
+                raise late(name, [number for sender in missing for number in team.members(sender)], most)
+
+    async def progress(
+        self, token: str, step: int, of: str, number: int, iteration: int, first: int, replicas: Sequence[int]
+    ) -> tuple[int, list[tuple[int, list[bool]]], bool]:
+        """How far a pipeline has come that is read here; waited for, for a while, where a step is not known yet."""
+        key, end, wait = (token, step), time.monotonic() + _LOOK_EVERY_S, 0.001
+        while True:
+            news = self.board.since((of, number), iteration, first)
+            is_over = news.is_over or self._how_over(key).keys() >= set(replicas)
+            if is_over or news.tells(first) or time.monotonic() > end:
+                return news.num_steps, list(news.uneven.items()), is_over
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _LOOK_AGAIN_S)
+
+    def ask(self, key: Step, unseen: Unseen, which: Which, iteration: int, first: int) -> News:
+        """What another worker knows of a pipeline, from a step on; waited for until it knows of that.
+
+        Raises
+        ------
+        CollectiveError
+            The worker is lost, or does not come to it in time.
+        """
+        (token, step), (of, number) = key, which
+        most = float(setting("timeouts.collective"))
+        end = time.monotonic() + most
+        step_aside()
+        asking = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
+
+        async def ask() -> Any:
+            asked = self.worker.rpc(unseen.worker).daskdist_progress(replicas=unseen.replicas, **asking)
+            return await asyncio.wait_for(asked, _ANSWER_WITHIN_S)
+
+        while True:
+            try:
+                asked = asyncio.run_coroutine_threadsafe(ask(), self.worker.loop.asyncio_loop)
+                num_steps, uneven, is_over = asked.result(2 * _ANSWER_WITHIN_S)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise lost("run", self.teams[token], unseen.worker, why) from error
+            news = News(num_steps, dict(uneven), is_over)
+            if news.tells(first):
+                return news
+            if time.monotonic() > end:
+                who = ", ".join(map(str, unseen.replicas))
+                raise CollectiveError(
+                    f"run: replica{'s' * (len(unseen.replicas) > 1)} {who} did not come to step {first} of pass "
+                    f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
+                    "replicas make the same passes"
+                )
+
+    def _asked(self, key: Step, address: str, name: str, team: Team) -> dict[int, BaseException | str | None]:
+        async def ask() -> Any:
+            asked = self.worker.rpc(address).daskdist_whereabouts(token=key[0], step=key[1])
+            return await asyncio.wait_for(asked, _ANSWER_WITHIN_S)
+
+        asked: ThreadFuture[Any] = asyncio.run_coroutine_threadsafe(ask(), self.worker.loop.asyncio_loop)
+        try:
+            return dict(asked.result(2 * _ANSWER_WITHIN_S))
+        except Exception as error:
+            raise lost(name, team, address, f"{type(error).__name__}: {error}") from error
+
+
+_desks: weakref.WeakKeyDictionary[Worker, Desk] = weakref.WeakKeyDictionary()
+_lock: Final = threading.Lock()
+
+
+def desk_of(worker: Worker) -> Desk:
+    """The desk of a worker."""
+    with _lock:
+        found = _desks.get(worker)
+        if found is None:
+            found = _desks[worker] = Desk(worker)
+        return found
+
+
+def enrol(team: Team, dask_worker: Worker) -> None:
+    """Make the replicas of a strategy known to a worker."""
+    desk = desk_of(dask_worker)
+    desk.teams[team.token], desk.shelves[team.token] = team, Shelf(team.token)
+
+
+def dismiss(token: str, dask_worker: Worker) -> None:
+    """Have a worker forget the replicas of a strategy."""
+    desk = desk_of(dask_worker)
+    desk.forget(token)

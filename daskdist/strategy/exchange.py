@@ -1,0 +1,158 @@
+"""What goes between the workers of replicas that do something together: over Dask's own connections."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future as ThreadFuture
+from typing import TYPE_CHECKING, Any, Final
+
+from distributed import secede
+from distributed.protocol import to_serialize
+from distributed.threadpoolexecutor import thread_state
+
+from daskdist.execute.fused import Failure, pickled_apart
+from daskdist.strategy.collectives import AllReduce, Merge
+from daskdist.strategy.gang import About, Collective
+from daskdist.strategy.team import Team
+
+if TYPE_CHECKING:
+    from daskdist.strategy.desk import Desk
+
+# Workers that send to all others at once; more do so in a tree.
+_MOST_AT_ONCE: Final = 8
+# Workers that send each other the whole of something large; more reduce a part each.
+_MOST_WHOLE: Final = 2
+# What is smaller goes along in the message: a frame of its own has a header, which takes longer than to copy it.
+_SMALL_BYTES: Final = 2**16
+
+
+class Exchange:
+    """What goes between the workers of a gang.
+
+    Parameters
+    ----------
+    desk
+        This worker's.
+    team
+        All replicas.
+    step
+        The number of the call.
+    """
+
+    def __init__(self, desk: Desk, team: Team, step: int) -> None:
+        self._desk = desk
+        self._team = team
+        self._key = (team.token, step)
+        self._own = team.workers.index(desk.worker.address)
+
+    def __call__(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
+        """The result, of what all workers have."""
+        step_aside()
+        if isinstance(collective, Merge) or len(self._team.workers) > _MOST_AT_ONCE:
+            return self._in_a_tree(turn, collective, about, partial)
+        return collective.final(self._at_once(turn, collective, about, partial))
+
+    def _at_once(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
+        # Each makes it for itself, in the same order; of something large, of more than two each makes a part for all.
+        num_workers = len(self._team.workers)
+        others = [number for number in range(num_workers) if number != self._own]
+        parts = None
+        if isinstance(collective, AllReduce) and collective.is_large(partial):
+            if num_workers <= _MOST_WHOLE:
+                sent = self._post(turn, "values", others[0], (about, partial), is_kept=True)
+                found = self._combined(turn, "values", collective, about, partial, range(num_workers))
+                # The replica may change what it has given as soon as it has a result.
+                sent.result()
+                return found
+            parts = collective.cut(partial, num_workers)
+        for number in others:
+            # Nobody sends the second part before the first has come: until then there is no result.
+            self._post(turn, "values", number, (about, (parts or {number: partial})[number]), is_kept=bool(parts))
+        here = partial if parts is None else parts[self._own]
+        found = self._combined(turn, "values", collective, about, here, range(num_workers))
+        if parts is None or not isinstance(collective, AllReduce):
+            return found
+        for number in others:
+            self._post(turn, "part", number, found, is_kept=True)
+        came = dict(zip(others, self._take(turn, "part", others, about), strict=True))
+        return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
+
+    def _combined(
+        self, turn: int, part: str, collective: Collective, about: About, own: Any, numbers: Sequence[int]
+    ) -> Any:
+        others = [number for number in numbers if number != self._own]
+        came = dict(zip(others, self._take(turn, part, others, about), strict=True))
+        for number in others:
+            other, value = came[number]
+            if isinstance(value, Failure):
+                raise value.error()
+            first, second = sorted((about, other), key=lambda each: each.number)
+            first.check(second)
+        values = [own if number == self._own else came[number][1] for number in numbers]
+        if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(own):
+            # What came is nobody else's.
+            return collective.combined_in_place(values, numbers.index(others[0]))
+        return collective.combined(values)
+
+    def _in_a_tree(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
+        found = partial
+        numbers: Sequence[int] = range(len(self._team.workers))
+        led: list[Sequence[int]] = []
+        above = 0
+        while len(numbers) > 1:
+            groups = [numbers[k : k + _MOST_AT_ONCE] for k in range(0, len(numbers), _MOST_AT_ONCE)]
+            group = next(each for each in groups if self._own in each)
+            above = group[0]
+            if above != self._own:
+                self._post(turn, f"up {len(led)}", above, (about, found))
+                break
+            found = _outcome(self._combined, turn, f"up {len(led)}", collective, about, found, group, before=found)
+            led.append(group)
+            numbers = [each[0] for each in groups]
+        if above == self._own:
+            found = _outcome(collective.final, found, before=found)
+        else:
+            (found,) = self._take(turn, f"down {len(led)}", [above], about)
+        for level, group in reversed(list(enumerate(led))):
+            for number in group[1:]:
+                self._post(turn, f"down {level}", number, found)
+        if isinstance(found, Failure):
+            raise found.error()
+        return found
+
+    def _post(self, turn: int, part: str, number: int, data: Any, *, is_kept: bool = False) -> ThreadFuture[None]:
+        token, step = self._key
+        address = self._team.workers[number]
+        # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
+        pickled, buffers = pickled_apart(data)
+        frames = [buffer.raw() for buffer in buffers]
+        sent = [
+            bytes(frame) if len(frame) < _SMALL_BYTES else to_serialize(frame if is_kept else bytes(frame))
+            for frame in frames
+        ]
+        return self._desk.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, sent))
+
+    def _take(self, turn: int, part: str, numbers: Sequence[int], about: About) -> list[Any]:
+        senders = [self._team.workers[number] for number in numbers]
+        came = self._desk.take(self._key, turn, part, senders, about.name, self._team)
+        return [
+            pickle.loads(pickled, buffers=[bytearray(each) if type(each) is bytes else each for each in frames])
+            for pickled, frames in came
+        ]
+
+
+def _outcome(function: Callable[..., Any], *args: Any, before: Any) -> Any:
+    # Of what failed, that: others wait for it.
+    if isinstance(before, Failure):
+        return before
+    try:
+        return function(*args)
+    except BaseException as error:
+        return Failure.of(error)
+
+
+def step_aside() -> None:
+    """Let the worker go on with other tasks, which may be those of replicas this one waits for."""
+    if getattr(thread_state, "proceed", False):
+        secede()

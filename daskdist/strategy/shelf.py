@@ -1,0 +1,48 @@
+"""What replicas keep from call to call: the states of variables, in the process that the replicas are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from daskdist.errors import ArgumentError
+
+
+class Shelf:
+    """The states of the variables of one strategy, for the replicas of one process.
+
+    Parameters
+    ----------
+    token
+        That of the strategy.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        # By the number of the variable and that of the replica.
+        self._states: dict[int, dict[int, Any]] = {}
+
+    def get(self, number: int, replica: int, name: str) -> Any:
+        """The state of a variable on a replica.
+
+        Raises
+        ------
+        ArgumentError
+            There is none.
+        """
+        try:
+            return self._states[number][replica]
+        except KeyError:
+            raise ArgumentError(
+                f"{name}: replica {replica} has no value of it; what it was to begin with could not be made, or its "
+                "worker was started anew since"
+            ) from None
+
+    def put(self, number: int, replica: int, state: Any) -> None:
+        """Keep a state."""
+        self._states.setdefault(number, {})[replica] = state
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Let go of variables."""
+        for number in numbers:
+            self._states.pop(number, None)

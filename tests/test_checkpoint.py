@@ -1,0 +1,816 @@
+"""States saved to files and restored from them: of variables, and of any object that has some."""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+from conftest import mirrored
+from fsspec.implementations.memory import MemoryFileSystem
+
+import daskdist
+from daskdist import Checkpoint, PerReplica, Variable
+from daskdist.checkpoint.nests import as_numpy, like
+from daskdist.errors import ArgumentError, FileError
+
+pytestmark = pytest.mark.timeout(120)
+
+Pair = collections.namedtuple("Pair", "first second")
+Nothing = collections.namedtuple("Nothing", "")
+
+
+class Thing:
+    """An object with a state, which tells how often it was given one."""
+
+    def __init__(self, state=None):
+        self.state = state
+        self.num_loads = 0
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+        self.num_loads += 1
+
+
+class Counter:
+    """An object that replicas have."""
+
+    def __init__(self):
+        self.count = 0
+        self.seen = np.zeros(2)
+
+    def state_dict(self):
+        return {"count": self.count, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.count, self.seen = state["count"], state["seen"]
+
+    def step(self, by):
+        self.count += by
+        self.seen += by
+        return self.count, self.seen.tolist()
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def two(request):
+    """Two replicas: in this process, and each on a worker."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def three(request):
+    """Three replicas here, or six on two workers of a thread each."""
+    if request.param == "embedded":
+        yield mirrored(3)
+        return
+    client = request.getfixturevalue("start_cluster")(2, 1)
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=3) as made:
+        yield made
+
+
+def same(one, other):
+    """Whether two states are the same, types and dtypes and all."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, (np.ndarray, np.generic)):
+        return one.dtype == other.dtype and one.shape == other.shape and repr(one.tolist()) == repr(other.tolist())
+    return repr(one) == repr(other)
+
+
+def saved(path, state):
+    Checkpoint(it=Thing(state)).save(path)
+    return Path(path)
+
+
+def restored(path, state=None):
+    """What comes back where there is nothing yet."""
+    thing = Thing({"all": None} if state is None else state)
+    Checkpoint(it=thing).restore(path)
+    return thing.state
+
+
+def members_of(path):
+    with zipfile.ZipFile(path) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
+def write_members(path, members, how=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", how) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+
+
+# --- what is in a state ---
+
+STATES = {
+    "numbers": [0, -1, 2**200, True, 1.5, float("inf"), -0.0, 1e-320, 1 + 2j, complex(-0.0, float("inf"))],
+    "text": ["", "plain", "žluťoučký \0 \ud800", b"", b"\0\xff\0", None],
+    "nests": {"a": {1: [(), [], {}], "1": ((1, (2,)), [None])}, -5: {"": 0}},
+    "dtypes": [np.arange(6).astype(code).reshape(2, 3) for code in "?bBhHiIqQefdgFDG"],
+    "orders": [np.arange(6.0).reshape(2, 3).T, np.arange(9)[::-2], np.asfortranarray(np.ones((2, 3, 4)))],
+    "byte orders": [np.arange(3, dtype=">i4"), np.arange(3, dtype=">f8")],
+    "empty": [np.zeros((0, 3)), np.zeros((2, 0), ">i2"), np.array(5.0), np.array(["a"], "U0"), np.zeros(2, "V0")],
+    "times": [np.array(["2020-01-01", "NaT"], "M8[ns]"), np.array([5], "m8[25s]")],
+    "fixed text": [np.array(["a", "žlu"]), np.array([b"a", b"bcd"]), np.array([b"ab"], "V2")],
+    "fields": np.array([(1, [2.0, 3.0])], [("n", "<i4"), ("x", ">f8", (2,))]),
+    "aligned fields": np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+    "text of any length": np.array([["", "a\0b"], ["žluť" * 50, "x"]], np.dtypes.StringDType()),
+    "no text": np.empty((0, 2), np.dtypes.StringDType()),
+    "scalars": [np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64("2020-01-01"), np.float64("nan")],
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_comes_back_the_same(tmp_path, name):
+    state = {"all": STATES[name]}
+    assert same(restored(saved(tmp_path / "a.ckpt", state)), state)
+
+
+def test_arrays_that_come_back_can_be_changed(tmp_path):
+    found = restored(saved(tmp_path / "a.ckpt", {"all": [np.zeros(3), np.zeros((2, 2), order="F")]}))["all"]
+    assert all(array.flags.writeable for array in found)
+
+
+def test_the_same_state_is_the_same_file(tmp_path):
+    one, other = (saved(tmp_path / name, STATES).read_bytes() for name in "ab")
+    assert one == other
+
+
+def test_numpy_itself_can_read_the_arrays(tmp_path):
+    path = saved(tmp_path / "a.ckpt", {"x": np.arange(3), "y": np.ones(2)})
+    with np.load(path, allow_pickle=False) as found:
+        assert (found["0"].tolist(), found["1"].tolist()) == ([0, 1, 2], [1, 1])
+
+
+def test_containers_come_back_as_they_are_in_the_object(tmp_path):
+    made = {"o": collections.OrderedDict(b=np.zeros(1), a=1), "n": Pair(np.zeros(2), Nothing()), "t": (1, 2)}
+    made["o"].extra = "kept"
+    path = saved(tmp_path / "a.ckpt", made)
+    made["o"]["a"], made["n"] = 7, Pair(np.ones(2), Nothing())
+    found = restored(path, made)
+    assert type(found["o"]) is collections.OrderedDict
+    assert found["o"]["a"] == 1
+    assert found["o"].extra == "kept"
+    assert type(found["n"]) is Pair
+    assert found["n"].first.tolist() == [0, 0]
+    assert type(found["n"].second) is Nothing
+    # By their names, whatever their order.
+    other = collections.namedtuple("Pair", "second first")
+    assert restored(path, {**made, "n": other(Nothing(), np.ones(2))})["n"].first.tolist() == [0, 0]
+
+
+def test_numpy_text_is_plain_text():
+    assert same(as_numpy([np.str_("a"), np.bytes_(b"b")]), ["a", b"b"])
+
+
+def test_arrays_are_copied_unless_that_is_not_wanted():
+    array = np.zeros(2)
+    assert not np.shares_memory(as_numpy([array])[0], array)
+    assert as_numpy([array], copied=False)[0] is array
+    assert not np.shares_memory(like([array], [array])[0], array)
+    assert like([array], [array], copied=False)[0] is array
+
+
+itself = []
+itself.append(itself)
+
+REFUSED = {
+    "an object": (
+        {"a": [object()]},
+        r"save: 'it': at \['a'\]\[0\]: object is no part of a state; give arrays, numbers",
+    ),
+    "a set": ({"a": {1}}, r"at \['a'\]: set is no part of a state"),
+    "a class": ({"a": np.ndarray}, r"at \['a'\]: type is no part of a state"),
+    "a key": ({"a": {(1, 2): 0}}, r"at \['a'\]: \(1, 2\) is a key; give text or whole numbers"),
+    "a bool as key": ({True: 0}, r"the state: True is a key"),
+    "objects": ([np.array([None])], r"at \[0\]: an array of Python objects"),
+    "fields of objects": ([np.zeros(1, [("a", "O")])], r"at \[0\]: an array of Python objects"),
+    "a masked array": ([np.ma.array([1], mask=[True])], r"at \[0\]: a masked array; give x.filled\(value\)"),
+    "missing text": (
+        [np.array(["a", None], np.dtypes.StringDType(na_object=None))],
+        r"at \[0\]: text that may be missing",
+    ),
+    "overlapping fields": (
+        [np.zeros(1, np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 2]}))],
+        r"'it': at \[0\]: dtype .* cannot be saved; give an array for each field",
+    ),
+    "very many fields": (
+        [np.zeros(1, [(f"f{k}", "i4") for k in range(2000)])],
+        r"at \[0\]: dtype .* an array for each",
+    ),
+    "itself": (itself, r"at \[0\]\[0\]\[0\]\[0\]...: deeper than 100, or inside itself"),
+    "a huge number": ([10**5000], "save: a number cannot be written"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_saved_leaves_what_was_there(tmp_path, name):
+    state, words = REFUSED[name]
+    path = saved(tmp_path / "a.ckpt", [1])
+    before = path.read_bytes()
+    with pytest.raises(ArgumentError, match=words):
+        saved(path, state)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.ckpt"]
+
+
+# --- held against what is there ---
+
+UNLIKE = {
+    "missing": ({"a": 1}, {"a": 1, "b": 2}, r"the state: 'b' missing"),
+    "superfluous": ({"x": {"a": 1, 5: 2}}, {"x": {"a": 1}}, r"at \['x'\]: 5 superfluous"),
+    "both": ({"a": 1}, {"b": 1}, r"the state: 'b' missing; 'a' superfluous"),
+    "a length": ([1, 2], [1, 2, 3], r"the state: 2 missing"),
+    "a shape": (
+        {"x": [np.zeros((2, 3))]},
+        {"x": [np.zeros((3, 2))]},
+        r"at \['x'\]\[0\]: shape \(2, 3\) was saved, and ",
+    ),
+    "an array for a number": ({"x": np.zeros(3)}, {"x": 1.0}, r"at \['x'\]: shape \(3,\) was saved, and \(\) is there"),
+    "a list for a dict": ({"x": [1]}, {"x": {0: 1}}, r"at \['x'\]: a list was saved, and a dict is there"),
+    "an array for a dict": ({"x": np.zeros(1)}, {"x": {0: 1}}, r"at \['x'\]: an array was saved, and a dict is there"),
+    "a dict for a number": ({"x": {"y": 1}}, {"x": 5}, r"at \['x'\]: a dict was saved, and a int is there"),
+    "no fields": ({"x": {}}, {"x": Pair(1, 2)}, r"at \['x'\]: 'first', 'second' missing"),
+    "nothing": ({}, {"x": 1}, r"the state: 'x' missing"),
+    "many": ({}, dict.fromkeys(range(30), 0), r"the state: 0, 1, .*, 18, 19 and others missing"),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_another_structure_changes_nothing(tmp_path, name):
+    given, there, words = UNLIKE[name]
+    Checkpoint(a=Thing({"x": 1}), it=Thing(given)).save(tmp_path / "a.ckpt")
+    first, thing = Thing({"x": 2}), Thing(there)
+    with pytest.raises(ArgumentError, match=rf"restore: 'it': {words}.*; nothing was restored"):
+        Checkpoint(a=first, it=thing).restore(tmp_path / "a.ckpt")
+    assert (first.num_loads, thing.num_loads, first.state) == (0, 0, {"x": 2})
+
+
+def test_what_has_not_begun_takes_anything(tmp_path):
+    begun = {"state": {0: {"step": 1, "mean": np.ones(2)}}, "groups": [{"lr": 0.5}], "last": np.ones(3)}
+    fresh = {"state": {}, "groups": [{"lr": 0.1}], "last": None}
+    assert same(restored(saved(tmp_path / "begun", begun), fresh), begun)
+    assert same(restored(saved(tmp_path / "fresh", fresh), begun), fresh)
+
+
+def test_other_names_list_all(tmp_path):
+    Checkpoint(a=Thing(1), b=Thing(2), c=Thing(3)).save(tmp_path / "a.ckpt")
+    things = Thing(1), Thing(2)
+    words = r"a\.ckpt is of other objects: 'x' missing; 'a', 'c' superfluous; the checkpoint is of b, x"
+    with pytest.raises(ArgumentError, match=words):
+        Checkpoint(b=things[0], x=things[1]).restore(tmp_path / "a.ckpt")
+    assert [each.num_loads for each in things] == [0, 0]
+
+
+def test_an_object_that_refuses_is_named_and_so_are_those_before_it(tmp_path):
+    class Refusing(Thing):
+        def load_state_dict(self, state):
+            raise KeyError("no")
+
+    Checkpoint(a=Thing(1), b=Thing(2), c=Thing(3)).save(tmp_path / "a.ckpt")
+    last = Thing(0)
+    words = "restore: 'b' does not take its state: KeyError: 'no'; restored before it: a"
+    with pytest.raises(ArgumentError, match=words):
+        Checkpoint(a=Thing(0), b=Refusing(0), c=last).restore(tmp_path / "a.ckpt")
+    assert last.num_loads == 0
+
+
+@pytest.mark.parametrize("given", [5, Thing, {}], ids=["a number", "a class", "a dict"])
+def test_objects_need_both_methods(given):
+    with pytest.raises(ArgumentError, match=r"'it' is (int|the class Thing|dict); give an object with state_dict\(\)"):
+        Checkpoint(it=given)
+
+
+def test_a_checkpoint_of_nothing_is_refused():
+    with pytest.raises(ArgumentError, match="give what is to be saved, by name"):
+        Checkpoint()
+
+
+def test_any_name_will_do(tmp_path):
+    names = {"self": Thing(1), "path": Thing(2), "a/b c": Thing(3)}
+    checkpoint = Checkpoint(**names)
+    checkpoint.save(tmp_path / "a.ckpt")
+    checkpoint.restore(tmp_path / "a.ckpt")
+    assert repr(checkpoint) == "Checkpoint(self, path, a/b c)"
+    assert [each.state for each in names.values()] == [1, 2, 3]
+
+
+# --- files ---
+
+
+def test_files_far_away():
+    memory = fsspec.filesystem("memory")
+    path = "memory://checkpoints/run [1]/*.ckpt"
+    for number in range(2):
+        saved_state = {"x": np.full(3, number)}
+        Checkpoint(it=Thing(saved_state)).save(path)
+        assert restored(path, {"x": np.zeros(3)})["x"].tolist() == [number] * 3
+    assert [name.rpartition("/")[2] for name in memory.find("/checkpoints")] == ["*.ckpt"]
+    memory.rm("/checkpoints", recursive=True)
+
+
+def test_directories_are_made_and_a_path_may_be_of_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("here.ckpt", "a/b/c.ckpt", Path("p.ckpt"), f"file://{tmp_path}/u.ckpt"):
+        Checkpoint(it=Thing([1])).save(path)
+        assert restored(path, [0]) == [1]
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_directory_is_no_file(tmp_path, end):
+    with pytest.raises(ArgumentError, match=r"save: .* is a directory; give the path of a file"):
+        Checkpoint(it=Thing(1)).save(f"{tmp_path}{end}")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", ["{}/none.ckpt", "memory://none/none.ckpt"])
+def test_no_file(tmp_path, path):
+    with pytest.raises(FileError, match=r"none.ckpt: there is no such file"):
+        restored(path.format(tmp_path))
+
+
+def test_a_file_that_cannot_be_opened(tmp_path):
+    with pytest.raises(FileError, match=r"cannot be read: .*[Dd]irectory"):
+        restored(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileError, match="cannot be written"):
+        saved(tmp_path / "file" / "a.ckpt", [1])
+    with pytest.raises(FileError, match="nosuch"):
+        restored("nosuch://a.ckpt")
+
+
+def test_storage_options_are_given_on(tmp_path):
+    with pytest.raises(ArgumentError, match="storage_options is int"):
+        Checkpoint(it=Thing(1)).save(tmp_path / "a", storage_options=5)
+    options = {"auto_mkdir": True}
+    Checkpoint(it=Thing(1)).save(tmp_path / "b" / "a", storage_options=options)
+    thing = Thing(0)
+    Checkpoint(it=thing).restore(tmp_path / "b" / "a", storage_options=options)
+    assert thing.state == 1
+
+
+def test_what_a_dead_process_left_goes_with_the_next(tmp_path):
+    names = [f".a.ckpt.{'0' * 32}.tmp", f".b.ckpt.{'0' * 32}.tmp", ".a.ckpt.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"half")
+    saved(tmp_path / "a.ckpt", [1])
+    assert sorted(os.listdir(tmp_path)) == sorted([*names[1:], "a.ckpt"])
+
+
+# --- a save that does not come to its end ---
+
+DYING = """
+import resource, signal, sys
+import numpy as np
+from daskdist import Checkpoint
+
+class Thing:
+    def state_dict(self):
+        return {"all": [np.full(1000, 2.0) for _ in range(100)]}
+    load_state_dict = None.__eq__
+
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL if sys.argv[2] == "killed" else signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    Checkpoint(it=Thing()).save(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def run_python(program, *args):
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, args)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(("how", "most_bytes"), [("killed", 0), ("killed", 700_000), ("full", 5_000)])
+def test_the_file_from_before_stays_until_the_new_one_is_whole(tmp_path, how, most_bytes):
+    # The kernel kills the process at a write beyond so many bytes, or tells it that there is no room.
+    state = {"all": [np.full(1000, 1.0) for _ in range(100)]}
+    path = saved(tmp_path / "a.ckpt", state)
+    before = path.read_bytes()
+    done = run_python(DYING, path, how, most_bytes)
+    if how == "killed":
+        assert done.returncode == -signal.SIGXFSZ, done.stderr
+        (left,) = set(os.listdir(tmp_path)) - {"a.ckpt"}
+        assert left.startswith(".a.ckpt.")
+        assert (tmp_path / left).stat().st_size <= most_bytes
+    else:
+        assert done.stdout.startswith(f"FileError {path}: cannot be written: "), done.stderr
+        assert os.listdir(tmp_path) == ["a.ckpt"]
+    assert path.read_bytes() == before
+    assert same(restored(path), state)
+    saved(path, state)
+    assert os.listdir(tmp_path) == ["a.ckpt"]
+
+
+class FailsAtClose(MemoryFileSystem):
+    """Takes all that is written, and has no room for it in the end."""
+
+    protocol = "failsatclose"
+    store: ClassVar = {}
+    pseudo_dirs: ClassVar = [""]
+    is_full = False
+
+    def _open(self, path, mode="rb", **options):
+        file = super()._open(path, mode, **options)
+        if self.is_full and "w" in mode:
+            return Failing(self, path)
+        return file
+
+
+class Failing(io.BytesIO):
+    def __init__(self, fs, path):
+        super().__init__()
+        self.fs, self.path = fs, path
+
+    def close(self):
+        if not self.closed:
+            super().close()
+            raise OSError("no room left")
+
+
+def test_a_file_system_that_fails_at_the_end(monkeypatch):
+    fsspec.register_implementation("failsatclose", FailsAtClose, clobber=True)
+    thing, path = Thing({"x": np.zeros(3)}), "failsatclose://d/a.ckpt"
+    Checkpoint(it=thing).save(path)
+    monkeypatch.setattr(FailsAtClose, "is_full", True)
+    thing.state = {"x": np.ones(3)}
+    with pytest.raises(FileError, match=r"a.ckpt: cannot be written: no room left"):
+        Checkpoint(it=thing).save(path)
+    assert [name.rpartition("/")[2] for name in FailsAtClose.store] == ["a.ckpt"]
+    assert restored(path, {"x": np.ones(3)})["x"].tolist() == [0, 0, 0]
+
+
+# --- damage ---
+
+
+def damaged_at(data, seed):
+    random_of = random.Random(seed)
+    if seed % 2:
+        return data[: random_of.randrange(len(data))]
+    place = random_of.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ (1 << random_of.randrange(8))]) + data[place + 1 :]
+
+
+def test_damage_is_noticed_or_harmless(tmp_path):
+    state = {"all": {"x": np.arange(20.0), "t": STATES["text of any length"], "b": b"bytes", "n": [1, None, "a"]}}
+    data = saved(tmp_path / "a.ckpt", state).read_bytes()
+    path, num_noticed = tmp_path / "b.ckpt", 0
+    for seed in range(400):
+        path.write_bytes(damaged_at(data, seed))
+        thing = Thing({"all": None})
+        is_noticed = False
+        try:
+            Checkpoint(it=thing).restore(path)
+        except FileError:
+            is_noticed = True
+        num_noticed += is_noticed
+        assert thing.num_loads == (not is_noticed)
+        # What is not noticed is a bit of a member's time, or of another thing that nobody reads.
+        assert is_noticed or (seed % 2 == 0 and same(thing.state, state))
+    assert num_noticed > 300
+
+
+def test_every_bit_of_an_array_is_looked_after(tmp_path):
+    path = saved(tmp_path / "a.ckpt", {"x": np.arange(1000.0)})
+    data = path.read_bytes()
+    start = data.index(np.arange(1000.0).tobytes())
+    for place in random.Random(5).sample(range(start, start + 8000), 30):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(FileError, match=r"damaged or cut short: .*CRC"):
+            restored(path, {"x": np.zeros(1000)})
+
+
+def npy(array, **options):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, **options)
+    return file.getvalue()
+
+
+def header(text, data=b""):
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + data
+
+
+def archive_of(path, arrays, state, change=None):
+    """A file of arrays as they are, with a structure that tells of them as of its own."""
+    content = {"format": "daskdist checkpoint", "version": 1, "states": [["it", state]]}
+    content["members"] = [[len(data), zlib.crc32(data)] for data in arrays]
+    if change:
+        change(content)
+    members = [(f"{number}.npy", data) for number, data in enumerate(arrays)]
+    write_members(path, [*members, ("checkpoint.json", json.dumps(content))])
+
+
+def deep(num):
+    node = 0
+    for _ in range(num):
+        node = {"list": [node]}
+    return node
+
+
+X = {"array": 0}
+HOSTILE_ARRAYS = {
+    "pickled": ([npy(np.array([None]), allow_pickle=True)], X),
+    "a huge shape": ([header("{'descr': '<f8', 'fortran_order': False, 'shape': (1152921504606846976,), }\n")], X),
+    "a huge shape of no size": ([header("{'descr': '<U0', 'fortran_order': False, 'shape': (-5,), }\n")], X),
+    "a negative shape": ([header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -1), }\n", b"12345678")], X),
+    "a header of a program": ([header("__import__('os').abort()")], X),
+    "a deep header": ([header("(" * 9000)], X),
+    "a header cut short": ([b"\x93NUMPY\x01\x00\xff\xff{"], X),
+    "no array": ([b"nothing at all"], X),
+    "more bytes than an array": ([npy(np.zeros(2)) + b"more"], X),
+    "an array of two places": ([npy(np.zeros(2))], {"list": [X, X]}),
+    "an array of no place": ([npy(np.zeros(2))], 5),
+    "an array that is not there": ([], X),
+    "an array that is a name": ([npy(np.zeros(2))], {"array": "0"}),
+    "a scalar of three": ([npy(np.zeros(3))], {"scalar": 0}),
+    "bytes of floats": ([npy(np.zeros(3))], {"bytes": 0}),
+    "negative text": ([npy(np.zeros(3, np.uint8)), npy(np.array([-3, 6]))], {"text": [0, 1]}),
+    "long text": ([npy(np.zeros(3, np.uint8)), npy(np.array([2, 2**62]))], {"text": [0, 1]}),
+    "text that is none": ([npy(np.full(3, 255, np.uint8)), npy(np.array([3]))], {"text": [0, 1]}),
+    "a kind that is not known": ([], {"pickle": "gASVAA=="}),
+    "two kinds": ([], {"list": [], "dict": []}),
+    "a list of itself": ([], [1]),
+    "a key twice": ([], {"dict": [["a", 1], ["a", 2]]}),
+    "a key that is none": ([], {"dict": [[None, 1]]}),
+    "a very deep one": ([], deep(150)),
+    "one that is too deep": ([], deep(400)),
+    "a complex of text": ([], {"complex": ["1", "2"]}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_ARRAYS)
+def test_hostile_arrays_and_structures(tmp_path, name):
+    archive_of(tmp_path / "a.ckpt", *HOSTILE_ARRAYS[name])
+    with pytest.raises(FileError, match=r"a\.ckpt: damaged or cut short: "):
+        restored(tmp_path / "a.ckpt")
+
+
+HOSTILE_STRUCTURES = {
+    "another version": (lambda it: it.update(version=2), "of version 2, and only version 1 is known here"),
+    "another format": (lambda it: it.update(format="x"), "no checkpoint: its 'checkpoint.json' is of something else"),
+    "a sum that is not its": (lambda it: it["members"][0].__setitem__(1, 5), "array 0 is not the one that was written"),
+    "a length that is not its": (lambda it: it["members"][0].__setitem__(0, 5), "array 0 is not the one"),
+    "an array less": (lambda it: it["members"].clear(), "it has 1 arrays, and not the 0 that it tells of"),
+    "no members": (lambda it: it.pop("members"), "damaged or cut short: 'members'"),
+    "a name twice": (lambda it: it["states"].append(["it", 5]), "a name is there twice"),
+    "a name that is none": (lambda it: it["states"].append([5, 5]), "5 where str is expected"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_STRUCTURES)
+def test_hostile_tables(tmp_path, name):
+    change, words = HOSTILE_STRUCTURES[name]
+    archive_of(tmp_path / "a.ckpt", [npy(np.zeros(2))], X, change)
+    with pytest.raises(FileError, match=words):
+        restored(tmp_path / "a.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_hostile_archives(tmp_path):
+    path = saved(tmp_path / "a.ckpt", {"all": [np.zeros(2), np.ones(2)]})
+    members = members_of(path)
+    cases = {
+        "two members have one name": ([*members.items(), ("0.npy", b"")], zipfile.ZIP_STORED),
+        "is compressed, which is never written": ([*members.items()], zipfile.ZIP_DEFLATED),
+        "it has 3 arrays, and not the 2": ([*members.items(), ("../../etc/x.npy", b"")], zipfile.ZIP_STORED),
+        "an archive without 'checkpoint.json'": ([*members.items()][:-1], zipfile.ZIP_STORED),
+        "not JSON|Expecting value": ([("checkpoint.json", b"!")], zipfile.ZIP_STORED),
+        "recursion": ([("checkpoint.json", b"[" * 100_000)], zipfile.ZIP_STORED),
+    }
+    for words, (listed, how) in cases.items():
+        write_members(path, listed, how)
+        with pytest.raises(FileError, match=rf"a\.ckpt: .*({words})"):
+            restored(path)
+
+
+def test_a_member_that_says_it_is_longer_than_the_file(tmp_path):
+    path = saved(tmp_path / "a.ckpt", {"all": [np.zeros(2)]})
+    data = bytearray(path.read_bytes())
+    place = data.index(b"PK\x01\x02")
+    for offset in (20, 24):
+        data[place + offset : place + offset + 4] = (2**31).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(FileError, match="its members say they are longer than the file is"):
+        restored(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"P", "damaged"),
+        (b"\x89HDF\r\n", "begins with b'.x89HDF'"),
+        (b"PK\x03\x04", "damaged"),
+    ],
+    ids=["empty", "one byte", "HDF5", "four bytes"],
+)
+def test_foreign_files(tmp_path, data, words):
+    (tmp_path / "a.ckpt").write_bytes(data)
+    with pytest.raises(FileError, match=rf"a\.ckpt: .*{words}"):
+        restored(tmp_path / "a.ckpt")
+
+
+def test_archives_of_numpy_are_none(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros(2))
+    with pytest.raises(FileError, match=r"no checkpoint: an archive without 'checkpoint.json'"):
+        restored(tmp_path / "a.npz")
+
+
+# --- variables ---
+
+
+def variables_of(strategy):
+    with strategy.scope():
+        return {
+            "array": Variable(np.arange(6.0).reshape(2, 3), name="array"),
+            "nest": Variable({"w": np.zeros(2), "b": (np.float32(1), 5)}, name="nest"),
+            "total": Variable(0.0, synchronization="ON_READ", aggregation="SUM", name="total"),
+            "counter": Variable(Counter, name="counter"),
+        }
+
+
+def numbers(strategy):
+    return PerReplica([np.float64(number + 1) for number in range(strategy.num_replicas_in_sync)])
+
+
+def train(strategy, made):
+    """Changes all of them; what replicas count, and what they count to is the same in all."""
+
+    def step(number):
+        made["array"].assign(made["array"] + 1)
+        made["total"].assign_add(number)
+        return made["counter"].read_value().step(2)
+
+    found = strategy.local_results(strategy.run(step, args=(numbers(strategy),)))
+    made["nest"].assign({"w": made["nest"].numpy()["w"] + 3, "b": (np.float32(2), 6)})
+    return list(map(_listed, found))
+
+
+def _listed(found):
+    return [int(found[0]), np.asarray(found[1]).tolist()]
+
+
+def values_of(made):
+    nest = made["nest"].numpy()
+    return [made["array"].numpy().tolist(), nest["w"].tolist(), list(map(float, nest["b"])), float(made["total"])]
+
+
+def test_variables_have_again_what_they_had(two, tmp_path):
+    made = variables_of(two)
+    train(two, made)
+    before = values_of(made)
+    checkpoint = Checkpoint(**made)
+    checkpoint.save(tmp_path / "a.ckpt")
+    assert train(two, made) == [[4, [4, 4]]] * 2
+    assert values_of(made) != before
+    checkpoint.restore(tmp_path / "a.ckpt")
+    assert values_of(made) == before
+    # Each replica's own object, which the other does not share.
+    assert train(two, made) == [[4, [4, 4]]] * 2
+
+
+def test_another_number_of_replicas_goes_on(two, three, tmp_path):
+    made = variables_of(two)
+    train(two, made)
+    Checkpoint(**made).save(tmp_path / "a.ckpt")
+    other = variables_of(three)
+    Checkpoint(**other).restore(tmp_path / "a.ckpt")
+    assert values_of(other) == values_of(made)
+    assert train(three, other) == [[4, [4, 4]]] * three.num_replicas_in_sync
+    expected = sum(range(three.num_replicas_in_sync + 1)) + 3
+    assert float(other["total"]) == pytest.approx(expected)
+
+
+def test_a_variable_of_another_shape_is_left_alone(two, tmp_path):
+    with two.scope():
+        small, large, first = Variable(np.arange(2.0)), Variable(np.arange(3.0)), Variable(5.0)
+    Checkpoint(a=first, v=small).save(tmp_path / "a.ckpt")
+    first.assign(6.0)
+    with pytest.raises(ArgumentError, match=r"restore: 'v': at .*shape \(2,\) was saved, and \(3,\) is there"):
+        Checkpoint(a=first, v=large).restore(tmp_path / "a.ckpt")
+    assert float(first) == 6
+    assert large.numpy().tolist() == [0, 1, 2]
+
+
+def test_what_each_replica_has_is_for_as_many(two, tmp_path):
+    def own(strategy):
+        with strategy.scope():
+            return Variable(0.0, synchronization="ON_READ", name="own")
+
+    made = own(two)
+    two.run(lambda number: made.assign(number), args=(numbers(two),))
+    Checkpoint(own=made).save(tmp_path / "a.ckpt")
+    made.assign(9.0)
+    Checkpoint(own=made).restore(tmp_path / "a.ckpt")
+    assert [float(each) for each in two.local_results(made.values)] == [1, 2]
+    with pytest.raises(ArgumentError, match=r"restore: 'own': at \['replicas'\]: 2 missing"):
+        Checkpoint(own=own(mirrored(3))).restore(tmp_path / "a.ckpt")
+
+
+RESTARTED = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from conftest import mirrored
+from test_checkpoint import Checkpoint, train, values_of, variables_of
+
+strategy = mirrored(int(sys.argv[3]))
+made = variables_of(strategy)
+Checkpoint(**made).restore(sys.argv[1])
+print(values_of(made))
+print(train(strategy, made)[0])
+Checkpoint(**made).save(sys.argv[1])
+"""
+
+
+def test_another_process_goes_on(two, tmp_path):
+    made = variables_of(two)
+    train(two, made)
+    checkpoint = Checkpoint(**made)
+    checkpoint.save(tmp_path / "a.ckpt")
+    before = values_of(made)
+    done = run_python(RESTARTED, tmp_path / "a.ckpt", Path(__file__).parent, 4)
+    assert done.stdout.splitlines() == [str(before), "[4, [4.0, 4.0]]"], done.stderr
+    checkpoint.restore(tmp_path / "a.ckpt")
+    assert float(made["total"]) == 3 + 10
+    assert train(two, made) == [[6, [6, 6]]] * 2
+
+
+# --- arrays of frameworks ---
+
+
+def test_tensors_come_back_as_tensors(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def parts():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.arange(12.0).reshape(4, 3)).square().sum().backward()
+        optimizer.step()
+
+    def numbers_of(model):
+        return torch.cat([each.detach().double().flatten() for each in model.state_dict().values()]).tolist()
+
+    model, optimizer = parts()
+    step(model, optimizer)
+    Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "a.ckpt")
+    step(model, optimizer)
+    # One that has made no step, and one that has.
+    for is_fresh in (True, False):
+        if is_fresh:
+            other, its = parts()
+        checkpoint = Checkpoint(model=other, optimizer=its)
+        checkpoint.restore(tmp_path / "a.ckpt")
+        assert isinstance(its.state_dict()["state"][0]["exp_avg"], torch.Tensor)
+        step(other, its)
+        assert numbers_of(other) == numbers_of(model)
+
+
+def test_tensors_of_dtypes_that_numpy_has_not(tmp_path):
+    torch = pytest.importorskip("torch")
+    state = {"x": torch.arange(3, dtype=torch.bfloat16, requires_grad=True), "y": torch.tensor(True)}
+    path = saved(tmp_path / "a.ckpt", state)
+    found = restored(path, {"x": torch.zeros(3, dtype=torch.bfloat16), "y": torch.tensor(False)})
+    assert found["x"].dtype is torch.bfloat16
+    assert found["x"].tolist() == [0, 1, 2]
+    assert found["y"].item() is True
+    assert restored(path, {"x": np.zeros(3), "y": False})["x"].dtype == np.float32
+    with pytest.raises(ArgumentError, match=r"at \['x'\]: a str was saved, and an array is there"):
+        like({"x": torch.zeros(())}, {"x": "text"})
+
+
+def test_arrays_of_jax_come_back_as_such(tmp_path):
+    jax = pytest.importorskip("jax")
+    state = {"p": Pair(jax.numpy.ones(2, "bfloat16"), Nothing()), "k": [jax.numpy.arange(3)], "later": None}
+    path = saved(tmp_path / "a.ckpt", state | {"later": [np.arange(2, dtype=np.int32)]})
+    found = restored(path, state)
+    assert all(isinstance(each, jax.Array) for each in (found["p"].first, found["k"][0], found["later"][0]))
+    assert found["p"].first.dtype == "bfloat16"
+    assert found["p"].first.tolist() == [1, 1]
+    with pytest.raises(ArgumentError, match=r"at \['key'\]: PRNGKeyArray cannot be made a NumPy array: .*key_data"):
+        as_numpy({"key": jax.random.key(0)})

@@ -1,0 +1,293 @@
+"""Whole loops on replicas that go wrong, or end early, on one of them; and steps whose batch cannot be read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from functools import partial
+
+import dask
+import numpy as np
+import pytest
+from conftest import mirrored
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import Dataset, Options, errors
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(
+    params=[
+        "embedded",
+        pytest.param("a replica a worker", marks=pytest.mark.cluster),
+        pytest.param("two on each", marks=pytest.mark.cluster),
+    ]
+)
+def strategy(request):
+    """Replicas in this process; on two workers; and two on each of two workers of one thread."""
+    if request.param == "embedded":
+        yield mirrored(3)
+        return
+    client = request.getfixturevalue("start_cluster")(2, 1)
+    per_worker = 1 if request.param == "a replica a worker" else 2
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=per_worker) as made:
+        yield made
+
+
+def own_number():
+    return daskdist.get_replica_context().replica_id_in_sync_group
+
+
+def batches(strategy, num_steps):
+    size = strategy.num_replicas_in_sync
+    return strategy.distribute_dataset(Dataset.range(num_steps * 2 * size).batch(2 * size))
+
+
+# --- captured ---
+
+
+@pytest.mark.cluster
+def test_in_a_captured_function(on_cluster):
+    def total(it, start):
+        found = start
+        for x in it:
+            found += daskdist.get_replica_context().all_reduce("SUM", int(x.sum()))
+        return found
+
+    @daskdist.function
+    def twice(distributed):
+        first = on_cluster.run(total, args=(distributed, 0))
+        return on_cluster.run(total, args=(distributed, first))
+
+    distributed = batches(on_cluster, 3)
+    for _ in range(2):
+        assert list(map(int, on_cluster.local_results(twice(distributed)))) == [2 * sum(range(12))] * 2
+    assert "2 steps in 1 graph" in twice.explain()
+
+
+# --- one that leaves ---
+
+
+def test_one_that_leaves_early_holds_nobody_up(strategy):
+    def loop(it):
+        found = []
+        for x in it:
+            found.append(int(x.sum()))
+            if own_number() == 0 and len(found) == 2:
+                break
+        return len(found)
+
+    found = strategy.local_results(strategy.run(loop, args=(batches(strategy, 40),)))
+    assert list(map(int, found)) == [2] + [40] * (strategy.num_replicas_in_sync - 1)
+
+
+def test_one_that_leaves_early_is_missed_in_collectives(strategy):
+    def loop(it):
+        num_steps = 0
+        for x in it:
+            if own_number() == 0 and num_steps == 2:
+                break
+            num_steps += 1
+            daskdist.get_replica_context().all_reduce("SUM", x.sum())
+        return num_steps
+
+    begin = time.monotonic()
+    with pytest.raises(errors.CollectiveError, match=r"by some replicas only: replica 0 has ended"):
+        strategy.local_results(strategy.run(loop, args=(batches(strategy, 40),)))
+    assert time.monotonic() - begin < 10
+    # All goes on after it.
+    found = strategy.local_results(strategy.run(sum_of_all, args=(batches(strategy, 2),)))
+    assert len(set(map(int, found))) == 1
+
+
+def sum_of_all(it):
+    return sum(daskdist.get_replica_context().all_reduce("SUM", int(x.sum())) for x in it)
+
+
+# --- a batch that cannot be read ---
+
+
+def refuse_large(x):
+    # 31 is of the last replica, whether there are two, three or four of them.
+    if x == 31:
+        raise ValueError("too much for it")
+    return x
+
+
+def numbers_of_batches(strategy):
+    # Batches of a row for each replica, and the one that cannot be read in the middle for the last.
+    size = strategy.num_replicas_in_sync
+    ids = np.where(np.arange(20 * size) == 10 * size - 1, 31, 0)
+    return strategy.distribute_dataset(Dataset.from_tensor_slices(ids).map(refuse_large).batch(size))
+
+
+def test_a_batch_that_cannot_be_read_releases_those_that_wait(strategy):
+    begin = time.monotonic()
+    with pytest.raises((ValueError, errors.DaskdistError), match="too much for it"):
+        strategy.local_results(strategy.run(sum_of_all, args=(numbers_of_batches(strategy),)))
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.cluster
+def test_those_that_wait_are_told_what_could_not_be_read(on_cluster):
+    def loop(it):
+        if own_number() == 0:
+            return daskdist.get_replica_context().all_reduce("SUM", 0)
+        return sum(int(x.sum()) for x in it)
+
+    with pytest.raises(errors.CollectiveError, match=r"replica 1 raised UserFunctionError: .*too much for it"):
+        # The first of the errors, in the order of the replicas.
+        on_cluster.run(loop, args=(numbers_of_batches(on_cluster),))
+
+
+def fail_on_last(x, last):
+    if np.max(x) == last:
+        raise ValueError("one is too much")
+    return x
+
+
+def reduced(x, folder):
+    """Reduces what each replica has; writes down what those that wait are told."""
+    try:
+        return daskdist.get_replica_context().all_reduce("SUM", np.sum(x))
+    except errors.CollectiveError as error:
+        (folder / f"part {own_number()}").write_text(str(error))
+        (folder / f"part {own_number()}").rename(folder / f"told {own_number()}")
+        raise
+
+
+def words_told(folder, number):
+    end = time.monotonic() + 15
+    while not (told := folder / f"told {number}").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return told.read_text()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("per_worker", [1, 2])
+def test_a_step_whose_batch_cannot_be_read_releases_the_others(start_cluster, tmp_path, per_worker):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=per_worker) as strategy:
+        size = strategy.num_replicas_in_sync
+        # A block a worker.
+        with dask.config.set({"daskdist.split-bytes": 8 * per_worker}):
+            good = strategy.experimental_make_numpy_dataset(np.arange(2 * size))
+        batch, _ = strategy.distribute_dataset(good.batch(size))
+        strategy.local_results(strategy.run(reduced, args=(batch, tmp_path)))
+        bad = good.map(partial(fail_on_last, last=2 * size - 1)).batch(size)
+        begin = time.monotonic()
+        _, step = strategy.distribute_dataset(bad)
+        with pytest.raises(errors.DaskdistError, match="one is too much"):
+            strategy.local_results(strategy.run(reduced, args=(step, tmp_path)))
+        assert f"replica {size - 1} raised UserFunctionError" in (words := words_told(tmp_path, 0))
+        assert "one is too much" in words
+        assert time.monotonic() - begin < 10
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "apart"])
+def test_a_step_that_is_given_what_failed_releases_the_others(on_cluster, tmp_path, is_captured):
+    def both(last):
+        made = on_cluster.run(fail_on_last, args=(daskdist.PerReplica([0, 1]), last))
+        return on_cluster.run(reduced, args=(made, tmp_path))
+
+    called = daskdist.function(both) if is_captured else both
+    # What they return is learned.
+    on_cluster.local_results(called(2))
+    begin = time.monotonic()
+    with pytest.raises((ValueError, errors.CollectiveError), match="one is too much"):
+        on_cluster.local_results(called(1))
+    assert "replica 1 raised ValueError: one is too much" in words_told(tmp_path, 0)
+    assert time.monotonic() - begin < 10
+
+
+# --- elements that are left out ---
+
+
+@pytest.mark.parametrize("name", ["ones", "batches"])
+def test_what_is_skipped_counts_as_in_steps(strategy, name):
+    size = strategy.num_replicas_in_sync
+    node = Dataset.range(24 * size)
+    node = node.map(refuse_thirds).batch(size) if name == "ones" else node.batch(size).map(refuse_tens)
+
+    def distributed():
+        return strategy.distribute_dataset(node.with_options(Options(on_error="skip")))
+
+    steps = [strategy.local_results(step) for step in distributed()]
+    expected = [sum(int(np.sum(step[number])) for step in steps) for number in range(size)]
+
+    def loop(it):
+        found = [x.sum() for x in it]
+        return np.array([len(found), sum(found)])
+
+    found = strategy.local_results(strategy.run(loop, args=(distributed(),)))
+    assert [np.asarray(each).tolist() for each in found] == [[len(steps), each] for each in expected]
+    assert 0 < len(steps) < 24
+
+
+def refuse_thirds(x):
+    if x % 3 == 1:
+        raise ValueError("no thirds")
+    return x
+
+
+def refuse_tens(x):
+    if (x % 10 == 0).any():
+        raise ValueError("no tens")
+    return x
+
+
+def test_what_is_skipped_is_logged(caplog):
+    strategy = mirrored(2)
+    dataset = Dataset.range(24).map(refuse_thirds).batch(4).with_options(Options(on_error="skip"))
+    distributed = strategy.distribute_dataset(dataset)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        strategy.run(sum_of_all, args=(distributed,))
+    assert [line for line in caplog.messages if "in all" in line] == ["left out 8 elements in all"]
+    assert "no thirds" in caplog.messages[0]
+
+
+# --- a worker that is lost ---
+
+
+@pytest.mark.cluster
+def test_a_worker_lost_in_a_loop():
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+
+        def apart(it):
+            for number, _ in enumerate(it):
+                if own_number() == 1 and number == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return 0
+
+        def together(it):
+            found = 0
+            for number, x in enumerate(it):
+                found += daskdist.get_replica_context().all_reduce("SUM", float(x.sum()))
+                if own_number() == 1 and number == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        for loop in (apart, together):
+            strategy = daskdist.MultiWorkerMirroredStrategy(client)
+            begin = time.monotonic()
+            with pytest.raises((errors.ClusterError, errors.CollectiveError), match="lost") as raised:
+                strategy.local_results(strategy.run(loop, args=(batches(strategy, 50),)))
+            assert time.monotonic() - begin < 10
+            assert strategy.workers[1] in str(raised.value)
+            # It is of no use any more, and says so; the workers that are left are, to another one.
+            begin = time.monotonic()
+            with pytest.raises((errors.ClusterError, errors.CollectiveError), match=f"lost {strategy.workers[1]}"):
+                strategy.local_results(strategy.run(loop, args=(batches(strategy, 50),)))
+            assert time.monotonic() - begin < 10
+            strategy.close()
+            with daskdist.MultiWorkerMirroredStrategy(client) as left:
+                assert strategy.workers[1] not in left.workers
+                assert len(set(map(float, left.local_results(left.run(sum_of_all, args=(batches(left, 3),)))))) == 1

@@ -1,0 +1,559 @@
+"""Variables: what replicas keep from call to call, in a process and on workers."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import PerReplica, Variable, VariableAggregation, VariableSynchronization, errors
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(
+    params=[
+        "one",
+        "embedded",
+        pytest.param("a replica a worker", marks=pytest.mark.cluster),
+        pytest.param("more replicas than threads", marks=pytest.mark.cluster),
+    ]
+)
+def strategy(request):
+    """One replica, and three, in this process; one on each of two workers, and four on each, of one thread."""
+    if request.param in ("one", "embedded"):
+        yield mirrored(1 if request.param == "one" else 3)
+        return
+    client = request.getfixturevalue("start_cluster")(2, 1)
+    per_worker = 1 if request.param == "a replica a worker" else 4
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=per_worker) as made:
+        yield made
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def two(request):
+    """Two replicas: in this process, and each on a worker."""
+    if request.param == "embedded":
+        yield mirrored(2)
+    else:
+        yield request.getfixturevalue("on_cluster")
+
+
+def variable(strategy, *args, **options):
+    with strategy.scope():
+        return Variable(*args, **options)
+
+
+def numbers(strategy):
+    return PerReplica([np.float64(number) for number in range(strategy.num_replicas_in_sync)])
+
+
+def copies(strategy, made):
+    return [np.asarray(each).tolist() for each in strategy.local_results(made)]
+
+
+# --- reading ---
+
+
+def test_all_replicas_have_what_it_is_to_begin_with(strategy):
+    made = variable(strategy, np.arange(6.0).reshape(2, 3), name="weights")
+    assert (made.name, made.shape, made.dtype, made.ndim, made.size) == ("weights", (2, 3), np.float64, 2, 6)
+    assert made.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert copies(strategy, made) == [[[0, 1, 2], [3, 4, 5]]] * strategy.num_replicas_in_sync
+    assert [each.tolist() for each in strategy.local_results(strategy.run(lambda: made[1] + made[0]))] == (
+        [[3, 5, 7]] * strategy.num_replicas_in_sync
+    )
+
+
+def test_later_changes_of_the_array_do_not_reach_it(strategy):
+    array = np.zeros(3)
+    made = variable(strategy, array)
+    array += 1
+    assert made.numpy().tolist() == [0, 0, 0]
+    made.assign(array)
+    array += 1
+    assert made.numpy().tolist() == [1, 1, 1]
+
+
+def test_what_is_read_on_a_replica_cannot_be_changed_in_place(strategy):
+    made = variable(strategy, np.zeros(3))
+
+    def step():
+        made.read_value()[0] = 1
+
+    with pytest.raises(ValueError, match="read-only"):
+        strategy.local_results(strategy.run(step))
+
+
+def test_it_is_used_as_its_value_in_the_program(two):
+    made = variable(two, np.array([1.0, 2.0]))
+    assert (made + 1).tolist() == [2, 3]
+    assert (2 * made).tolist() == [2, 4]
+    assert np.exp(made)[0] == pytest.approx(np.e)
+    assert float(made @ np.array([1.0, 1.0])) == 3
+    assert (made == np.array([1.0, 0.0])).tolist() == [True, False]
+    assert np.asarray(made).tolist() == list(made) == [1, 2]
+    assert len(made) == 2
+    scalar = variable(two, 3)
+    assert (int(scalar), float(scalar), bool(scalar), f"{scalar}", range(5)[scalar]) == (3, 3.0, True, "3", 3)
+    total = made
+    total += 1
+    assert total.tolist() == [2, 3]
+    assert made.numpy().tolist() == [1, 2]
+
+
+def test_it_is_given_by_arguments_too(strategy):
+    made = variable(strategy, 2.0)
+    found = strategy.run(lambda where, x: where["scale"] * x, args=({"scale": made}, numbers(strategy)))
+    assert [float(each) for each in strategy.local_results(found)] == [
+        2.0 * k for k in range(strategy.num_replicas_in_sync)
+    ]
+
+
+def test_nests_of_arrays_are_one_variable(strategy):
+    size = strategy.num_replicas_in_sync
+    made = variable(strategy, {"w": np.zeros(2), "b": 0.0}, aggregation="SUM")
+
+    def step(x):
+        read = made.assign_add({"w": np.ones(2) * x, "b": x})
+        return read["w"].sum() + made.read_value()["b"]
+
+    total = sum(range(size))
+    assert [float(each) for each in strategy.local_results(strategy.run(step, args=(numbers(strategy),)))] == (
+        [3.0 * total] * size
+    )
+    assert {name: np.asarray(each).tolist() for name, each in made.numpy().items()} == {"w": [total] * 2, "b": total}
+    with pytest.raises(AttributeError, match="nest of arrays, and has no shape"):
+        made.shape  # noqa: B018
+    with pytest.raises(errors.ArgumentError, match="of another structure"):
+        made.assign({"w": np.zeros(2)})
+
+
+# --- assigning on replicas ---
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("SUM", lambda n: 5 * n + n * (n - 1) / 2),
+        ("MEAN", lambda n: 5 + (n - 1) / 2),
+        ("ONLY_FIRST_REPLICA", lambda n: 5),
+    ],
+)
+def test_what_replicas_assign_is_aggregated(strategy, aggregation, expected):
+    made = variable(strategy, 0.0, aggregation=aggregation)
+    found = strategy.run(lambda x: made.assign(x + 5), args=(numbers(strategy),))
+    size = strategy.num_replicas_in_sync
+    assert [float(each) for each in strategy.local_results(found)] == [expected(size)] * size
+    assert copies(strategy, made) == [expected(size)] * size
+
+
+@pytest.mark.parametrize(("how", "sign"), [("assign_add", 1), ("assign_sub", -1)])
+def test_what_replicas_add_is_aggregated_first(strategy, how, sign):
+    made = variable(strategy, np.array([10.0, 20.0]), aggregation="SUM")
+    for _ in range(3):
+        strategy.run(lambda x, how=how: getattr(made, how)(np.array([x, 1.0])), args=(numbers(strategy),))
+    size = strategy.num_replicas_in_sync
+    total = 3 * sum(range(size))
+    assert copies(strategy, made) == [[10 + sign * total, 20 + sign * 3 * size]] * size
+
+
+def test_without_aggregation_replicas_assign_the_same(strategy):
+    made = variable(strategy, 0.0, name="rate")
+    strategy.run(lambda: made.assign(0.5))
+    assert float(made) == 0.5
+    if strategy.num_replicas_in_sync == 1:
+        return
+    with pytest.raises(errors.CollectiveError, match=r"rate.assign: replica 1 gives another value than replica 0;.*"):
+        strategy.local_results(strategy.run(lambda x: made.assign(x), args=(numbers(strategy),)))
+    assert float(made) == 0.5
+
+
+def test_values_that_are_not_numbers_are_the_same_if_their_bits_are(two):
+    made = variable(two, np.zeros(2))
+    two.local_results(two.run(lambda: made.assign(np.array([np.nan, np.inf]))))
+    assert np.isnan(made.numpy()[0])
+
+
+def test_python_numbers_are_not_summed(two):
+    made = variable(two, 0.0, aggregation="SUM", name="total")
+    with pytest.raises(errors.ArgumentError, match=r"total.assign_add: a Python number on each of 2 replicas"):
+        two.local_results(two.run(lambda: made.assign_add(1)))
+    mean = variable(two, 0.0, aggregation="MEAN")
+    two.local_results(two.run(lambda: mean.assign_add(1)))
+    assert float(mean) == 1
+
+
+def test_in_an_update_each_replica_changes_its_own_copy(two):
+    made = variable(two, 1.0, aggregation="SUM")
+    found = two.extended.update(made, lambda own, x: own.assign_add(x), args=(numbers(two),), group=False)
+    assert [float(each) for each in found] == [1, 2]
+    assert copies(two, made) == [1, 2]
+
+
+# --- each replica its own ---
+
+
+def test_on_read_each_replica_has_its_own_which_the_program_reads_as_one(strategy):
+    size = strategy.num_replicas_in_sync
+    for aggregation, expected in [("SUM", 3 * sum(range(size))), ("MEAN", 3 * (size - 1) / 2)]:
+        made = variable(strategy, 0.0, synchronization="ON_READ", aggregation=aggregation)
+        for _ in range(3):
+            strategy.run(lambda x, made=made: made.assign_add(x), args=(numbers(strategy),))
+        assert copies(strategy, made) == [3.0 * k for k in range(size)]
+        assert float(made) == pytest.approx(expected)
+    first = variable(strategy, 7, synchronization="ON_READ", aggregation="ONLY_FIRST_REPLICA")
+    assert int(first) == 7
+    apart = variable(strategy, 7, synchronization="ON_READ", name="apart")
+    with pytest.raises(errors.ArgumentError, match="apart: each replica has its own value"):
+        apart.read_value()
+    assert copies(strategy, apart.values) == [7] * size
+
+
+def test_the_program_assigns_a_sum_in_equal_parts(two):
+    made = variable(two, 0.0, synchronization="ON_READ", aggregation="SUM", name="seen")
+    made.assign(10)
+    assert copies(two, made) == [5, 5]
+    assert float(made) == 10
+    with pytest.raises(errors.ArgumentError, match=r"seen.assign_add: what replicas have is summed"):
+        made.assign_add(1)
+    mean = variable(two, 1.0, synchronization="ON_READ", aggregation="MEAN")
+    mean.assign_add(1)
+    mean.assign_sub(np.float64(0.5))
+    assert copies(two, mean) == [1.5, 1.5]
+
+
+# --- in the program ---
+
+
+def test_the_program_assigns_to_all(strategy):
+    size = strategy.num_replicas_in_sync
+    made = variable(strategy, np.zeros(2), aggregation="SUM")
+    assert np.asarray(made.assign(np.array([1.0, 2.0]))).tolist() == [1, 2]
+    assert np.asarray(made.assign_add([1, 1])).tolist() == [2, 3]
+    made.assign_sub(made)
+    assert copies(strategy, made) == [[0, 0]] * size
+    made.assign(PerReplica([np.full(2, float(number)) for number in range(size)]))
+    assert copies(strategy, made) == [[float(number)] * 2 for number in range(size)]
+
+
+def test_what_a_step_gives_is_assigned_without_being_looked_at(two):
+    made = variable(two, 0.0)
+    loss = two.reduce("SUM", two.run(lambda x: x + 1, args=(numbers(two),)), axis=None)
+    made.assign(loss * 2)
+    assert float(made) == 6
+
+
+def test_calls_that_use_a_variable_are_made_in_their_order(two):
+    made = variable(two, 0.0, aggregation="MEAN")
+    seen = []
+    for number in range(24):
+        two.run(lambda number=number: made.assign(made * 2 + number))
+        if number % 7 == 0:
+            made.assign_add(1)
+        if number % 10 == 0:
+            seen.append(made.read_value())
+    expected, read = 0.0, []
+    for number in range(24):
+        expected = expected * 2 + number + (number % 7 == 0)
+        if number % 10 == 0:
+            read.append(expected)
+    assert float(made) == expected
+    assert [float(each) for each in seen] == read
+
+
+def test_functions_that_use_a_variable_are_made_in_their_order(two):
+    made = variable(two, 0.0, aggregation="MEAN")
+
+    @daskdist.function
+    def doubled(number):
+        for _ in range(3):
+            two.run(lambda number: made.assign(made * 2 + number), args=(np.float64(number),))
+
+    for number in range(12):
+        doubled(number)
+        if number == 5:
+            made.assign_add(1)
+    expected = 0.0
+    for number in range(12):
+        for _ in range(3):
+            expected = expected * 2 + number
+        expected += number == 5
+    assert float(made) == expected
+
+
+def test_training_with_variables(two):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(32, 3))
+    y = x @ np.array([1.0, -2.0, 0.5])
+    weights = variable(two, np.zeros(3), aggregation="MEAN")
+    batches = two.distribute_dataset(daskdist.Dataset.from_tensor_slices((x, y)).batch(16).repeat(12))
+
+    def step(batch):
+        inputs, wanted = batch
+        gradient = 2 * inputs.T @ (inputs @ weights - wanted) / len(wanted)
+        weights.assign_sub(0.3 * gradient)
+
+    for batch in batches:
+        two.run(step, args=(batch,))
+    assert np.allclose(weights, [1, -2, 0.5], atol=1e-2)
+
+
+# --- what it is to begin with ---
+
+
+def test_what_a_function_makes_of_arrays_is_the_same_on_all(strategy):
+    made = variable(strategy, lambda: np.random.default_rng().normal(size=4), dtype=np.float32)
+    found = copies(strategy, made)
+    assert made.dtype == np.float32
+    assert all(each == found[0] for each in found)
+    assert len(set(found[0])) == 4
+
+
+class Counter:
+    """Something that is no array."""
+
+    def __init__(self, start=0):
+        self.number = start
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+def test_each_replica_makes_and_keeps_its_own_object(strategy):
+    made = variable(strategy, lambda: Counter(10 * daskdist.get_replica_context().replica_id_in_sync_group))
+
+    def step():
+        made.read_value().number += 1
+        return made.read_value().number
+
+    for _ in range(4):
+        found = strategy.run(step)
+    size = strategy.num_replicas_in_sync
+    assert [int(each) for each in strategy.local_results(found)] == [10 * k + 4 for k in range(size)]
+    assert [each.number for each in strategy.local_results(made)] == [10 * k + 4 for k in range(size)]
+    strategy.run(lambda: made.assign(Counter(3)))
+    assert [each.number for each in strategy.local_results(made.read_value())] == [3] * size
+    with pytest.raises(errors.ArgumentError, match="Counter, and no array"):
+        strategy.local_results(strategy.run(lambda: made.assign_add(1)))
+    with pytest.raises(AttributeError, match="is an object"):
+        made.dtype  # noqa: B018
+
+
+def test_an_object_that_is_a_nest_is_kept_as_it_is(two):
+    made = variable(two, list)
+    for number in range(3):
+        two.run(lambda number=number: made.read_value().append(number))
+    assert two.local_results(made) == ([0, 1, 2], [0, 1, 2])
+
+
+# --- saved and restored ---
+
+
+def test_its_state_is_saved_and_loaded(strategy):
+    size = strategy.num_replicas_in_sync
+    made = [
+        variable(strategy, np.arange(3.0), aggregation="MEAN"),
+        variable(strategy, {"w": np.ones(2, np.float32), "b": 0}, aggregation="SUM"),
+        variable(strategy, 0.0, synchronization="ON_READ", aggregation="SUM"),
+        variable(strategy, 0.0, synchronization="ON_READ"),
+        variable(strategy, Counter),
+        variable(strategy, Counter, synchronization="ON_READ"),
+    ]
+
+    def step(x):
+        for each in made[2:4]:
+            each.assign_add(x + 1)
+        for each in made[4:]:
+            each.read_value().number += int(x) + 1
+
+    strategy.run(step, args=(numbers(strategy),))
+    states = [pickle.loads(pickle.dumps(each.state_dict())) for each in made]
+    total = size * (size + 1) / 2
+    assert states[0]["value"].tolist() == [0, 1, 2]
+    assert (states[1]["value"]["w"].dtype, int(states[1]["value"]["b"])) == (np.float32, 0)
+    assert states[2] == {"value": total}
+    assert states[3] == {"replicas": [k + 1 for k in range(size)]}
+    assert states[4] == {"value": {"number": 1}}
+    assert states[5] == {"replicas": [{"number": k + 1} for k in range(size)]}
+    made[0].assign(np.zeros(3))
+    made[1].assign({"w": np.zeros(2, np.float32), "b": 1})
+    strategy.run(step, args=(numbers(strategy),))
+    for each, state in zip(made, states, strict=True):
+        each.load_state_dict(state)
+    assert made[0].numpy().tolist() == [0, 1, 2]
+    assert made[1].numpy()["w"].tolist() == [1, 1]
+    assert copies(strategy, made[2]) == [total / size] * size
+    assert copies(strategy, made[3]) == [k + 1 for k in range(size)]
+    assert [each.number for each in strategy.local_results(made[4])] == [1] * size
+    assert [each.number for each in strategy.local_results(made[5])] == [k + 1 for k in range(size)]
+
+
+def test_a_state_that_does_not_fit_is_refused(two):
+    made = variable(two, np.zeros(3), name="weights")
+    with pytest.raises(errors.ArgumentError, match=r"\(2,\)"):
+        made.load_state_dict({"value": np.zeros(2)})
+    with pytest.raises(errors.ArgumentError, match="weights: the state has no 'value'"):
+        made.load_state_dict({"replicas": []})
+    apart = variable(two, 0.0, synchronization="ON_READ", name="apart")
+    with pytest.raises(errors.ArgumentError, match="apart: each replica has its own value; the state has 3"):
+        apart.load_state_dict({"replicas": [1.0, 2.0, 3.0]})
+    locked = variable(two, object, name="thing")
+    with pytest.raises(errors.ArgumentError, match="thing: object cannot be saved"):
+        locked.state_dict()
+
+
+# --- bad input ---
+
+
+def test_it_is_made_in_a_scope():
+    with pytest.raises(errors.ArgumentError, match="no strategy is current"):
+        Variable(0)
+
+
+def test_it_is_not_made_on_a_replica(two):
+    with pytest.raises(RuntimeError, match=r"made by replica \d, inside the function that it runs"):
+        two.local_results(two.run(lambda: Variable(0)))
+
+
+def test_it_is_not_used_by_another_strategy(two):
+    other = mirrored(2)
+    made = variable(other, 0.0, name="weights")
+    with pytest.raises(errors.ArgumentError, match="weights is a variable of another strategy"):
+        two.run(lambda x: x, args=(made,))
+    with pytest.raises(errors.ArgumentError, match="weights: used on a replica of another strategy"):
+        two.local_results(two.run(lambda: made + 1))
+    with two.scope(), pytest.raises(errors.ArgumentError, match="weights: used in the scope of another strategy"):
+        made.assign(1)
+    own = variable(two, 0.0, name="own")
+    with pytest.raises(errors.ArgumentError, match="own: used on a replica of another strategy"):
+        other.run(lambda: own + 1)
+
+
+@pytest.mark.cluster
+def test_on_a_worker_it_is_for_replicas_alone(on_cluster):
+    made = variable(on_cluster, 0.0, name="weights")
+    with pytest.raises(errors.ArgumentError, match="weights: used outside of its strategy"):
+        on_cluster.client.submit(lambda: float(made), pure=False).result()
+
+
+@pytest.mark.cluster
+def test_after_its_strategy_is_closed_it_is_of_no_use(client):
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        made = variable(strategy, 0.0)
+        assert float(made) == 0
+    with pytest.raises(errors.ArgumentError, match="its strategy is closed"):
+        made.numpy()
+
+
+def test_values_that_do_not_fit_are_refused(two):
+    made = variable(two, np.zeros(3, np.int32), aggregation="SUM", name="weights")
+    with pytest.raises(
+        errors.ArgumentError, match=r"weights.assign: the value has shape \(2,\); the variable has \(3,\)"
+    ):
+        made.assign(np.zeros(2, np.int32))
+    with pytest.raises(errors.ArgumentError, match="dtype float64, which does not go into the variable's int32"):
+        made.assign(np.zeros(3))
+    with pytest.raises(errors.ArgumentError, match=r"weights.assign_add: the value is str"):
+        made.assign_add("x")
+    with pytest.raises(errors.ArgumentError, match=r"weights.assign: the value has shape \(\)"):
+        two.local_results(two.run(lambda: made.assign(np.int32(1))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aggregation": "MAX"}, "'MAX' is no VariableAggregation; there are NONE, SUM, MEAN, ONLY_FIRST_REPLICA"),
+        ({"synchronization": "NONE"}, "'NONE' is no VariableSynchronization; there are AUTO, ON_WRITE, ON_READ"),
+        ({"initial_value": 1, "aggregation": "MEAN"}, "aggregation MEAN of int64 would be no whole number"),
+        ({"initial_value": "x"}, "initial_value is str; give arrays and numbers"),
+        ({"initial_value": Counter()}, "initial_value is Counter; give arrays and numbers"),
+        ({"initial_value": Counter, "aggregation": "SUM"}, "aggregation SUM is for arrays, and the value is Counter"),
+    ],
+)
+def test_what_it_cannot_be_is_told(options, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        variable(mirrored(2), **{"initial_value": 0.0, **options})
+
+
+def test_names_of_enumerations_are_taken_in_any_case():
+    made = variable(mirrored(2), 0.0, aggregation="sum", synchronization=VariableSynchronization.ON_READ)
+    assert made.aggregation is VariableAggregation.SUM
+    assert "ON_READ, SUM" in repr(made)
+
+
+def test_a_function_that_raises_is_told(two):
+    def make():
+        raise ValueError("no seed")
+
+    with pytest.raises(ValueError, match="no seed"):
+        variable(two, make)
+    assert float(variable(two, partial(float, 2))) == 2
+
+
+def test_a_step_that_raises_leaves_it_of_use(two):
+    made = variable(two, 0.0, aggregation="SUM")
+
+    def step(x, fails):
+        if fails:
+            raise ValueError("not today")
+        return made.assign_add(x + 1)
+
+    two.run(step, args=(numbers(two), False))
+    with pytest.raises(ValueError, match="not today"):
+        two.local_results(two.run(step, args=(numbers(two), True)))
+    two.run(step, args=(numbers(two), False))
+    assert float(made) == 6
+
+
+def test_only_some_replicas_assign(two):
+    made = variable(two, 0.0, aggregation="SUM", name="total")
+
+    def step():
+        if daskdist.get_replica_context().replica_id_in_sync_group == 0:
+            made.assign_add(np.float64(1))
+
+    with pytest.raises(errors.CollectiveError, match="is called by some replicas only: replica 1 has ended"):
+        two.local_results(two.run(step))
+    assert float(made) == 0
+
+
+# --- what is let go of ---
+
+
+def test_what_the_program_has_no_more_is_let_go_of(strategy):
+    def number_of_one_that_goes():
+        made = variable(strategy, np.zeros(1000), name="large")
+        strategy.run(lambda: made.assign_add(np.ones(1000)))
+        assert made.numpy()[0] == 1
+        return made._ordered.number
+
+    number = number_of_one_that_goes()
+    gc.collect()
+    variable(strategy, 0.0)
+
+    def kept():
+        return int(number in daskdist.get_replica_context()._shelf()._states)
+
+    deadline = time.monotonic() + 20
+    while any(map(int, strategy.local_results(strategy.run(kept)))):
+        assert time.monotonic() < deadline
+        gc.collect()
+        variable(strategy, 0.0)
+
+
+def test_many_steps_with_a_variable_do_not_make_a_chain_without_end(two):
+    made = variable(two, 0.0, aggregation="SUM")
+    one = np.float64(1)
+    for _ in range(600):
+        two.run(lambda: made.assign_add(one))
+    assert float(made) == 1200
