@@ -90,7 +90,7 @@ def test_persisted_collections(client, on_cluster, name):
 def test_workers_that_are_threads():
     with (
         Client(
-            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None, set_as_default=False
+            processes=False, n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", set_as_default=False
         ) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
         dask.config.set({"daskdist.split-bytes": 40}),
@@ -139,6 +139,16 @@ def test_it_goes_from_worker_to_worker(client, on_cluster):
     assert sent[one].count(other) == 2
     assert sent[other].count(one) == 2
     assert client.run_on_scheduler(num_transitions) - first < 40
+
+
+def test_a_function_has_it_from_around_it(client, on_cluster):
+    kept = client.persist(da.arange(40, chunks=7))
+    dataset = daskdist.Dataset.range(3).flat_map(lambda _: daskdist.Dataset.from_dask(kept)).batch(8)
+    distributed = on_cluster.distribute_dataset(dataset)
+    found = on_cluster.local_results(on_cluster.run(lambda it: [int(x.sum()) for x in it], args=(distributed,)))
+    expected = [on_cluster.local_results(on_cluster.run(np.sum, args=(batch,))) for batch in distributed]
+    assert [tuple(map(int, each)) for each in zip(*found, strict=True)] == [tuple(map(int, each)) for each in expected]
+    assert sum(map(sum, found)) == 3 * sum(range(40))
 
 
 def test_what_is_read_there_cannot_be_changed(on_cluster):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import time
+import weakref
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from conftest import mirrored
 
 import daskdist
-from daskdist import PerReplica, Variable, VariableAggregation, VariableSynchronization, errors
+from daskdist import PerReplica, Variable, VariableAggregation, VariableSynchronization, devices, errors
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -114,6 +115,20 @@ def test_it_is_given_by_arguments_too(strategy):
     assert [float(each) for each in strategy.local_results(found)] == [
         2.0 * k for k in range(strategy.num_replicas_in_sync)
     ]
+
+
+def test_one_that_is_returned_is_the_value_it_has(strategy):
+    made = variable(strategy, [1.0, 2.0])
+    found = strategy.run(lambda: (made, {"twice": made * 2}))
+    size = strategy.num_replicas_in_sync
+    both = strategy.local_results(found)
+    assert [(one.tolist(), other["twice"].tolist()) for one, other in both] == [([1, 2], [2, 4])] * size
+    if size > 1:
+        assert np.asarray(strategy.reduce("SUM", found[0], axis=None)).tolist() == [size, 2 * size]
+    nest = variable(strategy, [np.zeros(2), np.ones(3)])
+    assert [len(each) for each in nest.numpy()] == [2, 3]
+    with pytest.raises(AttributeError, match="nest of arrays"):
+        np.asarray(nest)
 
 
 def test_nests_of_arrays_are_one_variable(strategy):
@@ -227,6 +242,41 @@ def test_the_program_assigns_a_sum_in_equal_parts(two):
     mean.assign_add(1)
     mean.assign_sub(np.float64(0.5))
     assert copies(two, mean) == [1.5, 1.5]
+
+
+def test_a_sum_of_whole_numbers_is_assigned_in_whole_parts(two):
+    made = variable(two, 3, synchronization="ON_READ", aggregation="SUM", name="seen")
+    for number in (0, 7, -7):
+        assert int(made.assign(number)) == int(made) == number
+    assert copies(two, made) == [-3, -4]
+    made.assign(two.reduce("SUM", two.run(lambda: np.int64(2)), axis=None) + 1)
+    assert copies(two, made) == [3, 2]
+    state = made.state_dict()
+    made.assign(0)
+    made.load_state_dict(state)
+    assert int(made) == 5
+    with pytest.raises(errors.ArgumentError, match="dtype float64, which does not go into the variable's int64"):
+        made.assign(1.5)
+    with pytest.raises(errors.ArgumentError, match=r"seen.assign: the value is str"):
+        made.assign("x")
+
+
+def test_what_the_program_assigns_comes_as_it_is_read(two):
+    mean = variable(two, 0.0, synchronization="ON_READ", aggregation="MEAN")
+    assert float(mean.assign(numbers(two))) == 0.5
+    total = variable(two, 0.0, synchronization="ON_READ", aggregation="SUM")
+    assert float(total.assign(10)) == 10
+
+
+@pytest.mark.parametrize(("aggregation", "expected"), [("SUM", 3), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1)])
+def test_of_one_of_which_each_has_its_own_the_program_assigns_what_it_reads(two, aggregation, expected):
+    own = variable(two, 0.0, synchronization="ON_READ", aggregation=aggregation)
+    two.run(lambda x: own.assign(x + 1), args=(numbers(two),))
+    made = variable(two, 1.0)
+    made.assign(own)
+    assert copies(two, made) == [expected] * 2
+    made.assign_add(own)
+    assert copies(two, made) == [2 * expected] * 2
 
 
 # --- in the program ---
@@ -469,6 +519,16 @@ def test_values_that_do_not_fit_are_refused(two):
         two.local_results(two.run(lambda: made.assign(np.int32(1))))
 
 
+def test_a_python_number_goes_wherever_it_fits(two):
+    made = variable(two, np.uint8(9), name="small")
+    two.run(lambda: made.assign_sub(4))
+    made.assign_add(200)
+    assert copies(two, made) == [205, 205]
+    for number in (-1, 256):
+        with pytest.raises(errors.ArgumentError, match=f"{number} does not fit into the variable's uint8"):
+            made.assign(number)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -527,6 +587,43 @@ def test_only_some_replicas_assign(two):
     assert float(made) == 0
 
 
+# --- on a device ---
+
+
+def test_on_a_device_it_is_of_the_device(monkeypatch):
+    strict = pytest.importorskip("array_api_strict")
+    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array-api-strict"))
+    strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
+    made = [
+        variable(strategy, np.arange(3, dtype=np.float32), aggregation="SUM"),
+        variable(strategy, lambda: {"w": strict.ones(2), "b": 0.0}, aggregation="MEAN"),
+        variable(strategy, np.zeros(2), synchronization="ON_READ", aggregation="SUM"),
+    ]
+    kinds = []
+
+    def step(x):
+        first, nest, own = made
+        kinds.append([type(first.read_value()), type(nest.read_value()["w"]), type(own.read_value())])
+        first.assign_add(strict.full(3, float(x), dtype=strict.float32))
+        nest.assign({"w": first.read_value()[:2] * 2.0, "b": np.float64(x)})
+        own.assign_sub(np.ones(2))
+        return daskdist.get_replica_context().devices
+
+    found = strategy.run(step, args=(PerReplica([1.0, 2.0]),))
+    assert strategy.local_results(found) == (("STRICT:0",), ("STRICT:1",))
+    assert kinds == [[type(strict.ones(1))] * 3] * 2
+    assert made[0].numpy().tolist() == [3, 4, 5]
+    assert type(made[0].numpy()) is np.ndarray
+    assert made[1].numpy()["w"].tolist() == [6, 8]
+    assert float(made[1].numpy()["b"]) == 1.5
+    assert made[2].numpy().tolist() == [-2, -2]
+    states = [each.state_dict() for each in made]
+    for each, state in zip(made, states, strict=True):
+        each.load_state_dict(state)
+    made[0].assign_add(np.ones(3, np.float32))
+    assert copies(strategy, made[0]) == [[4, 5, 6]] * 2
+
+
 # --- what is let go of ---
 
 
@@ -549,6 +646,46 @@ def test_what_the_program_has_no_more_is_let_go_of(strategy):
         assert time.monotonic() < deadline
         gc.collect()
         variable(strategy, 0.0)
+
+
+class Model:
+    """What has a variable, and a method that uses it."""
+
+    def __init__(self, made):
+        self.weights = made
+
+    def step(self):
+        return self.weights[0]
+
+
+@pytest.mark.cluster
+def test_an_object_whose_method_was_called_is_let_go_of(on_cluster):
+    def made_and_called():
+        model = Model(variable(on_cluster, np.zeros(3)))
+        assert on_cluster.local_results(on_cluster.run(model.step)) == (0, 0)
+        return weakref.ref(model)
+
+    models = [made_and_called() for _ in range(4)]
+    gc.collect()
+    assert [model() for model in models] == [None] * 4
+
+
+def test_what_is_refused_is_let_go_of(two):
+    def kept():
+        states = daskdist.get_replica_context()._shelf()._states
+        return sum(Refused.__name__ in str(each) for each in states.values())
+
+    with pytest.raises(errors.ArgumentError, match="aggregation SUM is for arrays"):
+        variable(two, Refused, aggregation="SUM")
+    deadline = time.monotonic() + 20
+    while any(map(int, two.local_results(two.run(kept)))):
+        assert time.monotonic() < deadline
+        gc.collect()
+        variable(two, 0.0)
+
+
+class Refused:
+    """Something of which no other test makes any."""
 
 
 def test_many_steps_with_a_variable_do_not_make_a_chain_without_end(two):

@@ -368,13 +368,16 @@ def compute_key(graph: Graph, key: Any, bring: Bring | None = None) -> Any:
 
     wanted = cull(graph, [key])[0]
     # What is on a cluster is brought here, straight from the workers.
-    there = {name: task for name, task in wanted.items() if is_future(task)}
-    for name, task in there.items():
-        if task.cancelled():
-            raise gone(name)
-    brought: Graph = {name: (Brought(task),) for name, task in there.items()}
+    brought: Graph = {}
     for name, task in wanted.items():
-        if type(task) is Kept:
+        if is_future(task) and task.client is None and bring is not None:
+            # It came to a worker with a function that has it from around it.
+            brought[name] = (partial(bring, Kept(task.key, ())),)
+        elif is_future(task):
+            if task.client is None or task.cancelled():
+                raise gone(name)
+            brought[name] = (Brought(task),)
+        elif type(task) is Kept:
             if bring is None:
                 raise gone(name)
             brought[name] = (partial(bring, task),)

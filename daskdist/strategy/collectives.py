@@ -6,6 +6,7 @@ import functools
 import hashlib
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -21,8 +22,8 @@ from daskdist.strategy.reduction import Op, ReduceOp, name_of
 from daskdist.strategy.regroup import component, regroup
 from daskdist.strategy.tree import Fold
 
-# From so many bytes on, processes reduce a part each.
-LARGE_BYTES: Final = 2**18
+# From so many elements on, processes reduce a part each.
+_LARGE_ELEMENTS: Final = 2**16
 _OF_ELEMENTS: Final[dict[Any, Any]] = {
     ReduceOp.SUM: np.add,
     ReduceOp.MEAN: np.add,
@@ -87,18 +88,20 @@ class AllReduce:
 
     def is_large(self, partial: Any) -> bool:
         """Whether a partial result is of much, in arrays of which a part can be reduced for itself."""
-        if self.op not in _OF_ELEMENTS or not all(isinstance(_array(each), np.ndarray) for _, each in partial):
-            return False
-        return bool(sum(_array(each).nbytes for _, each in partial) >= LARGE_BYTES)
+        # By what is the same on all: they may differ in dtype, and in whether a number came of an array without axes.
+        return self.op in _OF_ELEMENTS and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
 
     def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
         """As `combined`, of two, where that of a number came here, and is nobody's: into its arrays."""
         function = _OF_ELEMENTS[self.op]
+        # What a replica gave twice came once.
+        times = Counter(id(_array(value)) for _, value in partials[received])
         found = []
         for (shape, one), (_, other) in zip(*partials, strict=True):
             a, b = _array(one), _array(other)
             out = (a, b)[received]
-            if a.dtype == b.dtype and out.flags.writeable and not isinstance(one, tuple):
+            is_free = times[id(out)] == 1 and out.flags.writeable
+            if a.dtype == b.dtype and is_free and not isinstance(one, tuple):
                 found.append((shape, function(a, b, out=out)))
             else:
                 found += self._fold.partials([[(shape, one)], [(shape, other)]])

@@ -40,6 +40,8 @@ class ReplicaContext:
         Gives the gang of those that meet in this process.
     shelf
         Gives what replicas of this process keep.
+    device
+        The name of its device.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class ReplicaContext:
         strategy: Callable[[], Strategy],
         gang: Callable[[], Gang] | None = None,
         shelf: Callable[[], Shelf | None] = lambda: None,
+        device: str = "CPU:0",
     ) -> None:
         self.replica_id_in_sync_group = replica_id_in_sync_group
         self.num_replicas_in_sync = num_replicas_in_sync
         self._strategy = strategy
         self._gang = gang
         self._shelf = shelf
+        self._device = device
         # Whether what is assigned to a variable is for this replica's copy alone.
         self.updates_alone = False
 
@@ -66,7 +70,7 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[str, ...]:
         """The name of the replica's device, such as ``("CPU:0",)``."""
-        return (self.strategy.replicas[self.replica_id_in_sync_group].device,)
+        return (self._device,)
 
     def all_reduce(self, reduce_op: Op | str, value: Any, options: Any = None) -> Any:
         """Make one value of every replica's, and give it to all.
@@ -179,8 +183,9 @@ class ReplicaContext:
     def _meet(self, collective: Collective, given: Any) -> Any:
         number = self.replica_id_in_sync_group
         if self._gang is None:
-            return collective.final(collective.partial({number: given}))
-        found, is_own = self._gang().meet(number, collective, given)
+            found, is_own = collective.final(collective.partial({number: given})), False
+        else:
+            found, is_own = self._gang().meet(number, collective, given)
         if is_own or not isinstance(collective, (AllReduce, AllGather)):
             return found
         # Nobody else's: what one changes in place is its own.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +13,8 @@ import optree
 
 from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.core.spec import TensorSpec
+from daskdist.devices import Device
+from daskdist.devices import device as find_device
 from daskdist.errors import ArgumentError
 from daskdist.execute.ordered import Ordered
 from daskdist.strategy.aggregation import VariableSynchronization
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.variables import Variable
 
 NUMBERS: Final = (bool, int, float, complex)
+_CHANGES: Final = {"assign_add": operator.add, "assign_sub": operator.sub}
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,12 @@ class Layout:
         return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)
 
 
-def _frozen(leaf: Any, dtype: np.dtype[Any]) -> Any:
-    # The variable's own, which nobody changes.
-    array = np.array(leaf, dtype)
-    array.flags.writeable = False
-    return array
+def _frozen(leaf: Any) -> Any:
+    # The variable's own, which nobody is to change.
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        leaf = np.asarray(leaf)
+        leaf.flags.writeable = False
+    return leaf
 
 
 def is_array(leaf: Any) -> bool:
@@ -73,6 +79,18 @@ def is_array(leaf: Any) -> bool:
     if isinstance(leaf, (np.ndarray, np.generic)):
         return leaf.dtype.kind in "biufc"
     return isinstance(leaf, NUMBERS)
+
+
+def of_numbers(value: Any) -> Any:
+    """Lists of Python numbers as an array; what else there is as it is."""
+    if not isinstance(value, (list, tuple)) or not all(type(leaf) in NUMBERS for leaf in optree.tree_leaves(value)):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        # Rows of different lengths are a nest.
+        return value
+    return array if array.dtype.kind in "biufc" else value
 
 
 def with_dtype(value: Any, dtype: Any) -> Any:
@@ -91,7 +109,7 @@ def leaves_like(layout: Layout, value: Any, what: str) -> list[Any]:
         It is of another.
     """
     if layout.treespec.is_leaf():
-        return [np.asarray(value) if isinstance(value, (list, tuple)) else value]
+        return [of_numbers(value)]
     try:
         leaves: list[Any] = layout.treespec.flatten_up_to(value)
     except ValueError as error:
@@ -99,9 +117,26 @@ def leaves_like(layout: Layout, value: Any, what: str) -> list[Any]:
     return leaves
 
 
-def as_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """Leaves with what can be made an array, such as another variable or a tensor, made one."""
-    return [leaf if is_array(leaf) or not hasattr(leaf, "__array__") else np.asarray(leaf) for leaf in leaves]
+_device = functools.cache(find_device)
+
+
+def as_arrays(leaves: Sequence[Any], device: Device | None = None) -> list[Any]:
+    """Leaves with what can be made an array here made one: arrays of a device, other variables, tensors."""
+    return [_as_array(leaf, device) for leaf in leaves]
+
+
+def _as_array(leaf: Any, device: Device | None) -> Any:
+    if is_array(leaf):
+        return leaf
+    if device is not None and _is_on(device, leaf):
+        return device.get(leaf)
+    return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+
+
+def _is_on(device: Device, leaf: Any) -> bool:
+    # Whether it is an array of the device's own kind.
+    namespace = getattr(leaf, "__array_namespace__", None)
+    return namespace is not None and namespace() is device.namespace
 
 
 def check(what: str, layout: Layout, leaves: Sequence[Any]) -> None:
@@ -118,7 +153,12 @@ def check(what: str, layout: Layout, leaves: Sequence[Any]) -> None:
         given = np.asarray(leaf)
         if given.shape != spec.shape:
             raise ArgumentError(f"{what}: the value has shape {given.shape}; the variable has {spec.shape}")
-        if not np.can_cast(given.dtype, spec.dtype, "same_kind"):
+        if type(leaf) is int and spec.dtype.kind in "iu":
+            # A Python number has no dtype, and goes wherever it fits into.
+            info = np.iinfo(spec.dtype)
+            if not info.min <= leaf <= info.max:
+                raise ArgumentError(f"{what}: {leaf} does not fit into the variable's {spec.dtype}")
+        elif not np.can_cast(given.dtype, spec.dtype, "same_kind"):
             raise ArgumentError(
                 f"{what}: the value has dtype {given.dtype}, which does not go into the variable's {spec.dtype}; cast "
                 "it first"
@@ -139,6 +179,7 @@ class Copy:
     def __init__(self, variable: Variable, replica: ReplicaContext) -> None:
         self.variable = variable
         self.replica = replica
+        self.device: Device = _device(replica._device)
         self._shelf: Any = replica._shelf()
 
     @property
@@ -150,21 +191,27 @@ class Copy:
 
     @property
     def leaves(self) -> list[Any]:
-        """Its arrays, or the object."""
+        """Its arrays, which are the device's, or the object."""
         variable = self.variable
         found = self._shelf.get(variable._ordered.number, self.replica.replica_id_in_sync_group, variable.name)
         return [leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf for leaf in found]
 
+    @property
+    def host_leaves(self) -> list[Any]:
+        """Its arrays as they leave the device, or the object."""
+        leaves = self.leaves
+        return leaves if self.variable._layout.treespec is None else as_arrays(leaves, self.device)
+
     def checked(self, how: str, value: Any) -> list[Any]:
-        """The leaves of a value, if it is one that the variable can have."""
+        """The leaves of a value as arrays of the host, if it is one that the variable can have."""
         layout = self.variable._layout
         what = f"{self.variable.name}.{how}"
-        leaves = as_arrays(leaves_like(layout, value, what))
+        leaves = as_arrays(leaves_like(layout, value, what), self.device)
         check(what, layout, leaves)
         return leaves
 
-    def write(self, how: str, leaves: Sequence[Any]) -> list[Any]:
-        """Change this copy alone; its new arrays, or the object."""
+    def write(self, how: str, leaves: Sequence[Any]) -> None:
+        """Change this copy alone, by arrays of the host, or another object."""
         variable = self.variable
         if variable._layout.treespec is None:
             if how not in ("assign", "put"):
@@ -172,13 +219,12 @@ class Copy:
             found = list(leaves)
         else:
             specs = variable._layout.specs
-            if how == "assign_add":
-                leaves = [old + leaf for old, leaf in zip(self.leaves, leaves, strict=True)]
-            elif how == "assign_sub":
-                leaves = [old - leaf for old, leaf in zip(self.leaves, leaves, strict=True)]
-            found = [_frozen(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+            found = [self.device.put(np.array(leaf, spec.dtype)) for leaf, spec in zip(leaves, specs, strict=True)]
+            change = _CHANGES.get(how)
+            if change is not None:
+                found = list(map(change, self.leaves, found))
+            found = list(map(_frozen, found))
         self._shelf.put(variable._ordered.number, self.replica.replica_id_in_sync_group, found)
-        return self.leaves
 
 
 # --- called on each replica ---
@@ -202,7 +248,7 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
     replica = copy.replica
     value, layout = None, Layout(None)
     if replica.replica_id_in_sync_group == 0:
-        value = with_dtype(make(), dtype)
+        value = with_dtype(_on_host(make(), copy.device), dtype)
         layout = Layout.of(value)
     if replica.num_replicas_in_sync > 1:
         arrays = optree.tree_leaves(value) if layout.treespec is not None else []
@@ -218,6 +264,14 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
     return _listed([layout])
 
 
+def _on_host(value: Any, device: Device) -> Any:
+    # A nest of arrays of the device as one of arrays of the host; what else there is as it is.
+    leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+    if not any(_is_on(device, leaf) and not is_array(leaf) for leaf in leaves):
+        return value
+    return optree.tree_unflatten(treespec, [device.get(leaf) if _is_on(device, leaf) else leaf for leaf in leaves])
+
+
 def forget_there(gone: list[Ordered]) -> Returned:
     """Let go of variables that the program has no more."""
     replica = replica_there_is()
@@ -229,21 +283,22 @@ def forget_there(gone: list[Ordered]) -> Returned:
 
 def read_there(variable: Variable) -> Returned:
     """The leaves of a replica's copy."""
-    return _listed(_own(variable).leaves)
+    return _listed(_own(variable).host_leaves)
 
 
 def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
     """Change a replica's copy alone, and give its leaves."""
     copy = _own(variable)
     if variable._layout.treespec is not None:
-        leaves = as_arrays(leaves)
+        leaves = as_arrays(leaves, copy.device)
         check(f"{variable.name}.{how}", variable._layout, leaves)
-    return _listed(copy.write(how, leaves))
+    copy.write(how, leaves)
+    return _listed(copy.host_leaves)
 
 
 def state_there(variable: Variable) -> Returned:
     """What a replica has, in arrays that can be saved."""
-    value = variable._layout.packed(_own(variable).leaves)
+    value = variable._layout.packed(_own(variable).host_leaves)
     if variable._layout.treespec is None:
         value = value.state_dict() if hasattr(value, "state_dict") else value
         try:
@@ -259,7 +314,7 @@ def state_there(variable: Variable) -> Returned:
 def restore_there(variable: Variable, state: Returned) -> Returned:
     """Give a replica what was saved."""
     copy = _own(variable)
-    value = variable._layout.packed(copy.leaves)
+    value = variable._layout.packed(copy.host_leaves)
     (saved,) = state.leaves
     if hasattr(value, "load_state_dict"):
         value.load_state_dict(like(value.state_dict(), saved, owner=value))

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final
@@ -37,7 +37,9 @@ class Stretches:
         self._ends: list[list[int]] = []
 
     def add(self, number: int) -> None:
-        """Have a number more, which it has not."""
+        """Have a number more, if it has not got it."""
+        if number in self:
+            return
         ends = self._ends
         place = len(ends)
         while place and ends[place - 1][0] > number:
@@ -76,6 +78,8 @@ class Desk:
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
         # By step, the workers to which something could not be sent, and why.
         self._unsent: dict[Step, dict[str, str]] = {}
+        # By step and worker, how much is on its way there.
+        self._on_its_way: Counter[tuple[Step, str]] = Counter()
         self.changed = threading.Condition()
         self.board = Board()
         worker.handlers["daskdist_progress"] = self.progress
@@ -98,10 +102,11 @@ class Desk:
         for step in steps:
             self.leave(token, step, number, how)
 
-    async def whereabouts(self, token: str, step: int) -> list[tuple[int, str]]:
-        """Which replicas have left a call, and how."""
+    async def whereabouts(self, token: str, step: int, asking: str) -> list[tuple[int, str]]:
+        """Which replicas have left a call, and how; nothing as long as something is on its way to who asks."""
+        key = (token, step)
         with self.changed:
-            return list(self._how_over((token, step)).items())
+            return [] if (key, asking) in self._on_its_way else list(self._how_over(key).items())
 
     def _how_over(self, key: Step) -> dict[int, str]:
         # Which replicas have left a call, and how.
@@ -143,19 +148,19 @@ class Desk:
         if isinstance(error, BaseException):
             error = told(error)
         with self.changed:
-            if error is None and key not in self._gangs:
-                self._ended.setdefault((token, number), Stretches()).add(step)
-                if key in self._mail and self._are_over(key):
-                    # Sent before it was known that nobody would take it.
-                    self._forget(key)
-                return
-            self._over.setdefault(key, {})[number] = error or _HAS_ENDED
-            while len(self._over) > _MOST_OVER:
-                gone, _ = self._over.popitem(last=False)
-                self._forget(gone)
             gang = self._gangs.get(key)
+            if token in self.teams:
+                # All of them, though of some more is known: so they are few stretches.
+                self._ended.setdefault((token, number), Stretches()).add(step)
+            if error is not None or gang is not None:
+                self._over.setdefault(key, {})[number] = error or _HAS_ENDED
+                if len(self._over) > _MOST_OVER:
+                    self._over.popitem(last=False)
             if gang is not None and gang.leave(number, error):
                 del self._gangs[key]
+                self._forget(key)
+            elif gang is None and key in self._mail and self._are_over(key):
+                # Sent before it was known that nobody would take it.
                 self._forget(key)
 
     def forget(self, token: str) -> None:
@@ -165,6 +170,10 @@ class Desk:
             self.shelves.pop(token, None)
             for number in () if team is None else team.members(self.worker.address):
                 self._ended.pop((token, number), None)
+            for key in [each for each in (*self._mail, *self._unsent) if each[0] == token]:
+                self._forget(key)
+            # Nobody would tell those that wait who has left.
+            self.changed.notify_all()
 
     def _forget(self, key: Step) -> None:
         self._mail.pop(key, None)
@@ -172,15 +181,22 @@ class Desk:
 
     def send(self, address: str, **message: Any) -> ThreadFuture[None]:
         """Send something to another worker; what it gives is done once that has it, or is not to be reached."""
+        with self.changed:
+            self._on_its_way[(message["token"], message["step"]), address] += 1
         return asyncio.run_coroutine_threadsafe(self._send(address, message), self.worker.loop.asyncio_loop)
 
     async def _send(self, address: str, message: dict[str, Any]) -> None:
+        key, why = (message["token"], message["step"]), None
         try:
             await self.worker.rpc(address).daskdist_receive(sender=self.worker.address, **message)
         except Exception as error:
-            key = message["token"], message["step"]
-            with self.changed:
-                self._unsent.setdefault(key, {})[address] = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
+        with self.changed:
+            self._on_its_way[key, address] -= 1
+            if not self._on_its_way[key, address]:
+                del self._on_its_way[key, address]
+            if why is not None and key in self._gangs:
+                self._unsent.setdefault(key, {})[address] = why
                 self.changed.notify_all()
 
     def take(self, key: Step, turn: int, part: str, senders: Sequence[str], name: str, team: Team) -> list[Any]:
@@ -197,6 +213,8 @@ class Desk:
         suspects: dict[str, dict[int, BaseException | str | None]] = {}
         while True:
             with self.changed:
+                if key[0] not in self.teams:
+                    raise CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
                 mail = self._mail.setdefault(key, {})
                 missing = [sender for sender in senders if (turn, part, sender) not in mail]
                 if not missing:
@@ -268,7 +286,7 @@ class Desk:
 
     def _asked(self, key: Step, address: str, name: str, team: Team) -> dict[int, BaseException | str | None]:
         async def ask() -> Any:
-            asked = self.worker.rpc(address).daskdist_whereabouts(token=key[0], step=key[1])
+            asked = self.worker.rpc(address).daskdist_whereabouts(token=key[0], step=key[1], asking=self.worker.address)
             return await asyncio.wait_for(asked, _ANSWER_WITHIN_S)
 
         asked: ThreadFuture[Any] = asyncio.run_coroutine_threadsafe(ask(), self.worker.loop.asyncio_loop)

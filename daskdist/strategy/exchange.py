@@ -127,8 +127,12 @@ class Exchange:
         # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
         pickled, buffers = pickled_apart(data)
         frames = [buffer.raw() for buffer in buffers]
+        # Another worker of this process would be given the very memory.
+        is_apart = not address.startswith("inproc://")
         sent = [
-            bytes(frame) if len(frame) < _SMALL_BYTES else to_serialize(frame if is_kept else bytes(frame))
+            to_serialize(frame if is_kept else bytes(frame))
+            if is_apart and len(frame) >= _SMALL_BYTES
+            else bytes(frame)
             for frame in frames
         ]
         return self._desk.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, sent))

@@ -151,7 +151,8 @@ class Gang:
             self._await(meeting, collective, gate)
         if meeting.error is not None:
             raise _again(meeting.error) if not is_last else meeting.error
-        return meeting.result, len(self.members) == 1
+        # What one alone gives may come back as it is.
+        return meeting.result, len(self.members) == 1 and self._exchange is not None
 
     def leave(self, number: int, error: BaseException | str | None = None) -> bool:
         """Have a replica no longer waited for, as its call is over; whether it was the last."""

@@ -65,6 +65,7 @@ class Membership:
             strategy,
             lambda: desk_of(get_worker()).gang(token, step),
             lambda: desk_of(get_worker()).shelf(token),
+            self.replica.device,
         )
 
     def leave(self, step: int, error: BaseException | None) -> None:

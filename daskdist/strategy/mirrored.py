@@ -119,7 +119,10 @@ class _Calls:
 
     def _call(self, number: int) -> None:
         strategy = self._strategy
-        context = ReplicaContext(number, self._size, lambda: strategy, lambda: self._gang, lambda: strategy._shelf)
+        device = strategy.replicas[number].device
+        context = ReplicaContext(
+            number, self._size, lambda: strategy, lambda: self._gang, lambda: strategy._shelf, device
+        )
         own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:

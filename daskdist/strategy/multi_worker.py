@@ -133,7 +133,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         # What tells the order of two calls that use the same variable.
         self._in_order = threading.RLock()
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
-        self._layouts: dict[Any, tuple[Layout, Any]] = {}
+        self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
 
     def close(self) -> None:
         """Close the connection, and the cluster if the strategy made it.
@@ -321,12 +321,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         made_of = _made_of(fn)
         key = tuple(map(id, made_of))
         known = self._layouts.get(key)
+        if known is not None and any(each() is None for each in known[1]):
+            # Something else has come to be at the address of what is gone.
+            known = None
         current = current_session()
         if known is None or (current is None and any(known[0].are_none)):
             layout = self._learned(handles)
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-            self._layouts[key] = layout, made_of
+            self._layouts[key] = layout, list(map(_reference, made_of))
             return layout
         layout = known[0]
         if current is not None and any(layout.are_none):
@@ -440,6 +443,15 @@ def _without_state(part: Any) -> Any:
     # What is kept of a function must not keep what a variable has on the workers.
     inner = part.cell_contents if type(part) is CellType and part != CellType() else part
     return inner._ordered if type(inner) is Variable else part
+
+
+def _reference(part: Any) -> Callable[[], Any]:
+    # Gives what a function is made of, without keeping it where that can be told of its end: an object whose method
+    # it is may have variables, and much else. Of None itself, something else.
+    try:
+        return weakref.ref(part)
+    except TypeError:
+        return lambda: (part,)
 
 
 def _place_of(operation: str, treespec: Any, number: int) -> str:

@@ -566,13 +566,26 @@ def _input_options(options: object) -> InputOptions:
     return options
 
 
+def _without_variables(result: Any) -> Any:
+    # What a variable is to this replica: elsewhere it is not the same.
+    if type(result) in LEAVES:
+        return result
+    if isinstance(result, Variable):
+        return result.read_value()
+    if not any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(result)):
+        return result
+    return optree.tree_map(
+        lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf, result, none_is_leaf=True
+    )
+
+
 def call_on_replica(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, context: ReplicaContext
 ) -> Any:
     """Call a user's function as one replica does, where that is."""
     token = here.set(context)
     try:
-        return fn(*args, **kwargs)
+        return _without_variables(fn(*args, **kwargs))
     except BaseException as error:
         where = f" on {replica.worker}" if replica.worker else ""
         error.add_note(

@@ -26,6 +26,7 @@ from daskdist.strategy.copies import (
     check,
     leaves_like,
     make_there,
+    of_numbers,
     read_there,
     restore_there,
     state_there,
@@ -53,9 +54,9 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     Parameters
     ----------
     initial_value
-        An array or number, or a nest of some, for all replicas. Or a function without parameters that makes it, called
-        where the replicas are: if it makes arrays, by replica 0, and all have what it makes; if it makes anything else,
-        such as a torch module, by each replica, for itself.
+        An array or number, or a nest of some, for all replicas: each has it on its device. Or a function without
+        parameters that makes it, called where the replicas are: if it makes arrays, by replica 0, and all have what it
+        makes; if it makes anything else, such as a torch module, by each replica, for itself.
     trainable
         Taken for compatibility.
     name
@@ -85,8 +86,10 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     what they have, or what replica 0 has. On a cluster that is asynchronous. What is assigned goes to all copies. Of
     one that is ``ON_READ`` and to be summed each copy is assigned an equal part, and nothing can be added to it.
 
-    Calls that use a variable are made in their order, each when the one before is over. If one of them fails as the
-    data that it was to be given cannot be read, those that were made before that was seen fail as well.
+    Calls that use a variable are made in their order, each when the one before is over; in this process for as long as
+    one thread of the program makes them. If one of them fails as the data that it was to be given cannot be read, those
+    that were made before that was seen fail as well; and if it could be read for some replicas, copies can differ from
+    then on, until the program assigns to all.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -116,8 +119,9 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         self._token = self._strategy._token
         self._layout = Layout(None)
         self._strategy._forget_gone()
-        self._begin(initial_value, None if dtype is None else np.dtype(dtype))
+        # Before it is there: if it is refused, what replicas made of it is let go of too.
         weakref.finalize(self, self._strategy._let_go, self._ordered).atexit = False
+        self._begin(initial_value, None if dtype is None else np.dtype(dtype))
 
     def _scope(self) -> Strategy:
         replica = replica_there_is()
@@ -144,7 +148,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
                         f"on replica {number}"
                     )
         else:
-            value = with_dtype(self._plain(initial_value), dtype)
+            value = with_dtype(of_numbers(self._plain(initial_value)), dtype)
             self._layout = Layout.of(value)
             if self._layout.treespec is None:
                 raise ArgumentError(
@@ -235,15 +239,12 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         found = strategy._each_of(layout.num_leaves, "variable", read_there, self)
         if layout.treespec is None:
             return found[0]
-        if self.synchronization is VariableSynchronization.ON_READ:
-            if self.aggregation is VariableAggregation.NONE:
-                raise ArgumentError(
-                    f"{self.name}: each replica has its own value (ON_READ), and aggregation is NONE; give an "
-                    "aggregation, or see each with values"
-                )
-            if self.aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
-                return strategy.reduce(self.aggregation.name, layout.packed(found), axis=None)
-        return layout.packed([each.values[0] for each in found])
+        if _is_apart(self) and self.aggregation is VariableAggregation.NONE:
+            raise ArgumentError(
+                f"{self.name}: each replica has its own value (ON_READ), and aggregation is NONE; give an "
+                "aggregation, or see each with values"
+            )
+        return self._as_one(found)
 
     value = read_value
 
@@ -298,11 +299,13 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         if copy is None:
             return self._assign_between(how, value)
         if self._layout.treespec is None:
-            return copy.write(how, [value])[0]
+            copy.write(how, [value])
+            return value
         leaves = copy.checked(how, value)
         if not copy.is_own:
             leaves = self._aggregated(how, leaves, copy.replica)
-        return self._layout.packed(copy.write(how, leaves))
+        copy.write(how, leaves)
+        return self._layout.packed(copy.leaves)
 
     def _aggregated(self, how: str, leaves: list[Any], replica: ReplicaContext) -> list[Any]:
         aggregation = self.aggregation
@@ -328,27 +331,51 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
             leaves = [value]
         else:
             leaves = leaves_like(layout, value, f"{self.name}.{how}")
+            # Of one of which each replica has its own, what the program reads, and not that.
+            leaves = [leaf.read_value() if _is_apart(leaf) else leaf for leaf in leaves]
             if self.synchronization is VariableSynchronization.ON_READ and self.aggregation is VariableAggregation.SUM:
                 if how != "assign":
                     raise ArgumentError(
                         f"{self.name}.{how}: what replicas have is summed when it is read (ON_READ), so that there is "
                         "no saying which of them it is added to; add on a replica, or assign the new sum"
                     )
-                leaves = [leaf if type(leaf) is PerReplica else leaf / strategy.num_replicas_in_sync for leaf in leaves]
-        return self._of_first(self._write(how, leaves))
+                leaves = self._parts(how, leaves, strategy.num_replicas_in_sync)
+        return self._as_one(self._write(how, leaves))
+
+    def _parts(self, how: str, leaves: list[Any], num_replicas: int) -> list[Any]:
+        # Equal parts for the replicas, whose sum is the value; of whole numbers some are one more.
+        self._check_here(how, leaves)
+
+        def part(leaf: Any, dtype: np.dtype[Any]) -> Any:
+            if type(leaf) is PerReplica:
+                return leaf
+            if dtype.kind not in "iu":
+                return leaf / num_replicas
+            each, rest = leaf // num_replicas, leaf % num_replicas
+            return PerReplica([each + (rest > number) for number in range(num_replicas)])
+
+        return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self._layout.specs, strict=True)]
+
+    def _check_here(self, how: str, leaves: list[Any]) -> None:
+        # Seen at once where it can be.
+        layout = self._layout
+        if layout.treespec is not None and not any(
+            isinstance(leaf, (AsyncValue, PerReplica, Variable)) for leaf in leaves
+        ):
+            check(f"{self.name}.{how}", layout, leaves)
 
     def _write(self, how: str, leaves: list[Any]) -> list[PerReplica]:
         layout = self._layout
-        here = [leaf for leaf in leaves if not isinstance(leaf, (AsyncValue, PerReplica, Variable))]
-        if layout.treespec is not None and len(here) == len(leaves):
-            # Seen at once where it can be.
-            check(f"{self.name}.{how}", layout, leaves)
+        self._check_here(how, leaves)
         return self._between()._each_of(layout.num_leaves, "variable", write_there, self, how, leaves)
 
-    def _of_first(self, found: list[PerReplica]) -> Any:
-        layout = self._layout
+    def _as_one(self, found: list[PerReplica]) -> Any:
+        # What the program has of what replicas have.
+        layout, aggregation = self._layout, self.aggregation
         if layout.treespec is None:
             return found[0]
+        if _is_apart(self) and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+            return self._between().reduce(aggregation.name, layout.packed(found), axis=None)
         return layout.packed([each.values[0] for each in found])
 
     def state_dict(self) -> dict[str, Any]:
@@ -458,6 +485,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     # --- as the value it has ---
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self._spec  # noqa: B018
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -508,6 +536,10 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
 
     # Equality is elementwise, as an array's is; so, as an array, it does not hash.
     __hash__ = None  # type: ignore[assignment]
+
+
+def _is_apart(leaf: Any) -> bool:
+    return isinstance(leaf, Variable) and leaf.synchronization is VariableSynchronization.ON_READ
 
 
 def _variable_there(

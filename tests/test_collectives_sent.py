@@ -1,0 +1,195 @@
+"""What replicas send each other: what is large, what is on its way when one has ended, and what stays on workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import numpy as np
+import optree
+import pytest
+from conftest import mirrored
+from distributed import Client, get_worker
+
+import daskdist
+from daskdist import PerReplica, errors
+from daskdist.strategy.desk import desk_of
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def reduced(x):
+    return daskdist.get_replica_context().all_reduce("SUM", x)
+
+
+# --- what is large ---
+
+
+def of_large(case):
+    context = daskdist.get_replica_context()
+    number = context.replica_id_in_sync_group
+    large = np.full(100_000, number + 1.0)
+    if case == "twice the same":
+        given = {"one": large, "other": large}
+    elif case == "of several dtypes":
+        given = np.full(40_000, number + 1, np.float32 if number else np.float64)
+    else:
+        given = {"large": large, "small": number + 1}
+    return context.all_reduce("SUM", given)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("per_worker", [1, [1, 2, 1]], ids=["one each", "two on one"])
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("case", ["twice the same", "of several dtypes", "with a number"])
+def test_what_is_large_comes_out_as_in_one_process(start_cluster, case, num_workers, per_worker):
+    per_worker = per_worker if per_worker == 1 else per_worker[:num_workers]
+    with daskdist.MultiWorkerMirroredStrategy(
+        start_cluster(num_workers, 1), num_replicas_per_worker=per_worker
+    ) as strategy:
+        found = strategy.local_results(strategy.run(of_large, args=(case,)))
+        embedded = mirrored(strategy.num_replicas_in_sync)
+        expected = embedded.local_results(embedded.run(of_large, args=(case,)))
+    for one, other in zip(found, expected, strict=True):
+        leaves, like = (optree.tree_leaves(strategy.local_results(each)[0]) for each in (one, other))
+        assert [np.asarray(leaf).dtype for leaf in leaves] == [np.asarray(leaf).dtype for leaf in like]
+        assert [np.asarray(leaf).tolist() for leaf in leaves] == [np.asarray(leaf).tolist() for leaf in like]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_workers_of_one_process(num_workers):
+    with (
+        Client(
+            processes=False,
+            n_workers=num_workers,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            set_as_default=False,
+        ) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+
+        def step(number):
+            context = daskdist.get_replica_context()
+            own = np.full(100_000, number + 1.0)
+            total = context.all_reduce("SUM", own)
+            alike = bool((own == number + 1).all())
+            own[...] = 0
+            (every,) = {len(context.all_gather(total, axis=0))}
+            return float(total.min()), float(total.max()), every, alike
+
+        found = strategy.local_results(strategy.run(step, args=(PerReplica([float(k) for k in range(num_workers)]),)))
+    total = sum(range(num_workers + 1))
+    assert found == ((total, total, 100_000 * num_workers, True),) * num_workers
+
+
+# --- what is on its way, and what stays ---
+
+
+@pytest.mark.cluster
+def test_one_that_has_ended_is_waited_for_while_it_sends(on_cluster):
+    def step():
+        worker = get_worker()
+        context = daskdist.get_replica_context()
+        if context.replica_id_in_sync_group == 0:
+            # What it sends takes long to get there.
+            desk = desk_of(worker)
+            send = desk._send
+
+            async def slowly(address, message):
+                await asyncio.sleep(2)
+                await send(address, message)
+
+            desk._send = slowly
+        try:
+            return context.merge_call(lambda strategy: 7)
+        finally:
+            desk_of(worker).__dict__.pop("_send", None)
+
+    assert on_cluster.local_results(on_cluster.run(step)) == (7, 7)
+
+
+def sizes_of_desk(token, dask_worker):
+    desk = desk_of(dask_worker)
+    num_stretches = sum(len(each._ends) for (own, _), each in desk._ended.items() if own == token)
+    return len(desk._mail), num_stretches, len(desk._on_its_way)
+
+
+@pytest.mark.cluster
+def test_what_was_sent_to_one_that_raised_does_not_stay(on_cluster):
+    def step(number):
+        if number:
+            desk = desk_of(get_worker())
+            with desk.changed:
+                desk.changed.wait_for(lambda: desk._mail, 20)
+            raise KeyError("no such thing")
+        return daskdist.get_replica_context().all_reduce("SUM", np.ones(1000))
+
+    token = on_cluster._team.token
+    for _ in range(2):
+        with pytest.raises((KeyError, errors.CollectiveError), match="no such thing"):
+            on_cluster.local_results(on_cluster.run(step, args=(PerReplica([0, 1]),)))
+    sizes = on_cluster.client.run(sizes_of_desk, token, workers=[on_cluster.workers[1]])
+    assert list(sizes.values()) == [(0, 1, 0)]
+
+
+@pytest.mark.cluster
+def test_steps_with_and_without_collectives_are_one_stretch(on_cluster):
+    for _ in range(5):
+        on_cluster.local_results(on_cluster.run(reduced, args=(1.0,)))
+        on_cluster.local_results(on_cluster.run(abs, args=(1.0,)))
+    sizes = on_cluster.client.run(sizes_of_desk, on_cluster._team.token)
+    assert list(sizes.values()) == [(0, 1, 0)] * 2
+
+
+@pytest.mark.cluster
+def test_one_that_waits_is_told_that_the_strategy_is_closed(client, tmp_path):
+    def step(number, folder, is_last):
+        if number or not is_last:
+            while is_last and not (folder / "told").exists():
+                time.sleep(0.02)
+            return 0
+        (folder / "begun").touch()
+        try:
+            return daskdist.get_replica_context().all_reduce("SUM", 1)
+        except errors.CollectiveError as error:
+            (folder / "part").write_text(str(error))
+            (folder / "part").rename(folder / "told")
+            raise
+
+    def until_there(path):
+        end = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+
+    numbers = PerReplica([0, 1])
+    with contextlib.suppress(KeyError), daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        strategy.local_results(strategy.run(step, args=(numbers, tmp_path, False)))
+        strategy.run(step, args=(numbers, tmp_path, True))
+        until_there(tmp_path / "begun")
+        raise KeyError("no such thing")
+    until_there(tmp_path / "told")
+    assert (tmp_path / "told").read_text() == (
+        "all_reduce(SUM): the strategy was closed before all replicas had called it"
+    )
+
+
+@pytest.mark.parametrize("kind", ["outside", "embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def test_what_one_alone_is_given_is_not_what_it_gave(kind, request):
+    def step():
+        own = np.ones(3)
+        found = daskdist.get_replica_context().all_reduce("SUM", own)
+        found += 1
+        return own.tolist()
+
+    if kind == "outside":
+        assert step() == [1, 1, 1]
+        return
+    if kind == "embedded":
+        strategy = mirrored(1)
+        assert strategy.local_results(strategy.run(step)) == ([1, 1, 1],)
+        return
+    with daskdist.MultiWorkerMirroredStrategy(request.getfixturevalue("start_cluster")(1, 1)) as strategy:
+        assert strategy.local_results(strategy.run(step)) == ([1, 1, 1],)
