@@ -7,8 +7,9 @@ import datetime
 import functools
 import os
 import socket
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -16,6 +17,9 @@ import numpy as np
 from daskdist.errors import ArgumentError
 from daskdist.frameworks.leaves import OF_ML_DTYPES, as_numbers, check_spec, checked_source, converted, length_of, needs
 from daskdist.strategy.current import get_replica_context, has_strategy
+
+# So long the threads of a process group have at its end for what they still have to do, which takes microseconds.
+_SETTLE_S: Final = 0.1
 
 
 def to_torch(x: Any) -> Any:
@@ -155,6 +159,9 @@ def torch_process_group(*, backend: str = "gloo", timeout_s: float = 300.0) -> I
     try:
         yield torch.distributed
     finally:
+        # What has just been done is let go of by threads of the group, which need the interpreter's lock for that. Who
+        # drops a model that is on the group holds the lock, and waits for those threads to end.
+        time.sleep(_SETTLE_S)
         torch.distributed.destroy_process_group()
 
 
