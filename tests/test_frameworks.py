@@ -634,6 +634,22 @@ def test_replicas_train_as_one(torch, on_cluster):
     assert [found["rank"] for found in again] == [0, 1]
 
 
+@pytest.mark.cluster
+def test_a_model_that_goes_with_its_function_waits_for_nobody(torch, on_cluster):
+    def train():
+        import torch
+
+        with daskdist.torch_process_group():
+            line = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+            for _ in range(20):
+                line(torch.ones(4, 3)).sum().backward()
+        return 1
+
+    # Where it can happen that it hangs, it does so within a few.
+    for _ in range(15):
+        assert on_cluster.local_results(on_cluster.run(train)) == (1, 1)
+
+
 def test_a_group_is_of_replicas(torch):
     with (
         pytest.raises(ArgumentError, match="torch_process_group: called outside of a replica"),
