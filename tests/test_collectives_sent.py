@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from concurrent.futures import Future
 
+import dask
 import numpy as np
 import optree
 import pytest
@@ -15,6 +17,8 @@ from distributed import Client, get_worker
 import daskdist
 from daskdist import PerReplica, errors
 from daskdist.strategy.desk import desk_of
+from daskdist.strategy.exchange import Exchange
+from daskdist.strategy.gang import About
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -193,3 +197,35 @@ def test_what_one_alone_is_given_is_not_what_it_gave(kind, request):
         return
     with daskdist.MultiWorkerMirroredStrategy(request.getfixturevalue("start_cluster")(1, 1)) as strategy:
         assert strategy.local_results(strategy.run(step)) == ([1, 1, 1],)
+
+
+@pytest.mark.cluster
+def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
+    def wait(token, dask_worker):
+        desk = desk_of(dask_worker)
+        exchange = Exchange(desk, desk.teams[token], 0)
+        with dask.config.set({"daskdist.timeouts.collective": 0.05}):
+            try:
+                exchange._await_sent(Future(), 1, About(0, "all_reduce(SUM)", (), ()))
+            except errors.CollectiveError as error:
+                return str(error)
+        return "waited for"
+
+    first, _ = on_cluster.workers
+    told = on_cluster.client.run(wait, on_cluster._token, workers=[first])[first]
+    assert told.startswith("all_reduce(SUM): replica 1 did not call it within 0.05 s")
+
+
+@pytest.mark.cluster
+def test_a_kind_of_variable_of_ones_own_has_its_order_too(on_cluster):
+    class Total(daskdist.Variable):
+        pass
+
+    with on_cluster.scope():
+        total = Total(0.0, aggregation="MEAN")
+    for number in range(12):
+        on_cluster.run(lambda own, x: own.assign(own * 2 + x), args=(total, np.float64(number)))
+    expected = 0.0
+    for number in range(12):
+        expected = expected * 2 + number
+    assert float(total) == expected

@@ -70,9 +70,9 @@ class Desk:
         self.teams: dict[str, Team] = {}
         self.shelves: dict[str, Shelf] = {}
         self._gangs: dict[Step, Gang] = {}
-        # Of calls that are over on a replica, how, in words; but for those that ended as they should and met nobody.
+        # Of calls that are over on a replica, how, in words; where they raised, or where somebody met.
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
-        # Those, by strategy and replica.
+        # All calls that are over, by strategy and replica.
         self._ended: dict[tuple[str, int], Stretches] = {}
         # What came, by its step, the turn of the collective, what part of that it is, and who sent it.
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}

@@ -11,9 +11,10 @@ from distributed import secede
 from distributed.protocol import to_serialize
 from distributed.threadpoolexecutor import thread_state
 
+from daskdist.config import setting
 from daskdist.execute.fused import Failure, pickled_apart
 from daskdist.strategy.collectives import AllReduce, Merge
-from daskdist.strategy.gang import About, Collective
+from daskdist.strategy.gang import About, Collective, late
 from daskdist.strategy.team import Team
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Exchange:
                 sent = self._post(turn, "values", others[0], (about, partial), is_kept=True)
                 found = self._combined(turn, "values", collective, about, partial, range(num_workers))
                 # The replica may change what it has given as soon as it has a result.
-                sent.result()
+                self._await_sent(sent, others[0], about)
                 return found
             parts = collective.cut(partial, num_workers)
         for number in others:
@@ -77,6 +78,13 @@ class Exchange:
             self._post(turn, "part", number, found, is_kept=True)
         came = dict(zip(others, self._take(turn, "part", others, about), strict=True))
         return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
+
+    def _await_sent(self, sent: ThreadFuture[None], number: int, about: About) -> None:
+        most = float(setting("timeouts.collective"))
+        try:
+            sent.result(most)
+        except TimeoutError:
+            raise late(about.name, self._team.members(self._team.workers[number]), most) from None
 
     def _combined(
         self, turn: int, part: str, collective: Collective, about: About, own: Any, numbers: Sequence[int]

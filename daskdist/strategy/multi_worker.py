@@ -270,7 +270,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             columns, args, own = wire_all(function, packed, self._worker_of)  # type: ignore[arg-type]
             used = set(function.ordered)
             for leaf in packed:
-                if type(leaf) in _MAY_REFER:
+                if isinstance(leaf, _MAY_REFER):
                     used |= _ordered_of(leaf)
             with self._in_order if used else contextlib.nullcontext():
                 step = next(self._step_numbers)
@@ -362,7 +362,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 # What a packed leaf is where it may refer to what calls change.
-_MAY_REFER = frozenset({Parcel, Variable, Ordered, PerReplica})
+_MAY_REFER = (Parcel, Variable, Ordered, PerReplica)
 
 
 def _ordered_of(leaf: Any) -> frozenset[Ordered]:
@@ -370,7 +370,7 @@ def _ordered_of(leaf: Any) -> frozenset[Ordered]:
     kind = type(leaf)
     if kind is Parcel:
         return leaf.ordered  # type: ignore[no-any-return]
-    if kind is Variable:
+    if isinstance(leaf, Variable):
         return frozenset((leaf._ordered,))
     if kind is Ordered:
         return frozenset((leaf,))
@@ -442,7 +442,7 @@ def _made_of(fn: Any) -> list[Any]:
 def _without_state(part: Any) -> Any:
     # What is kept of a function must not keep what a variable has on the workers.
     inner = part.cell_contents if type(part) is CellType and part != CellType() else part
-    return inner._ordered if type(inner) is Variable else part
+    return inner._ordered if isinstance(inner, Variable) else part
 
 
 def _reference(part: Any) -> Callable[[], Any]:
