@@ -10,6 +10,9 @@ a ``Dataset`` of NumPy rows, which the default ``collate_fn`` puts together fast
 ``DistributedSampler`` and a ``DataLoader``, without worker processes or with one, whichever is faster; its fast path,
 ``__getitems__`` that gives whole batches, is held against daskdist without a target. What the model takes without
 any input is told too: it is the most that can be had.
+
+Batches are of 4,096 rows a process: with 1,024 what gloo sends for each step takes as long as the input, whoever feeds
+it, and the ratio is 2 to 5.
 """
 
 from __future__ import annotations
