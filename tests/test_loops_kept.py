@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections import Counter
 
 import dask
 import dask.array as da
@@ -13,6 +14,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
 import daskdist
@@ -113,9 +115,8 @@ def test_of_several_pipelines_and_passes(on_cluster):
 
 
 def test_it_goes_from_worker_to_worker(client, on_cluster):
-    def sent_there(since, dask_worker):
-        log = dask_worker.transfer_outgoing_log
-        return [each["who"] for each in log if each["keys"] and each["start"] > since]
+    def sent_there(dask_worker):
+        return [each["who"] for each in dask_worker.transfer_outgoing_log if each["keys"]]
 
     def num_transitions(dask_scheduler):
         return dask_scheduler.transition_counter
@@ -128,16 +129,17 @@ def test_it_goes_from_worker_to_worker(client, on_cluster):
     def total(it):
         return sum(float(x.sum()) for x in it)
 
-    on_cluster.local_results(on_cluster.run(total, args=(distributed,)))
-    since = time.time()
+    # To its end, on each of them.
+    list(map(float, on_cluster.local_results(on_cluster.run(total, args=(distributed,)))))
+    before = client.run(sent_there)
     first = client.run_on_scheduler(num_transitions)
     found = on_cluster.local_results(on_cluster.run(total, args=(distributed,)))
     assert list(map(float, found)) == [2**15, 2**15]
-    sent = client.run(sent_there, since)
+    sent = {worker: Counter(log) - Counter(before[worker]) for worker, log in client.run(sent_there).items()}
     one, other = on_cluster.workers
     # Two of the four blocks each.
-    assert sent[one].count(other) == 2
-    assert sent[other].count(one) == 2
+    assert sent[one][other] == 2
+    assert sent[other][one] == 2
     assert client.run_on_scheduler(num_transitions) - first < 40
 
 
@@ -149,6 +151,34 @@ def test_a_function_has_it_from_around_it(client, on_cluster):
     expected = [on_cluster.local_results(on_cluster.run(np.sum, args=(batch,))) for batch in distributed]
     assert [tuple(map(int, each)) for each in zip(*found, strict=True)] == [tuple(map(int, each)) for each in expected]
     assert sum(map(sum, found)) == 3 * sum(range(40))
+
+
+class LookedAtSlowly(MaterializedLayer):
+    """Part of a graph that the scheduler needs some time for."""
+
+    def __reduce__(self):
+        return looked_at_slowly, (dict(self.mapping),)
+
+    def __iter__(self):
+        if getattr(self, "is_there", False):
+            time.sleep(0.3)
+        return super().__iter__()
+
+
+def looked_at_slowly(mapping):
+    layer = LookedAtSlowly(mapping)
+    layer.is_there = True
+    return layer
+
+
+def test_a_function_has_it_from_around_it_while_the_scheduler_looks_at_its_graph(client, on_cluster):
+    made = da.arange(40, chunks=7)
+    graph = HighLevelGraph({made.name: LookedAtSlowly(dict(made.dask))}, {made.name: set()})
+    kept = client.persist(da.Array(graph, made.name, made.chunks, made.dtype))
+    dataset = daskdist.Dataset.range(2).flat_map(lambda _: daskdist.Dataset.from_dask(kept)).batch(8)
+    distributed = on_cluster.distribute_dataset(dataset)
+    found = on_cluster.local_results(on_cluster.run(lambda it: sum(int(x.sum()) for x in it), args=(distributed,)))
+    assert sum(map(int, found)) == 2 * sum(range(40))
 
 
 def test_what_is_read_there_cannot_be_changed(on_cluster):

@@ -36,7 +36,7 @@ class WithKept:
     futures
         All futures in it, by key. Whoever calls something with the value holds on to them until that is over.
     holders
-        For each key, the workers that have the data.
+        For the keys that are told of, the workers that have the data; what else is in it stays a future.
     """
 
     def __init__(self, value: Any, futures: Mapping[Any, Future], holders: Mapping[Any, Sequence[str]]) -> None:
@@ -56,8 +56,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._holders = holders
 
     def reducer_override(self, obj: Any) -> Any:
-        if is_future(obj):
-            return Kept, (obj.key, tuple(self._holders.get(obj.key, ())))
+        if is_future(obj) and obj.key in self._holders:
+            return Kept, (obj.key, tuple(self._holders[obj.key]))
         return super().reducer_override(obj)
 
 

@@ -1,12 +1,16 @@
-"""What does not pickle, and why."""
+"""What pickles: what does not, and why; and what is found on the way."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from types import CellType
 from typing import Any
 
 import cloudpickle
 import numpy as np
+
+from daskdist.execute.callers import is_future
 
 
 def culprit(value: Any) -> str:
@@ -61,3 +65,23 @@ def kind_of(value: Any) -> str:
     """The name of a value's type."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _Finder(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self) -> None:
+        # What arrays hold is of no interest, and not copied.
+        super().__init__(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
+        self.found: dict[Any, Any] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if is_future(obj):
+            self.found[obj.key] = obj
+        return super().reducer_override(obj)
+
+
+def futures_in(value: Any) -> dict[Any, Any]:
+    """The futures that something refers to, by key; as far as it pickles."""
+    finder = _Finder()
+    with contextlib.suppress(Exception):
+        finder.dump(value)
+    return finder.found

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import optree
 
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.spec import ElementSpec, PerReplicaSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Bring, is_future
+from daskdist.execute.pickling import futures_in
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
@@ -87,10 +89,13 @@ class Plans:
         One for each of its input pipelines.
     futures
         By key, what of its data lies on the cluster already.
+    around
+        By key, what its functions refer to on the cluster.
     """
 
     plans: list[Plan]
     futures: dict[Any, Any]
+    around: dict[Any, Any]
 
 
 class Fed(NamedTuple):
@@ -247,7 +252,9 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
     found: Plans | None = dataset._plans
     if found is None:
         found = dataset._plans = _plans_of(strategy, dataset)
-    plans: Sequence[Any] = strategy._with_kept(found.plans, found.futures) if found.futures else found.plans
+    plans: Sequence[Any] = found.plans
+    if found.futures or found.around:
+        plans = strategy._with_kept(plans, found.futures, found.around)
     # Not before it is known that there will be a call.
     token = uuid.uuid4().hex
     turn = f"{token}:{next(dataset._iterations)}"
@@ -267,9 +274,11 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
 def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> Plans:
     feeding, pipelines = dataset._feeding, dataset.pipelines
     futures: dict[Any, Any] = {}
+    around: dict[Any, Any] = {}
     if strategy.workers != (None,):
         for pipeline in pipelines:
             futures |= _futures_of(pipeline)
+            around |= _futures_around(pipeline)
     num_replicas = strategy.num_replicas_in_sync
     # Anew: what was found out of them here need not travel.
     fresh = [
@@ -294,7 +303,7 @@ def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> Plans:
         )
         plans.append(Plan(reading, number, first_replica, feeding.spec, _spec_of_one(dataset.element_spec)))
         first_replica += len(pipeline.consumers)
-    return Plans(plans, futures)
+    return Plans(plans, futures, around)
 
 
 def _say(pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int) -> Cuts | Pipeline | Unseen:
@@ -337,6 +346,11 @@ def _futures_of(pipeline: Pipeline) -> dict[Any, Any]:
     graphs = [getattr(node, "graph", None) for node in walk(pipeline.node)]
     tasks = (task for graph in graphs if graph is not None for task in graph().values())
     return {task.key: task for task in tasks if is_future(task)}
+
+
+def _futures_around(pipeline: Pipeline) -> dict[Any, Any]:
+    functions = [each for node in walk(pipeline.node) for each in vars(node).values() if isinstance(each, UserFunction)]
+    return futures_in(functions) if functions else {}
 
 
 def _spec_of_one(element_spec: Any) -> Any:

@@ -202,9 +202,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         own = self._submit
         return Submit(self.client, own.workers, own.futures, located, own.home)
 
-    def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any]) -> Sequence[Any]:
-        holders = holders_of(self._submit, futures)
-        return [WithKept(plan, futures, holders) for plan in plans]
+    def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]) -> Sequence[Any]:
+        needed = {**around, **futures}
+        holders = holders_of(self._submit, needed)
+        return [WithKept(plan, needed, {key: holders[key] for key in futures}) for plan in plans]
 
     def _placed(self, node: FromTensorSlices) -> Node:
         blocks = []

@@ -528,8 +528,8 @@ class Strategy:
         """What gives the addresses of the workers that have a file, by its path."""
         raise NotImplementedError
 
-    def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any]) -> Sequence[Any]:
-        """Plans as they are sent to the workers of a cluster which has some of the data already."""
+    def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]) -> Sequence[Any]:
+        """Plans as they are sent to the workers of a cluster which has some of the data already, or will soon."""
         raise NotImplementedError
 
     def reader(self, dataset: Dataset) -> Caller:
