@@ -1,12 +1,100 @@
-"""A device of arrays that have what the array API standard has, and nothing else of NumPy's."""
+"""A device of arrays that have what the array API standard has, and nothing else of NumPy's.
+
+Its streams are threads: what is copied in one is there only when that has come to it, as on a GPU, so that whoever
+does not wait for it, or uses the source for something else before, gets other values.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import array_api_strict
 import numpy as np
+
+from daskdist import devices
+from daskdist.errors import ArgumentError
+
+KIND = "STRICT"
+# Bytes that arrays of the device may take, and that they do; by index.
+LIMITS: dict[int, int] = {}
+TAKEN: dict[int, int] = {}
+_TOTAL = 2**30
+_lock = threading.RLock()
+_current = threading.local()
+
+
+def register(num_devices: int = 2) -> None:
+    """Make the kind known in this process."""
+    devices.KINDS[KIND] = ("strict_device:StrictDevice", "array_api_strict")
+    StrictDevice.num_devices = num_devices
+
+
+def unregister() -> None:
+    devices.KINDS.pop(KIND, None)
+
+
+class StrictMemoryError(MemoryError):
+    """There is no more."""
+
+
+class StrictEvent:
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self.at_s = 0.0
+
+    def set(self) -> None:
+        self.at_s = time.perf_counter()
+        self._over.set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def synchronize(self) -> None:
+        if not self._over.wait(30):
+            raise TimeoutError("a stream does not come to an event")
+
+    def seconds_since(self, earlier: StrictEvent) -> float:
+        return self.at_s - earlier.at_s
+
+
+class StrictStream:
+    """A thread that copies; what is computed is computed by who asks for it, and so waits here for what it needs."""
+
+    # Before each copy the thread waits for so long.
+    delay_s = 0.0
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        thread = threading.Thread(target=_work, args=(self._tasks,), name="strict stream", daemon=True)
+        thread.start()
+        weakref.finalize(self, self._tasks.put, None)
+
+    def give(self, task: Any) -> None:
+        self._tasks.put(task)
+
+    def record(self) -> StrictEvent:
+        event = StrictEvent()
+        self.give(event.set)
+        return event
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+
+
+def _work(tasks: Any) -> None:
+    while (task := tasks.get()) is not None:
+        task()
 
 
 @dataclass(frozen=True)
@@ -14,20 +102,121 @@ class StrictDevice:
     """Arrays of ``array_api_strict``."""
 
     index: int
-    kind: ClassVar[str] = "STRICT"
+    kind: ClassVar[str] = KIND
+    is_host: ClassVar[bool] = False
+    out_of_memory: ClassVar[type[Exception]] = StrictMemoryError
+    num_devices: ClassVar[int] = 2
 
     @property
     def namespace(self) -> Any:
         return array_api_strict
 
+    @property
+    def uuid(self) -> str:
+        return f"STRICT-{self.index}"
+
+    @staticmethod
+    def holds(array: Any) -> bool:
+        return isinstance(array, type(array_api_strict.asarray(0)))
+
+    @staticmethod
+    def lacks(dtype: Any) -> bool:
+        dtype = np.dtype(dtype)
+        return dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8) or dtype == np.float16
+
     def put(self, array: Any) -> Any:
-        return array_api_strict.asarray(np.asarray(array), copy=True)
+        if self.holds(array):
+            return array
+        array = np.asarray(array)
+        if self.lacks(array.dtype):
+            raise ArgumentError(f"an array of {array.dtype} cannot be on {KIND}:{self.index}; such stay on the host")
+        found = self._new(array.shape, array.dtype)
+        found[...] = array
+        return array_api_strict.asarray(found, copy=None)
 
     def get(self, array: Any) -> Any:
-        return np.array(array)
+        return np.array(array._array)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return array_api_strict.asarray(np.empty(shape, dtype))
+        return array_api_strict.asarray(self._new(shape, dtype), copy=None)
+
+    def _new(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        found = np.empty(shape, dtype)
+        with _lock:
+            if TAKEN.get(self.index, 0) + found.nbytes > LIMITS.get(self.index, _TOTAL):
+                raise StrictMemoryError(f"{found.nbytes} bytes")
+            TAKEN[self.index] = TAKEN.get(self.index, 0) + found.nbytes
+        weakref.finalize(found, _given_back, self.index, found.nbytes)
+        # What was there before is not what anybody wants.
+        np.ndarray((found.nbytes,), np.uint8, found)[...] = 0xA5
+        return found
+
+    def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        return array_api_strict.asarray(np.ndarray(shape, dtype, buffer._array, offset), copy=None)
+
+    def pinned(self, num_bytes: int) -> Any:
+        return np.frombuffer(_Pinned(num_bytes), np.uint8, num_bytes)
+
+    def is_pinned(self, array: Any) -> bool:
+        while isinstance(array, np.ndarray):
+            array = array.base
+        return isinstance(getattr(array, "obj", array), _Pinned)
+
+    def copy(self, source: Any, target: Any, stream: Any) -> None:
+        if not self.is_pinned(source):
+            raise TypeError("only what is pinned can be copied in a stream")
+
+        def copied() -> None:
+            if StrictStream.delay_s:
+                time.sleep(StrictStream.delay_s)
+            target._array[...] = source
+
+        stream.give(copied)
+
+    def stream(self) -> StrictStream:
+        return StrictStream()
+
+    def current_stream(self) -> Any:
+        found = getattr(_current, "stream", None)
+        if found is None:
+            found = _current.stream = StrictStream()
+        return found
+
+    @contextlib.contextmanager
+    def _using(self, stream: Any) -> Any:
+        before = getattr(_current, "device", None), getattr(_current, "stream", None)
+        _current.device, _current.stream = self, stream or before[1]
+        try:
+            yield
+        finally:
+            _current.device, _current.stream = before
+
+    def using(self, stream: Any = None) -> AbstractContextManager[Any]:
+        return self._using(stream)
 
     def memory_info(self) -> tuple[int, int]:
-        return 2**30, 2**30
+        total = LIMITS.get(self.index, _TOTAL)
+        return total - TAKEN.get(self.index, 0), total
+
+    def held_bytes(self) -> int:
+        return TAKEN.get(self.index, 0)
+
+    def free_unused(self) -> None:
+        pass
+
+    def from_dlpack(self, array: Any) -> Any:
+        return array_api_strict.from_dlpack(array)
+
+
+class _Pinned(bytearray):
+    """Memory that counts as pinned."""
+
+
+def _given_back(index: int, num_bytes: int) -> None:
+    with _lock:
+        TAKEN[index] -= num_bytes
+
+
+def current_device() -> Any:
+    """The device that this thread is said to be on."""
+    return getattr(_current, "device", None)

@@ -592,7 +592,7 @@ def test_only_some_replicas_assign(two):
 
 def test_on_a_device_it_is_of_the_device(monkeypatch):
     strict = pytest.importorskip("array_api_strict")
-    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array-api-strict"))
+    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
     strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1"])
     made = [
         variable(strategy, np.arange(3, dtype=np.float32), aggregation="SUM"),

@@ -6,21 +6,60 @@ longer spellings (``"/gpu:1"``, ``"/device:CPU:0"``) are taken too.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
+
+import numpy as np
 
 from daskdist.errors import UnknownDeviceError
 
-# Kind -> import path, and what provides it.
+# Kind -> import path, and the library whose arrays it has.
 KINDS: Final = {
-    "CPU": ("daskdist.devices.cpu:CpuDevice", "NumPy"),
+    "CPU": ("daskdist.devices.cpu:CpuDevice", "numpy"),
+    "GPU": ("daskdist.devices.cupy:CupyDevice", "cupy"),
 }
 
 
+class Event(Protocol):
+    """A moment in what a stream does."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream has come that far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait here until it has."""
+        ...
+
+    def seconds_since(self, earlier: Any) -> float:
+        """How long after another event of the device it was; both are over."""
+        ...
+
+
+class Stream(Protocol):
+    """What a device does one after the other; what is in two streams may be done at the same time."""
+
+    def record(self) -> Event:
+        """The moment when all that it was given so far is done."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """What it is given from now on is done after an event."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait here until all is done."""
+        ...
+
+
 class Device(Protocol):
-    """One device.
+    """One device. It is a value: equal to another of its kind and number, hashed and pickled by those.
 
     Parameters
     ----------
@@ -34,34 +73,107 @@ class Device(Protocol):
     index: int
 
     @property
+    def is_host(self) -> bool:
+        """Whether its arrays are NumPy's, in this process's memory: there is nothing to copy to it."""
+        ...
+
+    @property
     def namespace(self) -> Any:
         """The array namespace of its arrays, such as ``numpy``."""
         ...
 
+    @property
+    def uuid(self) -> str:
+        """What tells it from any other device there is, whatever name it has in a process."""
+        ...
+
+    @property
+    def out_of_memory(self) -> type[Exception]:
+        """What is raised where it has no memory left."""
+        ...
+
+    @staticmethod
+    def holds(array: Any) -> bool:
+        """Whether something is an array of devices of this kind."""
+        ...
+
+    @staticmethod
+    def lacks(dtype: Any) -> bool:
+        """Whether its arrays cannot be of a dtype: text, objects, times and long doubles on GPUs."""
+        ...
+
     def put(self, array: Any) -> Any:
-        """An array of the host as one of this device."""
+        """An array of the host, or of another device of this kind, as one of this device.
+
+        The host's array may be changed once it has returned.
+
+        Raises
+        ------
+        ArgumentError
+            The device lacks the dtype.
+        """
         ...
 
     def get(self, array: Any) -> Any:
-        """An array of this device as a NumPy array."""
+        """An array of this device as a NumPy array of its own memory, once it has been computed."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new array of this device whose values are not set."""
         ...
 
+    def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Part of an array of bytes, from ``offset`` on, as an array in order of C; it shares and keeps the memory."""
+        ...
+
+    def pinned(self, num_bytes: int) -> Any:
+        """Memory of the host that the device copies from and to by itself: a NumPy array of bytes."""
+        ...
+
+    def is_pinned(self, array: Any) -> bool:
+        """Whether a NumPy array lies in such memory."""
+        ...
+
+    def copy(self, source: Any, target: Any, stream: Stream) -> None:
+        """Copy pinned bytes of the host to bytes of the device in a stream: they must stay as they are until then."""
+        ...
+
+    def stream(self) -> Stream:
+        """A new stream, which does not wait for the default one."""
+        ...
+
+    def current_stream(self) -> Stream:
+        """The stream in which this thread computes."""
+        ...
+
+    def using(self, stream: Stream | None = None) -> AbstractContextManager[Any]:
+        """Make the device, and a stream of its, those of this thread in a ``with`` block."""
+        ...
+
     def memory_info(self) -> tuple[int, int]:
         """Bytes free and bytes in all."""
         ...
 
+    def held_bytes(self) -> int:
+        """Bytes of the device that this process holds."""
+        ...
+
+    def free_unused(self) -> None:
+        """Give back what this process holds of its memory and has no arrays in."""
+        ...
+
+    def from_dlpack(self, array: Any) -> Any:
+        """Somebody else's array on this device as one of the namespace; they share the memory."""
+        ...
+
 
 def device(name: str) -> Device:
-    """The device of a name.
+    """The device of a name, whether or not there is one here.
 
     Raises
     ------
     UnknownDeviceError
-        There is no such kind, or no such device here.
+        There is no such kind, or the name is none.
     """
     match = re.fullmatch(r"(?:/?(?:job|replica|task):[^/]*)*/?(?:device:)?([A-Za-z]+):(\d+)", str(name))
     if match is None:
@@ -69,9 +181,7 @@ def device(name: str) -> Device:
     kind, index = match[1].upper(), int(match[2])
     if kind not in KINDS:
         raise UnknownDeviceError(f"{name!r}: no device of kind {kind} can be used here; there are {', '.join(KINDS)}")
-    module, _, attribute = KINDS[kind][0].partition(":")
-    made: Device = getattr(importlib.import_module(module), attribute)(index)
-    return made
+    return _class_of(kind)(index)  # type: ignore[no-any-return]
 
 
 def devices(names: Sequence[str]) -> tuple[Device, ...]:
@@ -90,3 +200,44 @@ def devices(names: Sequence[str]) -> tuple[Device, ...]:
 def name_of(device: Device) -> str:
     """The canonical name, such as ``"CPU:0"``."""
     return f"{device.kind}:{device.index}"
+
+
+# The device of a canonical name; a replica asks at each call.
+named = functools.lru_cache(maxsize=256)(device)
+
+
+def stream_of(device: Device) -> Stream:
+    """The stream in which the replica on a device computes, in this process."""
+    return _stream_of(name_of(device))
+
+
+@functools.lru_cache(maxsize=256)
+def _stream_of(name: str) -> Stream:
+    return named(name).stream()
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether something is an array of a device that is not the host."""
+    return _kind_of(value) is not None
+
+
+def on_host(value: Any) -> Any:
+    """An array of any device as a NumPy array; whatever else it is, as it is."""
+    kind = _kind_of(value)
+    return value if kind is None else kind(0).get(value)
+
+
+def _kind_of(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic, int, float, str, bytes)) or value is None:
+        return None
+    for kind, (_, library) in KINDS.items():
+        # Nobody has arrays of a library that nobody has loaded.
+        if library in sys.modules and library != "numpy" and _class_of(kind).holds(value):
+            return _class_of(kind)
+    return None
+
+
+@functools.cache
+def _class_of(kind: str) -> Any:
+    module, _, attribute = KINDS[kind][0].partition(":")
+    return getattr(importlib.import_module(module), attribute)

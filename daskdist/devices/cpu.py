@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class CpuEvent:
+    """A moment that is over: what a CPU is given is done when it is given."""
+
+    at_s: float
+    is_over: ClassVar[bool] = True
+
+    def synchronize(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: CpuEvent) -> float:
+        return self.at_s - earlier.at_s
+
+
+class CpuStream:
+    """What the calling thread does."""
+
+    def record(self) -> CpuEvent:
+        return CpuEvent(time.perf_counter())
+
+    def wait(self, event: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -15,10 +45,24 @@ class CpuDevice:
 
     index: int
     kind: ClassVar[str] = "CPU"
+    is_host: ClassVar[bool] = True
+    out_of_memory: ClassVar[type[Exception]] = MemoryError
 
     @property
     def namespace(self) -> Any:
         return np
+
+    @property
+    def uuid(self) -> str:
+        return f"CPU-{os.uname().nodename}-{self.index}"
+
+    @staticmethod
+    def holds(array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    @staticmethod
+    def lacks(dtype: Any) -> bool:
+        return False
 
     def put(self, array: Any) -> Any:
         return np.asarray(array)
@@ -29,6 +73,37 @@ class CpuDevice:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
+    def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.ndarray(shape, dtype, buffer, offset)
+
+    def pinned(self, num_bytes: int) -> Any:
+        return np.empty(num_bytes, np.uint8)
+
+    def is_pinned(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def copy(self, source: Any, target: Any, stream: Any) -> None:
+        target[...] = source
+
+    def stream(self) -> CpuStream:
+        return CpuStream()
+
+    def current_stream(self) -> CpuStream:
+        return CpuStream()
+
+    def using(self, stream: Any = None) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def memory_info(self) -> tuple[int, int]:
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+    def held_bytes(self) -> int:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def free_unused(self) -> None:
+        pass
+
+    def from_dlpack(self, array: Any) -> Any:
+        return np.from_dlpack(array)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ import optree
 
 from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.core.spec import TensorSpec
-from daskdist.devices import Device
-from daskdist.devices import device as find_device
+from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.ordered import Ordered
 from daskdist.strategy.aggregation import VariableSynchronization
@@ -117,9 +115,6 @@ def leaves_like(layout: Layout, value: Any, what: str) -> list[Any]:
     return leaves
 
 
-_device = functools.cache(find_device)
-
-
 def as_arrays(leaves: Sequence[Any], device: Device | None = None) -> list[Any]:
     """Leaves with what can be made an array here made one: arrays of a device, other variables, tensors."""
     return [_as_array(leaf, device) for leaf in leaves]
@@ -128,15 +123,9 @@ def as_arrays(leaves: Sequence[Any], device: Device | None = None) -> list[Any]:
 def _as_array(leaf: Any, device: Device | None) -> Any:
     if is_array(leaf):
         return leaf
-    if device is not None and _is_on(device, leaf):
+    if device is not None and device.holds(leaf):
         return device.get(leaf)
     return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
-
-
-def _is_on(device: Device, leaf: Any) -> bool:
-    # Whether it is an array of the device's own kind.
-    namespace = getattr(leaf, "__array_namespace__", None)
-    return namespace is not None and namespace() is device.namespace
 
 
 def check(what: str, layout: Layout, leaves: Sequence[Any]) -> None:
@@ -179,7 +168,7 @@ class Copy:
     def __init__(self, variable: Variable, replica: ReplicaContext) -> None:
         self.variable = variable
         self.replica = replica
-        self.device: Device = _device(replica._device)
+        self.device: Device = named(replica._device)
         self._shelf: Any = replica._shelf()
 
     @property
@@ -267,9 +256,9 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
 def _on_host(value: Any, device: Device) -> Any:
     # A nest of arrays of the device as one of arrays of the host; what else there is as it is.
     leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
-    if not any(_is_on(device, leaf) and not is_array(leaf) for leaf in leaves):
+    if not any(device.holds(leaf) and not is_array(leaf) for leaf in leaves):
         return value
-    return optree.tree_unflatten(treespec, [device.get(leaf) if _is_on(device, leaf) else leaf for leaf in leaves])
+    return optree.tree_unflatten(treespec, [device.get(leaf) if device.holds(leaf) else leaf for leaf in leaves])
 
 
 def forget_there(gone: list[Ordered]) -> Returned:

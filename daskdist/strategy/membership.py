@@ -15,8 +15,9 @@ from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.desk import desk_of
 from daskdist.strategy.loops import Around, fed
 from daskdist.strategy.mirrored import MirroredStrategy
+from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.picks import Pick, Returned
-from daskdist.strategy.strategy import Replica, Strategy, call_on_replica
+from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.team import told
 from daskdist.strategy.values import filled
 

@@ -20,9 +20,10 @@ from daskdist.strategy.gang import Gang
 from daskdist.strategy.held import made, outlook
 from daskdist.strategy.inputs import InputContext
 from daskdist.strategy.loops import fed
+from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.shelf import Shelf
-from daskdist.strategy.strategy import Replica, Strategy, call_on_replica
+from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.values import PerReplica
 
 

@@ -10,6 +10,7 @@ from dask.sizeof import sizeof
 
 from daskdist.core.block import Rows
 from daskdist.core.spec import TensorSpec
+from daskdist.devices import on_host
 from daskdist.errors import DaskdistError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.flat import flattened
@@ -64,6 +65,10 @@ class Returned:
     def __sizeof__(self) -> int:
         # Dask asks for it, and knows the sizes of what there is in it.
         return object.__sizeof__(self) + int(sizeof(self.leaves))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What leaves a device's process leaves the device: who gets it may have none, and puts it on its own.
+        return Returned, (list(map(on_host, self.leaves)), self.treespec)
 
 
 @dataclass(frozen=True, slots=True)

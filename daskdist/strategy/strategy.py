@@ -19,7 +19,7 @@ from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.ordered import Ordered
 from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
-from daskdist.strategy.context import ReplicaContext, between, here, replica_there_is, scope_there_is
+from daskdist.strategy.context import between, replica_there_is, scope_there_is
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.flat import LEAVES, flattened
@@ -564,34 +564,3 @@ def _input_options(options: object) -> InputOptions:
     if not isinstance(options, InputOptions):
         raise ArgumentError(f"options is {type(options).__name__}; give InputOptions")
     return options
-
-
-def _without_variables(result: Any) -> Any:
-    # What a variable is to this replica: elsewhere it is not the same.
-    if type(result) in LEAVES:
-        return result
-    if isinstance(result, Variable):
-        return result.read_value()
-    if not any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(result)):
-        return result
-    return optree.tree_map(
-        lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf, result, none_is_leaf=True
-    )
-
-
-def call_on_replica(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, context: ReplicaContext
-) -> Any:
-    """Call a user's function as one replica does, where that is."""
-    token = here.set(context)
-    try:
-        return _without_variables(fn(*args, **kwargs))
-    except BaseException as error:
-        where = f" on {replica.worker}" if replica.worker else ""
-        error.add_note(
-            f"raised by replica {context.replica_id_in_sync_group} ({replica.device}{where}) in "
-            f"{getattr(fn, '__qualname__', fn)}"
-        )
-        raise
-    finally:
-        here.reset(token)

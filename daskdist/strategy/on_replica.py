@@ -1,0 +1,62 @@
+"""A user's function called as a replica calls it: in its context, on its device and in the stream of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+
+from daskdist.devices import Device, named, stream_of
+from daskdist.strategy.context import ReplicaContext, here
+from daskdist.strategy.flat import LEAVES
+from daskdist.strategy.variables import Variable
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Replica
+
+
+def _without_variables(result: Any) -> Any:
+    # What a variable is to this replica: elsewhere it is not the same.
+    if type(result) in LEAVES:
+        return result
+    if isinstance(result, Variable):
+        return result.read_value()
+    if not any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(result)):
+        return result
+    return optree.tree_map(
+        lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf, result, none_is_leaf=True
+    )
+
+
+def call_on_replica(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, context: ReplicaContext
+) -> Any:
+    """Call a user's function as one replica does, where that is."""
+    token = here.set(context)
+    device = named(replica.device)
+    try:
+        if device.is_host:
+            return _without_variables(fn(*args, **kwargs))
+        # Several devices of a process do not meet on a default stream.
+        with device.using(stream_of(device)):
+            args, kwargs = optree.tree_map(partial(_put, device), (tuple(args), kwargs), none_is_leaf=True)
+            return _without_variables(fn(*args, **kwargs))
+    except BaseException as error:
+        where = f" on {replica.worker}" if replica.worker else ""
+        error.add_note(
+            f"raised by replica {context.replica_id_in_sync_group} ({replica.device}{where}) in "
+            f"{getattr(fn, '__qualname__', fn)}"
+        )
+        raise
+    finally:
+        here.reset(token)
+
+
+def _put(device: Device, leaf: Any) -> Any:
+    # What no device has stays as it is: text, objects, times, rows of different lengths; and so do numbers.
+    if isinstance(leaf, np.ndarray) and not device.lacks(leaf.dtype):
+        return device.put(leaf)
+    return leaf
