@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from daskdist.strategy.inputs import InputOptions as InputOptions
     from daskdist.strategy.inputs import InputReplicationMode as InputReplicationMode
     from daskdist.strategy.iterator import DistributedIterator as DistributedIterator
+    from daskdist.strategy.list_devices import list_devices as list_devices
     from daskdist.strategy.loops import ReplicaIterator as ReplicaIterator
     from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
@@ -126,6 +127,7 @@ _NAMES: Final = {
     "has_strategy": "daskdist.strategy.current:has_strategy",
     "in_cross_replica_context": "daskdist.strategy.current:in_cross_replica_context",
     "keras_data": "daskdist.frameworks.keras:keras_data",
+    "list_devices": "daskdist.strategy.list_devices:list_devices",
     "read_arrow": "daskdist.readers.arrow:read_arrow",
     "read_csv": "daskdist.readers.csv:read_csv",
     "read_files": "daskdist.readers.files:read_files",

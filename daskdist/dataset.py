@@ -63,7 +63,7 @@ from daskdist.ops.global_shuffle import GlobalShuffle
 from daskdist.ops.group_by_window import GroupByWindow
 from daskdist.ops.ignore_errors import IgnoreErrors
 from daskdist.ops.interleave import Interleave
-from daskdist.ops.map import Map
+from daskdist.ops.map import Map, MapOnDevice, check_alone
 from daskdist.ops.nested import NestedFunction
 from daskdist.ops.padded_batch import PaddedBatch, Padding
 from daskdist.ops.prefetch import Prefetch
@@ -469,6 +469,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         deterministic: bool | None = None,
         vectorized: bool | None = None,
         name: str | None = None,
+        *,
+        device: bool = False,
     ) -> Dataset:
         """Each element, or after ``batch`` each batch, replaced by what a function makes of it.
 
@@ -485,9 +487,16 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             True for a function of many rows at once: it is given arrays with rows along axis 0, and returns such.
             None for a function of one element, which is called for many at once where it can be shown that this
             makes no difference (`explain` tells). False to have it called for one after the other.
+        device
+            True for a function that the replicas of a strategy call, with whole elements as they are given them: on
+            their device, in its stream. Only more of such, ``prefetch`` and ``with_options`` can follow. Where the
+            dataset is not distributed, or replicas are CPUs, it is given NumPy arrays, one element after the other.
 
         Raises
         ------
+        ArgumentError
+            ``device=True`` does not go with the other arguments; or, once it is iterated or distributed, something
+            else follows it.
         UserFunctionError
             While iterating: the function raised. The message says on what row of what.
 
@@ -504,6 +513,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         for argument, value in (("deterministic", deterministic), ("vectorized", vectorized)):
             if value is not None:
                 yes_or_no("map", argument, value)
+        yes_or_no("map", "device", device)
+        if device:
+            check_alone(num_parallel_calls=num_parallel_calls, deterministic=deterministic, vectorized=vectorized)
+            return self._with(MapOnDevice(self._node, UserFunction(map_func, "map"), label=name))
         node = Map(self._node, UserFunction(map_func, "map"), vectorized, deterministic is not False, label=name)
         return self._with(node)._parallel("map", num_parallel_calls)
 

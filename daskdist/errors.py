@@ -11,6 +11,7 @@
     ├── UnknownLengthError     (TypeError)     a number of rows is needed and not known
     ├── CardinalityError       (RuntimeError)  there are not as many elements as was stated
     ├── UnknownDeviceError     (ValueError)    no such device here
+    ├── DeviceMemoryError      (MemoryError)   a device has no room for what is to be on it
     ├── CollectiveError        (RuntimeError)  replicas that are to do something together do not
     ├── ClusterError           (ConnectionError) a scheduler or its workers cannot be used
     └── OutOfRangeError        (EOFError)      an iterator is at its end
@@ -55,6 +56,10 @@ class CardinalityError(DaskdistError, RuntimeError):
 
 class UnknownDeviceError(DaskdistError, ValueError):
     """No such device here."""
+
+
+class DeviceMemoryError(DaskdistError, MemoryError):
+    """A device has no room for what is to be on it."""
 
 
 class ClusterError(DaskdistError, ConnectionError):

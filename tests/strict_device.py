@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,9 @@ from daskdist import devices
 from daskdist.errors import ArgumentError
 
 KIND = "STRICT"
+# Where the arrays of each device are, by its index: those of two do not go together, and only those of the first, on
+# which is too what is made without saying where, can become NumPy's by accident.
+_PLACES = [array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1", "device2")]
 # Bytes that arrays of the device may take, and that they do; by index.
 LIMITS: dict[int, int] = {}
 TAKEN: dict[int, int] = {}
@@ -30,14 +34,20 @@ _lock = threading.RLock()
 _current = threading.local()
 
 
-def register(num_devices: int = 2) -> None:
-    """Make the kind known in this process."""
+def register(num_devices: int = 2, uuids: Sequence[str] = ()) -> None:
+    """Make the kind known in this process.
+
+    With ``uuids`` the process sees just those devices; without, it has some and is not said to see any, so that who
+    asks for none gets none.
+    """
     devices.KINDS[KIND] = ("strict_device:StrictDevice", "array_api_strict")
-    StrictDevice.num_devices = num_devices
+    StrictDevice.num_devices = len(uuids) or num_devices
+    StrictDevice.uuids = tuple(uuids)
 
 
 def unregister() -> None:
     devices.KINDS.pop(KIND, None)
+    StrictDevice.num_devices, StrictDevice.uuids = 2, ()
 
 
 class StrictMemoryError(MemoryError):
@@ -106,6 +116,7 @@ class StrictDevice:
     is_host: ClassVar[bool] = False
     out_of_memory: ClassVar[type[Exception]] = StrictMemoryError
     num_devices: ClassVar[int] = 2
+    uuids: ClassVar[tuple[str, ...]] = ()
 
     @property
     def namespace(self) -> Any:
@@ -113,7 +124,18 @@ class StrictDevice:
 
     @property
     def uuid(self) -> str:
-        return f"STRICT-{self.index}"
+        return self.uuids[self.index] if self.index < len(self.uuids) else f"STRICT-{self.index}"
+
+    @property
+    def description(self) -> str:
+        return "arrays of array_api_strict"
+
+    @staticmethod
+    def num_present() -> int:
+        return len(StrictDevice.uuids)
+
+    def missing(self) -> str | None:
+        return None if self.index < self.num_devices else f"there are {self.num_devices}; register more"
 
     @staticmethod
     def holds(array: Any) -> bool:
@@ -124,21 +146,31 @@ class StrictDevice:
         dtype = np.dtype(dtype)
         return dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8) or dtype == np.float16
 
+    @staticmethod
+    def index_of(array: Any) -> int:
+        return _PLACES.index(array.device)
+
+    @property
+    def _place(self) -> Any:
+        return _PLACES[self.index % len(_PLACES)]
+
     def put(self, array: Any) -> Any:
         if self.holds(array):
-            return array
+            if array.device == self._place:
+                return array
+            array = array._array
         array = np.asarray(array)
         if self.lacks(array.dtype):
             raise ArgumentError(f"an array of {array.dtype} cannot be on {KIND}:{self.index}; such stay on the host")
         found = self._new(array.shape, array.dtype)
         found[...] = array
-        return array_api_strict.asarray(found, copy=None)
+        return array_api_strict.asarray(found, device=self._place, copy=None)
 
     def get(self, array: Any) -> Any:
         return np.array(array._array)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return array_api_strict.asarray(self._new(shape, dtype), copy=None)
+        return array_api_strict.asarray(self._new(shape, dtype), device=self._place, copy=None)
 
     def _new(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         found = np.empty(shape, dtype)
@@ -152,7 +184,8 @@ class StrictDevice:
         return found
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        return array_api_strict.asarray(np.ndarray(shape, dtype, buffer._array, offset), copy=None)
+        whole = np.ndarray(shape, dtype, buffer._array, offset)
+        return array_api_strict.asarray(whole, device=buffer.device, copy=None)
 
     def pinned(self, num_bytes: int) -> Any:
         return np.frombuffer(_Pinned(num_bytes), np.uint8, num_bytes)
@@ -165,6 +198,8 @@ class StrictDevice:
     def copy(self, source: Any, target: Any, stream: Any) -> None:
         if not self.is_pinned(source):
             raise TypeError("only what is pinned can be copied in a stream")
+        if source.nbytes != target._array.nbytes:
+            raise ArgumentError(f"{source.nbytes} bytes cannot be copied to {target._array.nbytes}")
 
         def copied() -> None:
             if StrictStream.delay_s:
@@ -203,6 +238,9 @@ class StrictDevice:
 
     def free_unused(self) -> None:
         pass
+
+    def combined(self, how: str, arrays: Any) -> Any:
+        return None
 
     def from_dlpack(self, array: Any) -> Any:
         return array_api_strict.from_dlpack(array)

@@ -19,6 +19,7 @@ SOAK = BENCHMARKS / "soak.py"
 STEPS = BENCHMARKS / "steps.py"
 LOOPS = BENCHMARKS / "loops.py"
 COLLECTIVES = BENCHMARKS / "collectives.py"
+GPU = BENCHMARKS / "gpu.py"
 TORCH_DDP = BENCHMARKS / "torch_ddp.py"
 DIGITS = BENCHMARKS / "digits.py"
 NAMES = ["memory", "parquet", "import", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])]
@@ -167,6 +168,28 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
     done = start(TORCH_DDP, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(BENCHMARKS.parent)])})
     assert done.returncode == 1
     assert done.stderr == "benchmarks/torch_ddp.py needs PyTorch: pip install 'daskdist[torch]' (there is none)\n"
+
+
+def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
+    Path(tmp_path, "cupy.py").write_text("raise ImportError('there is none')")
+    done = start(GPU, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(BENCHMARKS.parent)])})
+    assert done.returncode == 1
+    assert done.stderr == (
+        "benchmarks/gpu.py needs CuPy and a GPU that it sees (ImportError: there is none); for CuPy: "
+        "pip install 'daskdist[cuda13]'\n"
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "num_figures"),
+    [("feeding", 2), ("small-chunks", 1), ("behind-steps", 1), ("shuffling", 3), ("reducing", 2)],
+)
+def test_a_gpu_gives_figures(name: str, num_figures: int) -> None:
+    figures = json.loads(run(GPU, "--only", name, "--json"))["figures"]
+    assert len(figures) >= num_figures
+    assert all(figure["ours"] > 0 for figure in figures)
 
 
 def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:

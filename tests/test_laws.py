@@ -84,6 +84,7 @@ class TestMap(NodeLaws):
             Dataset.range(6).map(lambda x: [x, x]).node,
             Dataset.range(7).batch(2, drop_remainder=True).batch(2).map(np.negative).node,
             Dataset.range(0).map(lambda x: x / 2).node,
+            Dataset.range(7).batch(2).map(np.negative, device=True).node,
         ]
 
 

@@ -34,7 +34,7 @@ class Block:
         Where each row came from, if it is not the row of that number of what the label names.
     """
 
-    __slots__ = ("label", "leaves", "origin", "skipped", "structure")
+    __slots__ = ("__weakref__", "label", "leaves", "origin", "skipped", "structure")
 
     def __init__(
         self,

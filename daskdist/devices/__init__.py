@@ -43,7 +43,10 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """What a device does one after the other; what is in two streams may be done at the same time."""
+    """What a device does one after the other; what is in two streams may be done at the same time.
+
+    Two that stand for the same one are equal.
+    """
 
     def record(self) -> Event:
         """The moment when all that it was given so far is done."""
@@ -88,13 +91,32 @@ class Device(Protocol):
         ...
 
     @property
+    def description(self) -> str:
+        """What it is, for people: a GPU's model."""
+        ...
+
+    @property
     def out_of_memory(self) -> type[Exception]:
         """What is raised where it has no memory left."""
         ...
 
     @staticmethod
+    def num_present() -> int:
+        """How many of the kind this process sees; they are numbered from 0 on."""
+        ...
+
+    def missing(self) -> str | None:
+        """Why it cannot be used in this process, and what to do; None if it can."""
+        ...
+
+    @staticmethod
     def holds(array: Any) -> bool:
         """Whether something is an array of devices of this kind."""
+        ...
+
+    @staticmethod
+    def index_of(array: Any) -> int:
+        """The index of the device that an array of this kind is on."""
         ...
 
     @staticmethod
@@ -135,7 +157,13 @@ class Device(Protocol):
         ...
 
     def copy(self, source: Any, target: Any, stream: Stream) -> None:
-        """Copy pinned bytes of the host to bytes of the device in a stream: they must stay as they are until then."""
+        """Copy pinned bytes of the host to as many of the device, in a stream: they must stay as they are until then.
+
+        Raises
+        ------
+        ArgumentError
+            They are not as many.
+        """
         ...
 
     def stream(self) -> Stream:
@@ -151,15 +179,23 @@ class Device(Protocol):
         ...
 
     def memory_info(self) -> tuple[int, int]:
-        """Bytes free and bytes in all."""
+        """Bytes that could be given out, with what this process holds and does not use, and bytes in all."""
         ...
 
     def held_bytes(self) -> int:
-        """Bytes of the device that this process holds."""
+        """Bytes of the device that this process holds; where nobody counts those, those that all processes do."""
         ...
 
     def free_unused(self) -> None:
         """Give back what this process holds of its memory and has no arrays in."""
+        ...
+
+    def combined(self, how: str, arrays: Sequence[Any]) -> Any:
+        """Arrays of one shape and dtype, each on another device of this kind, made one on this, the first one's.
+
+        By a library that does so from device to device, in the replicas' streams; ``how`` is ``"SUM"``, ``"PROD"``,
+        ``"MIN"`` or ``"MAX"``. None where there is none, or nothing is gained by it.
+        """
         ...
 
     def from_dlpack(self, array: Any) -> Any:
@@ -197,6 +233,27 @@ def devices(names: Sequence[str]) -> tuple[Device, ...]:
     return found
 
 
+def check_present(found: Sequence[Device]) -> None:
+    """See that devices can be used in this process.
+
+    Raises
+    ------
+    UnknownDeviceError
+        One cannot; the message says why, and what to do.
+
+    >>> check_present(devices(["CPU:0", "CPU:1"]))
+    """
+    for each in found:
+        if why := each.missing():
+            raise UnknownDeviceError(f"{name_of(each)!r} cannot be used here: {why}")
+
+
+def present() -> tuple[Device, ...]:
+    """The devices that this process sees and that are not the host, in order of kinds and numbers."""
+    kinds = [_class_of(kind) for kind in KINDS]
+    return tuple(kind(index) for kind in kinds if not kind.is_host for index in range(kind.num_present()))
+
+
 def name_of(device: Device) -> str:
     """The canonical name, such as ``"CPU:0"``."""
     return f"{device.kind}:{device.index}"
@@ -219,6 +276,27 @@ def _stream_of(name: str) -> Stream:
 def is_on_device(value: Any) -> bool:
     """Whether something is an array of a device that is not the host."""
     return _kind_of(value) is not None
+
+
+def are_loaded() -> bool:
+    """Whether there can be arrays of a device: nobody has those of a library that nobody has loaded."""
+    for _, library in KINDS.values():  # noqa: SIM110 - asked in every step, and `any` takes twice as long
+        if library in sys.modules and library != "numpy":
+            return True
+    return False
+
+
+def device_of(value: Any) -> Device | None:
+    """The device that an array is on; None of an array of the host, and of what is none."""
+    kind = _kind_of(value)
+    return None if kind is None else named(f"{kind.kind}:{kind.index_of(value)}")
+
+
+def dtype_of(array: Any) -> np.dtype[Any]:
+    """The dtype of an array of any device as NumPy's."""
+    dtype = array.dtype
+    # Namespaces that have dtypes of their own call them as NumPy does.
+    return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
 
 
 def on_host(value: Any) -> Any:

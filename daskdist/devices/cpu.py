@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+
+from daskdist.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class CpuEvent:
         return self.at_s - earlier.at_s
 
 
+@dataclass(frozen=True)
 class CpuStream:
     """What the calling thread does."""
 
@@ -56,9 +61,26 @@ class CpuDevice:
     def uuid(self) -> str:
         return f"CPU-{os.uname().nodename}-{self.index}"
 
+    @property
+    def description(self) -> str:
+        return f"{platform.machine()}, {os.cpu_count()} cores"
+
+    @staticmethod
+    def num_present() -> int:
+        return 1
+
+    def missing(self) -> str | None:
+        # A slot more is no more than a thread.
+        return None
+
     @staticmethod
     def holds(array: Any) -> bool:
         return isinstance(array, np.ndarray)
+
+    @staticmethod
+    def index_of(array: Any) -> int:
+        # They share the memory.
+        return 0
 
     @staticmethod
     def lacks(dtype: Any) -> bool:
@@ -83,6 +105,8 @@ class CpuDevice:
         return isinstance(array, np.ndarray)
 
     def copy(self, source: Any, target: Any, stream: Any) -> None:
+        if source.nbytes != target.nbytes:
+            raise ArgumentError(f"{source.nbytes} bytes cannot be copied to {target.nbytes} of CPU:{self.index}")
         target[...] = source
 
     def stream(self) -> CpuStream:
@@ -104,6 +128,9 @@ class CpuDevice:
 
     def free_unused(self) -> None:
         pass
+
+    def combined(self, how: str, arrays: Sequence[Any]) -> Any:
+        return None
 
     def from_dlpack(self, array: Any) -> Any:
         return np.from_dlpack(array)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from daskdist.devices import nccl, nvidia
 from daskdist.errors import ArgumentError
+
+# Bytes of the pieces in which arrays come back to the host: pinned memory is scarce, and is kept by CuPy.
+_PIECE_BYTES: Final = 8 * 2**20
+_EITHER: Final = "pip install 'daskdist[cuda13]' where the driver speaks CUDA 13, 'daskdist[cuda12]' for CUDA 12"
 
 
 @functools.cache
@@ -40,17 +47,30 @@ class CupyEvent:
 class CupyStream:
     """A stream of a GPU."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, index: int) -> None:
         self.stream = stream
+        # The default stream is that of whichever device is current; events are of the device that was when made.
+        self.index = index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CupyStream) and (self.stream.ptr, self.index) == (other.stream.ptr, other.index)
+
+    def __hash__(self) -> int:
+        return hash((self.stream.ptr, self.index))
 
     def record(self) -> CupyEvent:
-        return CupyEvent(self.stream.record())
+        cuda = _cupy().cuda
+        with cuda.Device(self.index):
+            # A thread that waits for it lets others have the processor.
+            return CupyEvent(self.stream.record(cuda.Event(block=True)))
 
     def wait(self, event: Any) -> None:
-        self.stream.wait_event(event.event)
+        with _cupy().cuda.Device(self.index):
+            self.stream.wait_event(event.event)
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        with _cupy().cuda.Device(self.index):
+            self.stream.synchronize()
 
 
 @dataclass(frozen=True)
@@ -60,6 +80,8 @@ class CupyDevice:
     index: int
     kind: ClassVar[str] = "GPU"
     is_host: ClassVar[bool] = False
+    # CuPy's own error is one such, and so is what RMM raises.
+    out_of_memory: ClassVar[type[Exception]] = MemoryError
 
     @property
     def namespace(self) -> Any:
@@ -67,16 +89,36 @@ class CupyDevice:
 
     @property
     def uuid(self) -> str:
-        found = _cupy().cuda.runtime.getDeviceProperties(self.index)["uuid"]
-        return f"GPU-{bytes(found).hex()}"
+        found = None if _is_rocm() else nvidia.uuid_of(self.index)
+        return found or f"GPU-{os.uname().nodename}-{_cupy().cuda.runtime.deviceGetPCIBusId(self.index)}"
 
     @property
-    def out_of_memory(self) -> type[Exception]:
-        return _cupy().cuda.memory.OutOfMemoryError  # type: ignore[no-any-return]
+    def description(self) -> str:
+        return str(_cupy().cuda.runtime.getDeviceProperties(self.index)["name"].decode(errors="replace"))
+
+    @staticmethod
+    def num_present() -> int:
+        return _present()[0]
+
+    def missing(self) -> str | None:
+        count, why = _present()
+        if self.index < count:
+            return None
+        if not count:
+            return why
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        said = "" if visible is None else f", as CUDA_VISIBLE_DEVICES={visible} has it"
+        if count == 1:
+            return f"this process sees only GPU:0{said}"
+        return f"this process sees {count}, GPU:0 to GPU:{count - 1}{said}"
 
     @staticmethod
     def holds(array: Any) -> bool:
         return isinstance(array, _cupy().ndarray)
+
+    @staticmethod
+    def index_of(array: Any) -> int:
+        return int(array.device.id)
 
     @staticmethod
     def lacks(dtype: Any) -> bool:
@@ -84,17 +126,51 @@ class CupyDevice:
         return dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8)
 
     def put(self, array: Any) -> Any:
-        if not self.holds(array) and self.lacks(array.dtype):
-            raise ArgumentError(f"an array of {array.dtype} cannot be on GPU:{self.index}; such stay on the host")
+        cupy = _cupy()
+        before = None
+        if self.holds(array):
+            if array.device.id != self.index:
+                # The copy is made in a stream of this device, and what it copies in one of the other.
+                before = CupyDevice(array.device.id).current_stream().record()
+        else:
+            array = np.asarray(array)
+            if self.lacks(array.dtype):
+                raise ArgumentError(
+                    f"an array of {array.dtype} cannot be on GPU:{self.index}, which has booleans and numbers of up to "
+                    "64 bits (complex ones of 128); such arrays stay on the host"
+                )
         with self.using():
-            found = _cupy().asarray(array)
-            # It may still be read from.
-            _cupy().cuda.get_current_stream().synchronize()
+            stream = cupy.cuda.get_current_stream()
+            if before is not None:
+                stream.wait_event(before.event)
+            found = cupy.asarray(array)
+            # What was given may be changed from here on.
+            stream.synchronize()
         return found
 
     def get(self, array: Any) -> Any:
-        with _cupy().cuda.Device(array.device.id):
-            return array.get()
+        cupy = _cupy()
+        with cupy.cuda.Device(array.device.id):
+            stream = cupy.cuda.get_current_stream()
+            array = cupy.ascontiguousarray(array).reshape(array.shape)
+            found = np.empty(array.shape, array.dtype)
+            self._fetch(array.data, found.reshape(-1).view(np.uint8), stream)
+        return found
+
+    def _fetch(self, data: Any, found: Any, stream: Any) -> None:
+        # While one piece is on its way the piece before is copied out of pinned memory.
+        num_bytes = len(found)
+        slots = [self.pinned(min(num_bytes, _PIECE_BYTES)) for _ in range(min(2, -(-num_bytes // _PIECE_BYTES)))]
+        on_its_way: tuple[Any, Any, int] | None = None
+        for number, start in enumerate(range(0, num_bytes, _PIECE_BYTES)):
+            slot = slots[number % 2][: num_bytes - start]
+            (data + start).copy_to_host_async(slot.ctypes.data, slot.nbytes, stream)
+            event = stream.record()
+            if on_its_way is not None:
+                _take(found, *on_its_way)
+            on_its_way = event, slot, start
+        if on_its_way is not None:
+            _take(found, *on_its_way)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         with self.using():
@@ -108,39 +184,154 @@ class CupyDevice:
         return np.frombuffer(memory, np.uint8, num_bytes)
 
     def is_pinned(self, array: Any) -> bool:
-        while isinstance(array, np.ndarray):
-            array = array.base
+        # NumPy keeps a view of whatever lends it memory.
+        while isinstance(array, (np.ndarray, memoryview)):
+            array = array.base if isinstance(array, np.ndarray) else array.obj
         return isinstance(array, _cupy().cuda.PinnedMemoryPointer)
 
     def copy(self, source: Any, target: Any, stream: Any) -> None:
-        target.set(source, stream.stream)
+        if source.nbytes != target.nbytes or not source.flags.c_contiguous or not target.flags.c_contiguous:
+            raise ArgumentError(
+                f"{source.nbytes} bytes cannot be copied to {target.nbytes} of GPU:{self.index}: both are to be as "
+                "many, without gaps"
+            )
+        with self.using():
+            target.data.copy_from_host_async(source.ctypes.data, source.nbytes, stream.stream)
 
     def stream(self) -> CupyStream:
         with self.using():
-            return CupyStream(_cupy().cuda.Stream(non_blocking=True))
+            return CupyStream(_cupy().cuda.Stream(non_blocking=True), self.index)
 
     def current_stream(self) -> CupyStream:
         with self.using():
-            return CupyStream(_cupy().cuda.get_current_stream())
+            return CupyStream(_cupy().cuda.get_current_stream(), self.index)
 
     @contextlib.contextmanager
     def using(self, stream: Any = None) -> Iterator[None]:
-        with _cupy().cuda.Device(self.index), contextlib.nullcontext() if stream is None else stream.stream:
-            yield
+        if stream is None:
+            with _cupy().cuda.Device(self.index):
+                yield
+        else:
+            with _cupy().cuda.Device(self.index), stream.stream, _torch_in(stream):
+                yield
 
     def memory_info(self) -> tuple[int, int]:
+        told = None if _is_rocm() or nvidia.is_in_use(self.index) else nvidia.memory_of(self.uuid)
+        if told is not None:
+            return told
         with self.using():
-            free, total = _cupy().cuda.runtime.memGetInfo()
-        return int(free), int(total)
+            free, total = map(int, _cupy().cuda.runtime.memGetInfo())
+            pool = _pool()
+            if pool is not None:
+                # What it has of its own it gives out first, and it may not take more than it is allowed.
+                free += pool.free_bytes()
+                if limit := pool.get_limit():
+                    free = min(free, max(limit - pool.used_bytes(), 0))
+        return min(free, total), total
 
     def held_bytes(self) -> int:
         with self.using():
-            return int(_cupy().get_default_memory_pool().total_bytes())
+            pool = _pool()
+            held = _held_by_rmm(self.index) if pool is None else int(pool.total_bytes())
+            if held is None:
+                # Nobody counts what this process takes: all that is taken of the device.
+                free, total = _cupy().cuda.runtime.memGetInfo()
+                held = int(total - free)
+        return held
 
     def free_unused(self) -> None:
         with self.using():
-            _cupy().get_default_memory_pool().free_all_blocks()
+            pool = _pool()
+            if pool is not None:
+                pool.free_all_blocks()
+        _cupy().get_default_pinned_memory_pool().free_all_blocks()
+
+    def combined(self, how: str, arrays: Sequence[Any]) -> Any:
+        return nccl.combined(how, arrays)
 
     def from_dlpack(self, array: Any) -> Any:
         with self.using():
             return _cupy().from_dlpack(array)
+
+
+def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
+    # What shares memory by DLPack shares the stream: what one lets go of is used again after what the other has done.
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
+        return contextlib.nullcontext()
+    outer: AbstractContextManager[Any] = torch.cuda.stream(
+        torch.cuda.ExternalStream(stream.stream.ptr, device=stream.index)
+    )
+    return outer
+
+
+def _take(found: Any, event: Any, slot: Any, start: int) -> None:
+    event.synchronize()
+    found[start : start + len(slot)] = slot
+
+
+def _is_rocm() -> bool:
+    return bool(_cupy().cuda.runtime.is_hip)
+
+
+def _pool() -> Any:
+    # The pool that CuPy takes memory from now, where it is one of CuPy's and not RMM or somebody's function.
+    owner = getattr(_cupy().cuda.get_allocator(), "__self__", None)
+    return owner if hasattr(owner, "free_all_blocks") else None
+
+
+def _held_by_rmm(index: int) -> int | None:
+    # Of what it is built of, from the outside in, what a pool has taken; or else the first that counts.
+    rmm = sys.modules.get("rmm")
+    resource = rmm and rmm.mr.get_per_device_resource(index)
+    counted: int | None = None
+    while resource is not None:
+        if hasattr(resource, "pool_size"):
+            return int(resource.pool_size())
+        if counted is None and hasattr(resource, "get_allocated_bytes"):
+            counted = int(resource.get_allocated_bytes())
+        resource = getattr(resource, "upstream_mr", None)
+    return counted
+
+
+@functools.cache
+def _present() -> tuple[int, str]:
+    # How many GPUs this process sees by CuPy; if none, why, and what to do.
+    speaks = nvidia.driver_version()
+    install = f"pip install 'daskdist[cuda{speaks // 1000}]'" if speaks // 1000 in (12, 13) else _EITHER
+    try:
+        runtime = _cupy().cuda.runtime
+    except ImportError as error:
+        if error.name == "cupy":
+            return 0, f"CuPy is not installed; {install}"
+        return 0, f"CuPy cannot be imported ({' '.join(str(error).split()):.300}); {install}"
+    try:
+        if count := int(runtime.getDeviceCount()):
+            return count, ""
+        why = "there are none"
+    except runtime.CUDARuntimeError as error:
+        why = str(error)
+    cupy_is = f"CuPy {_cupy().__version__} is here"
+    if _is_rocm():
+        return 0, f"{cupy_is}, for ROCm, and no GPU is found ({why}); see that rocm-smi lists one"
+    built_for = runtime.runtimeGetVersion()
+    if not speaks:
+        return 0, (
+            f"{cupy_is}, built for CUDA {_version(built_for)}, and no driver of NVIDIA's is found ({why}); see that "
+            f"nvidia-smi lists a GPU, and then {install}"
+        )
+    if speaks < built_for // 1000 * 1000:
+        return 0, (
+            f"{cupy_is}, built for CUDA {_version(built_for)}, and the driver speaks CUDA {_version(speaks)} ({why}); "
+            f"update the driver, or {install} in place of this CuPy"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    said = "is not set" if visible is None else f"is {visible!r}"
+    return 0, (
+        f"{cupy_is}, built for CUDA {_version(built_for)}, and it finds no GPU ({why}); the driver speaks CUDA "
+        f"{_version(speaks)}, and CUDA_VISIBLE_DEVICES {said}; see that nvidia-smi lists a GPU. CuPy for it: {install}"
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
 import numpy as np
+
+from daskdist.devices import device_of, dtype_of, name_of
 
 # Characters of a value that are shown.
 _SHOWN: Final = 72
@@ -38,9 +41,17 @@ class Summary:
             shape, dtype = (), type(value).__name__
         with np.printoptions(threshold=8, edgeitems=2, precision=4):
             # The beginning tells enough: a list may be long.
-            text = " ".join(str(value)[: 100 * _SHOWN].split())
+            text = " ".join(shown(value, str)[: 100 * _SHOWN].split())
         text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
         return cls("" if shape is None else str(tuple(shape)), "" if dtype is None else str(dtype), text)
+
+
+def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
+    """How a value prints; of a large array of a device, which would be copied to be printed, what it is and where."""
+    device = device_of(value)
+    if device is None or math.prod(value.shape) <= np.get_printoptions()["threshold"]:
+        return show(value)
+    return f"<array of shape {tuple(value.shape)}, {dtype_of(value)}, on {name_of(device)}>"
 
 
 def table(summaries: Sequence[Summary], workers: Sequence[str | None]) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue
 from daskdist.execute.callers import Handle, lengths_of
-from daskdist.execute.gather import LIGHT_BYTES, bundle_size, is_view, run_bytes
-from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.gather import LIGHT_BYTES, Empty, bundle_size, gather, is_view, run_bytes
+from daskdist.execute.gather_on_device import CompactedOnDevices, OnDevice
+from daskdist.execute.interpreter import Gather, Interpreter
 
 _MANY_CUTS = 8
 # Bundles built before one is handed out: the first element is not to wait until the window is full.
@@ -75,6 +77,11 @@ class Delivery:
     wanted
         The consumers whose elements are gathered, by number; it may change. All if None, and where lengths are asked
         for. Of the others it is told only which elements have rows.
+    empty
+        Makes the arrays into which elements are copied, by shape and dtype: in memory of the consumers' choice. Only
+        for what runs in this process; it may be called from several threads at a time. NumPy's if None.
+    on_devices
+        For each consumer what puts its elements together on its device instead; None for those where it is done here.
     """
 
     def __init__(
@@ -87,6 +94,8 @@ class Delivery:
         asks_lengths: bool = False,
         num_steps_ahead: int = 1,
         wanted: Collection[int] | None = None,
+        empty: Empty | None = None,
+        on_devices: Sequence[OnDevice | None] = (),
     ) -> None:
         self.interpreter = interpreter
         self.wanted = wanted
@@ -99,6 +108,13 @@ class Delivery:
         self.is_over = False
         # Bundles begin small, so that the first elements come soon, and double.
         self.num_steps = 1
+        here: Gather = gather if empty is None else partial(gather, empty=empty)
+        self._on_devices = [each for each in on_devices if each is not None]
+        self._by = [
+            here if each is None else partial(each, empty=empty) for each in on_devices or [None] * len(workers)
+        ]
+        if self._on_devices:
+            interpreter.compact_by = CompactedOnDevices(self._on_devices)
         self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Stretch]:
@@ -182,7 +198,7 @@ class Delivery:
 
     def _lies_here(self, run: Run) -> bool:
         # Rows one after the other in a block that lies where they are wanted need no gathering.
-        if len(self.workers) > 1 or not is_view(run):
+        if len(self.workers) > 1 or self._on_devices or not is_view(run):
             return False
         if isinstance(run, Groups):
             # Batches of them are cuts, of which few are not worth a bundle of their own.
@@ -206,12 +222,12 @@ class Delivery:
         wanted = range(num_lanes) if self.wanted is None or self.asks_lengths else tuple(self.wanted)
         return Stretch(
             [
-                self._lane(part, worker, num_steps, is_wanted=number in wanted)
-                for number, (part, worker) in enumerate(zip(parts, self.workers, strict=True))
+                self._lane(part, worker, num_steps, by, is_wanted=number in wanted)
+                for number, (part, worker, by) in enumerate(zip(parts, self.workers, self._by, strict=True))
             ]
         )
 
-    def _lane(self, run: Run, worker: str | None, num_steps: int, *, is_wanted: bool = True) -> Lane:
+    def _lane(self, run: Run, worker: str | None, num_steps: int, by: Gather, *, is_wanted: bool) -> Lane:
         has_rows = np.zeros(num_steps, bool)
         has_rows[: len(run)] = run.lengths > 0 if isinstance(run, Groups) else True
         full = np.flatnonzero(has_rows)
@@ -221,7 +237,7 @@ class Delivery:
             return Lane(None, np.where(has_rows, 0, -1).tolist())
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(full)
-        ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles)
+        ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles, by=by)
         return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist(), self._lengths(ref))
 
     def _lengths(self, ref: BlockRef) -> Handle | None:

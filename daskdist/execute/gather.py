@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -19,6 +19,11 @@ from daskdist.execute.callers import Caller
 
 # To copy so much takes about as long as to hand it to another thread.
 LIGHT_BYTES: Final = 2**18
+
+# Makes an array of a shape and a dtype whose values are not set, as `numpy.empty` does.
+Empty = Callable[[tuple[int, ...], Any], Any]
+# What memory of a consumer's choice can be asked for: not text, bytes, objects or times.
+_NUMBERS: Final = "biufc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +106,14 @@ def gather(
     picks: Picks | Joins,
     function: Callable[[Rows], Any] | None = None,
     apart: bool = False,
+    empty: Empty | None = None,
 ) -> Any:
     """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them.
 
-    Where batches are wanted ``apart``, the elements of one need not stack.
+    Where batches are wanted ``apart``, the elements of one need not stack. Columns of numbers that have to be copied
+    are copied into arrays that ``empty`` makes, if given.
     """
-    rows = _joined(blocks, picks) if isinstance(picks, Joins) else _gathered(blocks, picks, function, apart)
+    rows = _joined(blocks, picks) if isinstance(picks, Joins) else _gathered(blocks, picks, function, apart, empty)
     return rows if function is None else function(rows)
 
 
@@ -114,17 +121,19 @@ def _joined(blocks: Sequence[Rows], joins: Joins) -> Rows:
     parts: list[Rows] = []
     start = 0
     for picks, num_blocks in zip(joins.picks, joins.num_blocks, strict=True):
-        parts.append(_gathered(blocks[start : start + num_blocks], picks, None, False))
+        parts.append(_gathered(blocks[start : start + num_blocks], picks, None, False, None))
         start += num_blocks
     return join(parts, joins.structure)
 
 
-def _gathered(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Any] | None, apart: bool) -> Rows:
+def _gathered(
+    blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Any] | None, apart: bool, empty: Empty | None
+) -> Rows:
     label = _joined_label(blocks)
     columnar = [block for block in blocks if isinstance(block, Block)]
     rows: Block | Bundle
     if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar)):
-        rows = _gather_columns(columnar, picks, label)
+        rows = _gather_columns(columnar, picks, label, empty)
         # A message of the function may have to say which row it was. Rows that only move do not take that along.
         rows.origin = (
             Origin(label, is_exact=False)
@@ -139,17 +148,17 @@ def _gathered(blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], A
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
 
-def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
+def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str, empty: Empty | None) -> Block:
     first, rows, which = blocks[0], picks.rows, picks.which
     if isinstance(rows, Stretched):
-        return Block.concat([blocks[place].slice(start, stop) for place, start, stop in rows.triples()], label)
+        return _one_after_another(blocks, rows.triples(), label, empty)
     if isinstance(rows, range):
         return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label)
     if which is None:
-        return Block(first.structure, [leaf.take(rows, axis=0) for leaf in first.leaves], label)
+        return Block(first.structure, [_taken(leaf, rows, empty) for leaf in first.leaves], label)
     stretches = _stretches(rows, which, 2 * len(blocks))
     if stretches is not None:
-        return Block.concat([blocks[place].slice(start, stop) for place, start, stop in stretches], label)
+        return _one_after_another(blocks, stretches, label, empty)
     # Read block by block, written from front to back; then put in order. Scattered writes would cost more.
     order, parts = [], []
     for place, at in places_by_value(which):
@@ -157,7 +166,8 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
         parts.append((blocks[place].leaves, rows[at], len(at)))
     if all(_is_consecutive(wanted) for _, wanted, _ in parts):
         # By turns from several blocks, and from each one after the other: written where they go at once.
-        return Block(first.structure, [_dealt(number, parts, order) for number in range(len(first.leaves))], label)
+        dealt = [_dealt(number, parts, order, empty) for number in range(len(first.leaves))]
+        return Block(first.structure, dealt, label)
     places = np.concatenate(order)
     inverse = None
     if not _is_consecutive(places):
@@ -169,21 +179,50 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str) -> Block:
             column = Ragged.concat([of_block[number].take(wanted) for of_block, wanted, _ in parts])
             leaves.append(column if inverse is None else column.take(inverse))
             continue
-        found = np.empty((len(rows), *leaf.shape[1:]), leaf.dtype)
+        # The last copy is the one that goes where the consumer wants it.
+        found = _empty((len(rows), *leaf.shape[1:]), leaf.dtype, empty if inverse is None else None)
         start = 0
         for of_block, wanted, count in parts:
             # The rows are there: "clip" only spares NumPy a buffer.
             np.take(of_block[number], wanted, axis=0, out=found[start : start + count], mode="clip")
             start += count
-        leaves.append(found if inverse is None else found.take(inverse, axis=0))
+        leaves.append(found if inverse is None else _taken(found, inverse, empty))
     return Block(first.structure, leaves, label)
+
+
+def _empty(shape: tuple[int, ...], dtype: Any, empty: Empty | None) -> Any:
+    return np.empty(shape, dtype) if empty is None or dtype.kind not in _NUMBERS else empty(shape, dtype)
+
+
+def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
+    if empty is None or isinstance(leaf, Ragged):
+        return leaf.take(rows, axis=0)
+    found = _empty((len(rows), *leaf.shape[1:]), leaf.dtype, empty)
+    # The rows are there: "clip" only spares NumPy a buffer.
+    return np.take(leaf, rows, axis=0, out=found, mode="clip")
+
+
+def _one_after_another(
+    blocks: Sequence[Block], stretches: Iterable[tuple[int, int, int]], label: str, empty: Empty | None
+) -> Block:
+    parts = [blocks[place].slice(start, stop) for place, start, stop in stretches]
+    if empty is None:
+        return Block.concat(parts, label)
+    leaves: list[Any] = []
+    for column in zip(*[part.leaves for part in parts], strict=True):
+        if isinstance(column[0], Ragged):
+            leaves.append(Ragged.concat(column))
+            continue
+        found = _empty((sum(map(len, column)), *column[0].shape[1:]), column[0].dtype, empty)
+        leaves.append(np.concatenate(column, out=found))
+    return Block(blocks[0].structure, leaves, label)
 
 
 def _is_consecutive(index: Index) -> bool:
     return int(index[-1]) - int(index[0]) == len(index) - 1 and bool((np.diff(index) == 1).all())
 
 
-def _dealt(number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Sequence[Index]) -> Any:
+def _dealt(number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Sequence[Index], empty: Empty | None) -> Any:
     # One leaf: consecutive rows of each block, to the places that `order` gives for each.
     columns = [leaves[number][int(wanted[0]) : int(wanted[0]) + count] for leaves, wanted, count in parts]
     num_rows = sum(map(len, columns))
@@ -191,7 +230,7 @@ def _dealt(number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Seque
         inverse = np.empty(num_rows, np.intp)
         inverse[np.concatenate(order)] = np.arange(num_rows)
         return Ragged.concat(columns).take(inverse)
-    found = np.empty((num_rows, *columns[0].shape[1:]), columns[0].dtype)
+    found = _empty((num_rows, *columns[0].shape[1:]), columns[0].dtype, empty)
     for at, column in zip(order, columns, strict=True):
         step = int(at[1] - at[0]) if len(at) > 1 else 1
         is_regular = int(at[-1]) - int(at[0]) == step * (len(at) - 1) and bool((np.diff(at) == step).all())

@@ -26,6 +26,9 @@ from daskdist.execute.window import Windows
 
 logger: Final = logging.getLogger("daskdist")
 
+# Puts rows of blocks together: ``by(blocks, picks)``.
+Gather = Callable[..., Any]
+
 # Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most two
 # thirds of what is given up are copied, so all copying together stays below one copy of the data.
 _FEW_ROWS_LEFT = 0.4
@@ -55,6 +58,8 @@ class Interpreter:
         self.bundles = Windows("bundles", *halves)
         # Whether a cursor may wait for a count: not while there is something to hand out already.
         self.waits = True
+        # What makes blocks of the few rows that are left of others.
+        self.compact_by: Gather = gather
         self.num_workers = len(workers)
         # What was left out because it could not be read or its computation failed, and of it what is of files.
         self.num_skipped = 0
@@ -104,15 +109,17 @@ class Interpreter:
         """The worker whose turn it is."""
         return next(self._turns)
 
-    def gather(self, run: Run, *, on: str | None, name: str, windows: Windows) -> BlockRef:
-        """The rows of a run as one block, on a worker."""
+    def gather(self, run: Run, *, on: str | None, name: str, windows: Windows, by: Gather = gather) -> BlockRef:
+        """The rows of a run as one block, on a worker; put together by what does so as `gather` does."""
         run = run.without_unused()
-        return self._put_together(self._brought_to(run, on), described(run), on, name, windows)
+        return self._put_together(self._brought_to(run, on), described(run), on, name, windows, by)
 
-    def _put_together(self, run: Run, recipes: Any, on: str | None, name: str, windows: Windows) -> BlockRef:
+    def _put_together(
+        self, run: Run, recipes: Any, on: str | None, name: str, windows: Windows, by: Gather = gather
+    ) -> BlockRef:
         handles, num_bytes = [ref.handle for ref in blocks_of(run)], run_bytes(run)
         is_light = num_bytes <= LIGHT_BYTES or is_view(run)
-        handle = self.caller.call(gather, handles, Picks.of(run), on=on, is_light=is_light, name=name)
+        handle = self.caller.call(by, handles, Picks.of(run), on=on, is_light=is_light, name=name)
         return self.refer(handle, len(run), int(num_bytes), on, windows, Recipe(None, (), None, recipes))
 
     def near(self, run: Run | Zipped) -> str | None:
@@ -160,10 +167,10 @@ class Interpreter:
         for place, ref in enumerate(selection.blocks):
             if ref.worker not in (None, on):
                 elsewhere.setdefault(ref.worker, []).append(place)
-        return self._merged(selection, elsewhere, "take", self.bundles) if elsewhere else selection
+        return self._merged(selection, elsewhere, "take", self.bundles, gather) if elsewhere else selection
 
     def _merged(
-        self, selection: Selection, places: dict[str | None, list[int]], name: str, windows: Windows
+        self, selection: Selection, places: dict[str | None, list[int]], name: str, windows: Windows, by: Gather
     ) -> Selection:
         # Of each worker the rows that are of some of its blocks, which all have some, made a block there. Block by
         # block they are put together by one copy.
@@ -188,7 +195,7 @@ class Interpreter:
             part = Stretched(ranks[at] - first_rank, stretches.starts[at], bounds[start : stop + 1] - bounds[start])
             # A view would keep the whole block.
             rows = Selection.of(tuple([selection.blocks[place] for place in own]), part, is_view=False)
-            blocks.append(self._put_together(rows, traced_back(described(rows)), worker, name, windows))
+            blocks.append(self._put_together(rows, traced_back(described(rows)), worker, name, windows, by))
         return Selection.of(tuple(blocks), Stretched(which, starts, stretches.bounds)).without_unused()
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
@@ -211,7 +218,9 @@ class Interpreter:
                 freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed
         # One call for all of a worker, and only when it frees as much as is worth one.
         worthy = {worker: each for worker, each in few.items() if freed_bytes[worker] >= self.caller.bundle_bytes}
-        return self._merged(selection, worthy, "compact", self.reads) if worthy else selection.without_unused()
+        if not worthy:
+            return selection.without_unused()
+        return self._merged(selection, worthy, "compact", self.reads, self.compact_by)
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""``map``: a function of each element."""
+"""``map``: a function of each element, called where that is made; or, with ``device=True``, where it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec, learned_spec
 from daskdist.core.vectorize import Vectorised, blocks_of, call_at_once
-from daskdist.errors import UserFunctionError
+from daskdist.errors import ArgumentError, UserFunctionError
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,7 @@ class Map(Transformation):
 
     def _tried(self, spec: ElementSpec, unknown: int, value: int) -> ElementSpec:
         if not self.vectorized:
-            leaves, structure = self.function.leaves(spec.example(unknown, value), lambda: "a made-up element")
-            return ElementSpec.of(structure.pack(leaves))
+            return _tried(self.function, spec, unknown, value)
         columns = [leaf.grouped(2).example(unknown, value) for leaf in spec.leaves]
         leaves, structure = call_at_once(self.function, spec.structure, columns, 2, "two made-up rows")
         return ElementSpec(structure, tuple(map(_spec_of_rows, leaves)))
@@ -79,6 +78,63 @@ class Map(Transformation):
         elif self.vectorized:
             function = MapBlocks(self.function)
         return Compute(inputs[0], function, "map", factor=1, in_order=self.in_order)
+
+
+@dataclass(frozen=True, eq=False)
+class MapOnDevice(Map):
+    """Each element replaced by what the function makes of it, on the device of the replica that is given the element.
+
+    Where a pipeline is not distributed, that is here; the function is given whole elements, one after the other.
+    """
+
+    # Nothing changes places with it: it is taken off at the end.
+    facts = Facts(keeps_count=True, per_worker=True)
+
+    @property
+    def note(self) -> str:
+        return "on the device of the replica that is given the element"
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Compute(inputs[0], MapRows(self.function), "map", factor=1)
+
+    def _arguments(self) -> Iterator[tuple[str, Any]]:
+        yield from super()._arguments()
+        yield "device", True
+
+
+def check_alone(
+    *, num_parallel_calls: int | None = None, deterministic: bool | None = None, vectorized: bool | None = None
+) -> None:
+    """Check that ``map`` is given nothing else with ``device=True`` that says how a function is called.
+
+    Raises
+    ------
+    ArgumentError
+        It is.
+    """
+    given = {"num_parallel_calls": num_parallel_calls, "deterministic": deterministic, "vectorized": vectorized}
+    for argument, value in given.items():
+        if value is not None:
+            raise ArgumentError(
+                f"map: {argument} is {value!r}, and device=True: what a replica is given is mapped as it comes, whole "
+                f"and in order. Leave {argument} out"
+            )
+
+
+def spec_after(function: UserFunction, spec: ElementSpec) -> ElementSpec:
+    """The spec of what a function makes of whole elements.
+
+    Raises
+    ------
+    SpecUnknown
+        It cannot be told without real ones.
+    """
+    return learned_spec(lambda unknown, value: _tried(function, spec, unknown, value))
+
+
+def _tried(function: UserFunction, spec: ElementSpec, unknown: int, value: int) -> ElementSpec:
+    leaves, structure = function.leaves(spec.example(unknown, value), lambda: "a made-up element")
+    return ElementSpec.of(structure.pack(leaves))
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,14 @@ class Options(_Options):
     seed
         Decides every random choice of operations that were given no seed of their own. Drawn anew for each
         operation if never set.
+    shuffle_on_device
+        Whether the rows of replicas on GPUs are put in order there: the blocks go to each device whole, once, stay
+        there for as long as rows of them are to come, and are gathered by the device, which has more memory
+        bandwidth; the order and the values are the same. For embedded strategies, and loops on replicas. It takes the
+        memory of a shuffle's buffer and more on each device, and where several replicas share a pipeline, each of their
+        devices is sent all of it. What is computed after the last operation that shuffles, batches or the like, and
+        leaves of text, objects, times, or rows of different lengths, are put together on the host in any case. False if
+        never set.
 
     >>> Options(auto_shard_policy="data").auto_shard_policy
     <AutoShardPolicy.DATA: 2>
@@ -76,6 +84,7 @@ class Options(_Options):
     num_threads: int | None = None
     on_error: str | None = None
     seed: int | None = None
+    shuffle_on_device: bool | None = None
 
     @property
     def experimental_distribute(self) -> Options:
@@ -133,6 +142,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),
     "on_error": _on_error,
     "seed": lambda value: whole_number("Options", "seed", value),
+    "shuffle_on_device": _bool("shuffle_on_device"),
 }
 
 

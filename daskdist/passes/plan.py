@@ -10,13 +10,21 @@ from daskdist.core.tolerant import tolerant
 from daskdist.files.joined import Joined
 from daskdist.files.locations import Locations
 from daskdist.ops.with_options import merged_options
+from daskdist.passes.device_maps import check_device_maps
 from daskdist.passes.fuse import fuse
 from daskdist.passes.seed import with_seed
 from daskdist.passes.simplify import simplify
 
 
 def plan(node: Node) -> Primitive:
-    """What a pipeline comes down to, by the options in force at its end."""
+    """What a pipeline comes down to, by the options in force at its end.
+
+    Raises
+    ------
+    ArgumentError
+        A function that replicas are to call on their devices is not at its end.
+    """
+    check_device_maps(node)
     options = merged_options(node)
     if options.seed is not None:
         node = with_seed(node, options.seed)

@@ -48,8 +48,8 @@ class ClusterResolver:
         The keys and certificates of connections by TLS. If None, those of the cluster object, or else of Dask's
         configuration.
     num_workers
-        Wait until there are so many workers, or more; 1 if None. A ``LocalCluster`` that is made has so many, or a
-        process a core if None.
+        Wait until there are so many workers, or more; 1 if None. A ``LocalCluster`` that is made has so many; if None,
+        a process a GPU that this process sees, or a core where it sees none.
     timeout
         Seconds to wait for them; the setting ``daskdist.timeouts.workers`` if None.
 
@@ -104,7 +104,11 @@ def _is_time(value: Any) -> bool:
 
 
 def connect(
-    resolver: ClusterResolver, opened: ExitStack, *, num_workers: int | None, num_threads: int
+    resolver: ClusterResolver,
+    opened: ExitStack,
+    *,
+    num_workers: Callable[[], int | None] = lambda: None,
+    num_threads: int = 1,
 ) -> tuple[Client, list[Worker]]:
     """A client of the cluster, and its workers, ordered by name.
 
@@ -115,7 +119,8 @@ def connect(
     opened
         Takes what is to be closed in the end: what was not there before.
     num_workers
-        The workers of a cluster that is made, if the resolver does not say; None for one a core.
+        Gives the workers of a cluster that is made, if the resolver does not say; None for one a core. It is asked only
+        then.
     num_threads
         The threads that each of those has.
 
@@ -143,11 +148,13 @@ def connect(
     return client, _workers(client, resolver)
 
 
-def _made(resolver: ClusterResolver, opened: ExitStack, num_workers: int | None, num_threads: int) -> LocalCluster:
+def _made(
+    resolver: ClusterResolver, opened: ExitStack, num_workers: Callable[[], int | None], num_threads: int
+) -> LocalCluster:
     # Loopback only, the dashboard too: a cluster for this program is nobody else's business.
     try:
         made = LocalCluster(
-            n_workers=resolver.num_workers or num_workers,
+            n_workers=resolver.num_workers or num_workers(),
             threads_per_worker=num_threads,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",

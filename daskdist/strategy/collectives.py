@@ -17,6 +17,7 @@ import numpy as np
 import optree
 
 from daskdist.errors import CollectiveError
+from daskdist.strategy.device_values import host_array, synchronize
 from daskdist.strategy.gathering import concatenated
 from daskdist.strategy.reduction import Op, ReduceOp, name_of
 from daskdist.strategy.regroup import component, regroup
@@ -80,7 +81,7 @@ class AllReduce:
 
     @cached_property
     def _fold(self) -> Fold:
-        return Fold(self.op, None, False)
+        return Fold(self.op, None, False, stays=True)
 
     @cached_property
     def _last_fold(self) -> Fold:
@@ -232,7 +233,7 @@ class Agreed:
 def _digest(leaves: Sequence[Any]) -> bytes:
     found = hashlib.sha256()
     for leaf in leaves:
-        array = np.ascontiguousarray(leaf)
+        array = np.ascontiguousarray(host_array(leaf))
         found.update(f"{array.dtype!r} {array.shape}".encode())
         found.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
     return found.digest()
@@ -275,4 +276,7 @@ class Merge:
         """For each replica its part of what the function gives."""
         given = [each for _, each in sorted(partial, key=lambda each: each[0])]
         result = self.call(self.fn, given[0] if len(given) == 1 else _merged(given))
-        return [component(result, number) for number in range(len(given))]
+        parts = [component(result, number) for number in range(len(given))]
+        # Computed in whichever stream the function did so; replicas look at it in theirs.
+        synchronize(parts)
+        return parts

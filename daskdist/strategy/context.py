@@ -11,8 +11,10 @@ import numpy as np
 import optree
 
 from daskdist.core.arguments import whole_number
+from daskdist.devices import are_loaded, named, stream_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives import AllGather, AllReduce, Merge, of_named
+from daskdist.strategy.device_values import catch_up, host_nest, in_stream_of, moved_nest, own_copy
 from daskdist.strategy.flat import flattened
 from daskdist.strategy.gang import Collective, Gang
 from daskdist.strategy.reduction import Op, ReduceOp, checked_op
@@ -87,7 +89,8 @@ class ReplicaContext:
         Returns
         -------
         nest
-            The same on all replicas, to the last bit: NumPy arrays and numbers.
+            The same on all replicas, to the last bit: NumPy arrays and numbers, and for a replica that gave an array of
+            a device, one of that, its own.
 
         Raises
         ------
@@ -132,7 +135,7 @@ class ReplicaContext:
         Returns
         -------
         nest
-            An array for each.
+            An array for each, where `all_reduce` has it.
 
         Raises
         ------
@@ -152,16 +155,17 @@ class ReplicaContext:
         Parameters
         ----------
         merge_fn
-            Called as ``merge_fn(strategy, *args, **kwargs)`` in the process of the first replica, when all replicas
-            have called this. Each leaf of its arguments is a `PerReplica` of what replicas give; text and None come
-            bare where they are the same on all.
+            Called as ``merge_fn(strategy, *args, **kwargs)`` in the process of the first replica, on its device, when
+            all replicas have called this. Each leaf of its arguments is a `PerReplica` of what replicas give; text and
+            None come bare where they are the same on all.
         args, kwargs
             What this replica gives.
 
         Returns
         -------
         nest
-            This replica's part of what the function returns: of a `PerReplica` its value, of anything else that.
+            This replica's part of what the function returns: of a `PerReplica` its value, of anything else that. Arrays
+            are on the replica's device.
 
         Raises
         ------
@@ -170,26 +174,46 @@ class ReplicaContext:
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"merge_call: args is a {type(args).__name__}; give a tuple, such as args=(x,)")
-        strategy = self.strategy
+        strategy, device = self.strategy, named(self._device)
 
         def call(fn: Callable[..., Any], merged: Any) -> Any:
-            given, named = merged
-            with between(strategy):
-                return fn(strategy, *given, **named)
+            given, by_name = merged
+            with between(strategy), contextlib.nullcontext() if device.is_host else in_stream_of(device):
+                return fn(strategy, *given, **by_name)
 
-        found = self._meet(Merge(merge_fn, call), (tuple(args), dict(kwargs or {})))
-        return found[self.replica_id_in_sync_group]
+        found = self._meet(Merge(merge_fn, call), (tuple(args), dict(kwargs or {})))[self.replica_id_in_sync_group]
+        if device.is_host:
+            return host_nest(found)
+        with in_stream_of(device):
+            return moved_nest(found, device)
 
     def _meet(self, collective: Collective, given: Any) -> Any:
         number = self.replica_id_in_sync_group
+        if are_loaded():
+            self._let_look(collective)
         if self._gang is None:
             found, is_own = collective.final(collective.partial({number: given})), False
         else:
             found, is_own = self._gang().meet(number, collective, given)
-        if is_own or not isinstance(collective, (AllReduce, AllGather)):
+        if not isinstance(collective, (AllReduce, AllGather)):
+            return found
+        if are_loaded():
+            # What a replica gave on its device it is given there.
+            return [own_copy(each, leaf, is_own=is_own) for each, leaf in zip(found, given[0], strict=True)]
+        if is_own:
             return found
         # Nobody else's: what one changes in place is its own.
         return [each.copy() if isinstance(each, np.ndarray) else each for each in found]
+
+    def _let_look(self, collective: Collective) -> None:
+        # Others look at what this replica gives in their own streams.
+        device = named(self._device)
+        if device.is_host:
+            return
+        catch_up(device)
+        if isinstance(collective, Merge):
+            # In whichever stream its function looks at it.
+            stream_of(device).synchronize()
 
     def __repr__(self) -> str:
         return f"<ReplicaContext: replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"

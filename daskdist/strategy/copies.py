@@ -12,12 +12,14 @@ import optree
 
 from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.core.spec import TensorSpec
-from daskdist.devices import Device, named
+from daskdist.devices import Device, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.ordered import Ordered
 from daskdist.strategy.aggregation import VariableSynchronization
 from daskdist.strategy.collectives import First
 from daskdist.strategy.context import ReplicaContext, replica_there_is
+from daskdist.strategy.device_reduction import cast
+from daskdist.strategy.device_values import host_array, host_nest, moved
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.tree import list_spec
 
@@ -115,16 +117,19 @@ def leaves_like(layout: Layout, value: Any, what: str) -> list[Any]:
     return leaves
 
 
-def as_arrays(leaves: Sequence[Any], device: Device | None = None) -> list[Any]:
-    """Leaves with what can be made an array here made one: arrays of a device, other variables, tensors."""
-    return [_as_array(leaf, device) for leaf in leaves]
+def as_arrays(leaves: Sequence[Any]) -> list[Any]:
+    """Leaves with what can be made an array here made one: other variables, tensors. Arrays of devices stay there."""
+    return list(map(_as_array, leaves))
 
 
-def _as_array(leaf: Any, device: Device | None) -> Any:
+def _as_array(leaf: Any) -> Any:
     if is_array(leaf):
         return leaf
-    if device is not None and device.holds(leaf):
-        return device.get(leaf)
+    if hasattr(leaf, "read_value"):
+        # Another variable; on a device it has arrays of that.
+        leaf = leaf.read_value()
+    if is_array(leaf) or is_on_device(leaf):
+        return leaf
     return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
 
 
@@ -137,9 +142,10 @@ def check(what: str, layout: Layout, leaves: Sequence[Any]) -> None:
         They are not.
     """
     for leaf, spec in zip(leaves, layout.specs, strict=True):
-        if not is_array(leaf):
+        is_there = is_on_device(leaf)
+        if not is_there and not is_array(leaf):
             raise ArgumentError(f"{what}: the value is {type(leaf).__name__}; give an array or a number")
-        given = np.asarray(leaf)
+        given = TensorSpec(tuple(leaf.shape), dtype_of(leaf)) if is_there else np.asarray(leaf)
         if given.shape != spec.shape:
             raise ArgumentError(f"{what}: the value has shape {given.shape}; the variable has {spec.shape}")
         if type(leaf) is int and spec.dtype.kind in "iu":
@@ -189,18 +195,18 @@ class Copy:
     def host_leaves(self) -> list[Any]:
         """Its arrays as they leave the device, or the object."""
         leaves = self.leaves
-        return leaves if self.variable._layout.treespec is None else as_arrays(leaves, self.device)
+        return leaves if self.variable._layout.treespec is None else list(map(host_array, leaves))
 
     def checked(self, how: str, value: Any) -> list[Any]:
-        """The leaves of a value as arrays of the host, if it is one that the variable can have."""
+        """The leaves of a value as arrays of the host or of a device, if it is one that the variable can have."""
         layout = self.variable._layout
         what = f"{self.variable.name}.{how}"
-        leaves = as_arrays(leaves_like(layout, value, what), self.device)
+        leaves = as_arrays(leaves_like(layout, value, what))
         check(what, layout, leaves)
         return leaves
 
     def write(self, how: str, leaves: Sequence[Any]) -> None:
-        """Change this copy alone, by arrays of the host, or another object."""
+        """Change this copy alone, by arrays of the host or of a device, or another object."""
         variable = self.variable
         if variable._layout.treespec is None:
             if how not in ("assign", "put"):
@@ -208,12 +214,22 @@ class Copy:
             found = list(leaves)
         else:
             specs = variable._layout.specs
-            found = [self.device.put(np.array(leaf, spec.dtype)) for leaf, spec in zip(leaves, specs, strict=True)]
+            found = [self._own(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
             change = _CHANGES.get(how)
             if change is not None:
                 found = list(map(change, self.leaves, found))
             found = list(map(_frozen, found))
         self._shelf.put(variable._ordered.number, self.replica.replica_id_in_sync_group, found)
+
+    def _own(self, leaf: Any, dtype: np.dtype[Any]) -> Any:
+        # An array of the device that nobody else has.
+        device = self.device
+        if device.is_host or not is_on_device(leaf):
+            return device.put(np.array(host_array(leaf), dtype))
+        xp, here = device.namespace, moved(leaf, device)
+        if dtype_of(here) != dtype:
+            return cast(xp, here, dtype)
+        return xp.asarray(here, copy=True) if here is leaf else here
 
 
 # --- called on each replica ---
@@ -237,7 +253,7 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
     replica = copy.replica
     value, layout = None, Layout(None)
     if replica.replica_id_in_sync_group == 0:
-        value = with_dtype(_on_host(make(), copy.device), dtype)
+        value = with_dtype(host_nest(make()), dtype)
         layout = Layout.of(value)
     if replica.num_replicas_in_sync > 1:
         arrays = optree.tree_leaves(value) if layout.treespec is not None else []
@@ -251,14 +267,6 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
     variable._layout = layout
     copy.write("put", [value] if layout.treespec is None else optree.tree_leaves(value))
     return _listed([layout])
-
-
-def _on_host(value: Any, device: Device) -> Any:
-    # A nest of arrays of the device as one of arrays of the host; what else there is as it is.
-    leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
-    if not any(device.holds(leaf) and not is_array(leaf) for leaf in leaves):
-        return value
-    return optree.tree_unflatten(treespec, [device.get(leaf) if device.holds(leaf) else leaf for leaf in leaves])
 
 
 def forget_there(gone: list[Ordered]) -> Returned:
@@ -279,7 +287,7 @@ def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
     """Change a replica's copy alone, and give its leaves."""
     copy = _own(variable)
     if variable._layout.treespec is not None:
-        leaves = as_arrays(leaves, copy.device)
+        leaves = as_arrays(leaves)
         check(f"{variable.name}.{how}", variable._layout, leaves)
     copy.write(how, leaves)
     return _listed(copy.host_leaves)

@@ -7,9 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from daskdist.devices import device, name_of
+import numpy as np
+
+from daskdist.devices import device, name_of, present
 from daskdist.errors import ArgumentError
-from daskdist.strategy.replicas import PerWorker, ReplicasPerWorker, Worker, as_counts, names_of, places_of
+from daskdist.strategy.dealing import deal
+from daskdist.strategy.replicas import (
+    Counts,
+    ReplicasPerWorker,
+    Worker,
+    as_counts,
+    names_of,
+    num_replicas_on,
+    places_of,
+)
+from daskdist.strategy.sight import check_there, sights_of
 
 _EXAMPLE: Final = 'DeviceAssignment([("0", "CPU:0"), ("1", "CPU:0")])'
 
@@ -30,7 +42,7 @@ class DeviceAssignment:
         There are no replicas, one is not such a pair, two are on one device, or those of a worker do not follow one
         another.
     UnknownDeviceError
-        There is no such device.
+        There is no such kind of device. Whether a worker has the device is seen when a strategy is made.
 
     Notes
     -----
@@ -90,19 +102,73 @@ class DeviceAssignment:
         _check_order([address for address, _ in pairs], self.replicas)
         return pairs
 
+    def slots(self, client: Any, workers: Sequence[Worker]) -> list[tuple[str, str]]:
+        """The same, once the workers have been asked for the devices; raises as `on` and `check_there` do."""
+        pairs = self.on(workers)
+        check_there(client, workers, pairs)
+        return pairs
+
+
+@dataclass(frozen=True)
+class PerWorker:
+    """So many replicas on each worker, on its devices in order.
+
+    Parameters
+    ----------
+    counts
+        As `as_counts` gives them; None for as many as each has devices.
+    share_devices
+        Whether workers may have one device.
+    """
+
+    counts: Counts | None
+    share_devices: bool = False
+
+    @property
+    def num_workers(self) -> int | None:
+        """For how many workers numbers are given, or there are devices in this process; None for any."""
+        if self.counts is None or isinstance(self.counts, int):
+            num_devices = len(present())
+            return max(1, num_devices // (self.counts or 1)) if num_devices else None
+        return len(self.counts)
+
+    @property
+    def most_replicas(self) -> int:
+        """The largest of the numbers."""
+        counts = self.counts
+        if counts is None or isinstance(counts, int):
+            return counts or 1
+        return max(counts.values() if isinstance(counts, dict) else counts)
+
+    def slots(self, client: Any, workers: Sequence[Worker]) -> list[tuple[str, str]]:
+        """The address of the worker, and the device, of each replica; raises as `num_replicas_on` and `deal` do."""
+        numbers: Sequence[int | None] = [None] * len(workers)
+        if self.counts is not None:
+            numbers = num_replicas_on(workers, self.counts)
+        # Those that take no part are not asked, and leave their devices to others.
+        with_some = [number for number, count in enumerate(numbers) if count != 0]
+        taking = [workers[number] for number in with_some]
+        names = deal(taking, sights_of(client, taking), [numbers[number] for number in with_some], self.share_devices)
+        return [(worker.address, name) for worker, own in zip(taking, names, strict=True) for name in own]
+
 
 def placing(
-    device_assignment: DeviceAssignment | None, num_replicas_per_worker: ReplicasPerWorker | None
+    device_assignment: DeviceAssignment | None,
+    num_replicas_per_worker: ReplicasPerWorker | None,
+    share_devices: bool = False,
 ) -> DeviceAssignment | PerWorker:
-    """Where replicas are to be, said in one way or the other; one on each worker if in none.
+    """Where replicas are to be, said in one way or the other; on each worker's devices if in none.
 
     Raises
     ------
     ArgumentError
         Both are given, or one of them is not allowed.
     """
+    if not isinstance(share_devices, (bool, np.bool_)):
+        raise ArgumentError(f"MultiWorkerMirroredStrategy: share_devices is {share_devices!r:.80}; give True or False")
     if device_assignment is None:
-        return PerWorker(as_counts(1 if num_replicas_per_worker is None else num_replicas_per_worker))
+        counts = None if num_replicas_per_worker is None else as_counts(num_replicas_per_worker)
+        return PerWorker(counts, bool(share_devices))
     if num_replicas_per_worker is not None:
         raise ArgumentError(
             "MultiWorkerMirroredStrategy: device_assignment and num_replicas_per_worker both say where replicas are; "
@@ -111,6 +177,11 @@ def placing(
     if not isinstance(device_assignment, DeviceAssignment):
         raise ArgumentError(
             f"MultiWorkerMirroredStrategy: device_assignment is {device_assignment!r:.80}; write it like {_EXAMPLE}"
+        )
+    if share_devices:
+        raise ArgumentError(
+            "MultiWorkerMirroredStrategy: share_devices is for where devices are chosen, and device_assignment names "
+            "them, which may be shared as it is; leave share_devices out"
         )
     return device_assignment
 

@@ -6,19 +6,24 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.core.node import Node
-from daskdist.core.spec import ElementSpec, PerReplicaSpec, TensorSpec
+from daskdist.core.spec import ElementSpec, PerReplicaSpec, SpecUnknown, TensorSpec
 from daskdist.dataset import Dataset
+from daskdist.devices import named
 from daskdist.display.plan import Share, count, shares_table, tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller
 from daskdist.execute.embedded import rows_of
+from daskdist.execute.gather_on_device import told
+from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
 from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
+from daskdist.strategy.device_maps import DeviceMaps, MapsOnReplicas, Supplied
 from daskdist.strategy.inputs import InputOptions, InputReplicationMode
 from daskdist.strategy.iterator import DistributedIterator
 from daskdist.strategy.pipeline import Pipeline, num_steps
@@ -51,6 +56,8 @@ class Feeding:
         The policy by which what is read is shared out over workers, and why.
     how
         What plans call that.
+    maps
+        Of each pipeline, what its replicas call with what they are given, on their devices.
     """
 
     pipelines: Sequence[Pipeline]
@@ -61,6 +68,15 @@ class Feeding:
     drops_uneven: bool
     sharding: Decision
     how: str
+    maps: Sequence[DeviceMaps]
+
+    @cached_property
+    def mapped(self) -> MapsOnReplicas | None:
+        """What each replica calls with what it is given; None if nothing."""
+        if not any(self.maps):
+            return None
+        pairs = zip(self.maps, self.pipelines, strict=True)
+        return MapsOnReplicas([maps for maps, pipeline in pairs for _ in pipeline.consumers])
 
 
 class DistributedDataset:
@@ -83,11 +99,13 @@ class DistributedDataset:
         return DistributedIterator(
             feeding.pipelines,
             feeding.spec,
-            self.element_spec,
+            self.known_element_spec,
             feeding.reader(),
             next(self._iterations),
-            num_steps_ahead=self.options.per_replica_buffer_size,
+            options=self.options,
+            devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
             drops_uneven=feeding.drops_uneven,
+            mapped=feeding.mapped and partial(_mapped, self._strategy, feeding.mapped),
         )
 
     @property
@@ -105,18 +123,33 @@ class DistributedDataset:
         """The spec of each leaf of a step, a `PerReplicaSpec` where there are several replicas.
 
         The first length is None where it can vary.
+
+        Raises
+        ------
+        SpecUnknown
+            A function that replicas call with it can be tried on their devices only.
         """
         num_replicas = self._strategy.num_replicas_in_sync
         spec = self._feeding.spec
+        if num_replicas > 1:
+            spec = spec.with_leaves(list(map(self._piece, spec.leaves)))
+        spec = self._feeding.maps[0].spec_after(spec)
         if num_replicas == 1:
             return spec.packed
+        return spec.structure.pack([PerReplicaSpec(*[leaf] * num_replicas) for leaf in spec.leaves])
 
-        def spec_of(leaf: TensorSpec) -> PerReplicaSpec:
-            length = self._feeding.length(leaf.shape[0]) if leaf.shape else None
-            piece = replace(leaf, shape=(length, *leaf.shape[1:])) if leaf.shape else leaf
-            return PerReplicaSpec(*[piece] * num_replicas)
+    def _piece(self, leaf: TensorSpec) -> TensorSpec:
+        # One replica's.
+        length = self._feeding.length(leaf.shape[0]) if leaf.shape else None
+        return replace(leaf, shape=(length, *leaf.shape[1:])) if leaf.shape else leaf
 
-        return spec.structure.pack([spec_of(leaf) for leaf in spec.leaves])
+    @property
+    def known_element_spec(self) -> Any:
+        """The same; None where it is not known before there are elements."""
+        try:
+            return self.element_spec
+        except SpecUnknown:
+            return None
 
     def cardinality(self) -> int:
         """The number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise.
@@ -141,11 +174,26 @@ class DistributedDataset:
                 shares_table(shares),
                 "pipeline:",
                 tree(feeding.pipelines[0].node),
+                *[f"  {line}  # on the device of each replica" for line in feeding.maps[0].lines],
+                *self._gathered_on_devices(),
             ]
         )
 
+    def _gathered_on_devices(self) -> list[str]:
+        node = self._feeding.pipelines[0].node
+        if not merged_options(node).shuffle_on_device:
+            return []
+        if all(named(replica.device).is_host for replica in self._strategy.replicas):
+            return ["shuffle_on_device: of no effect, as all replicas are on the host"]
+        where = "" if self._strategy.workers == (None,) else "in loops on replicas, "
+        return [f"shuffle_on_device: {where}{told(self._feeding.pipelines[0].primitive, self._feeding.spec)}"]
+
     def __repr__(self) -> str:
-        return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.element_spec}>"
+        return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.known_element_spec}>"
+
+
+def _mapped(strategy: Strategy, maps: MapsOnReplicas, value: Any) -> Any:
+    return strategy.run(maps, args=(value,))
 
 
 def _first_elements(node: Node, number: int) -> list[Any]:
@@ -159,6 +207,7 @@ def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> D
             "distribute_dataset: replication_mode PER_REPLICA is for distribute_datasets_from_function; a dataset that "
             "is given is cut for all replicas"
         )
+    dataset = supplied = Supplied(dataset)
     given = dataset.options()
     # The spec is the same whatever a place for a shard is filled with.
     node = filled(dataset.node, 0, 1)
@@ -198,6 +247,7 @@ def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> D
             bool(given.drop_uneven),
             sharding,
             sharding.policy.name if len(workers) > 1 else "none needed",
+            (supplied.device_maps,) * len(pipelines),
         ),
         options,
     )

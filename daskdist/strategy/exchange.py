@@ -14,6 +14,7 @@ from distributed.threadpoolexecutor import thread_state
 from daskdist.config import setting
 from daskdist.execute.fused import Failure, pickled_apart
 from daskdist.strategy.collectives import AllReduce, Merge
+from daskdist.strategy.device_values import host_nest
 from daskdist.strategy.gang import About, Collective, late
 from daskdist.strategy.team import Team
 
@@ -50,6 +51,8 @@ class Exchange:
     def __call__(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
         """The result, of what all workers have."""
         step_aside()
+        # What leaves the process leaves the device.
+        partial = host_nest(partial)
         if isinstance(collective, Merge) or len(self._team.workers) > _MOST_AT_ONCE:
             return self._in_a_tree(turn, collective, about, partial)
         return collective.final(self._at_once(turn, collective, about, partial))

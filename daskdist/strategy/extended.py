@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 
+from daskdist.devices import are_loaded, name_of, named
 from daskdist.devices import device as find_device
-from daskdist.devices import name_of
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.context import replica_there_is
+from daskdist.strategy.device_values import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.reduction import Op, checked_op
 from daskdist.strategy.regroup import component
@@ -134,8 +135,13 @@ class StrategyExtended:
         # The tree ends where the first of them wants it.
         on = next((place.worker for place in places if place is not None), None)
         found = self.strategy._reduced(op, [value for value, _ in pairs], None, on)
+
+        def is_there(place: Replica) -> bool:
+            is_host = named(place.device).is_host
+            return place.worker == on and is_host and (on is not None or not are_loaded())
+
         return [
-            self._everywhere(value) if place is None else value if place.worker == on else self._at(value, place)
+            self._everywhere(value) if place is None else value if is_there(place) else self._at(value, place)
             for value, place in zip(found, places, strict=True)
         ]
 
@@ -228,8 +234,15 @@ class StrategyExtended:
         return self.strategy.run(fn, args=args, kwargs=kwargs)
 
     def _everywhere(self, nest: Any) -> Any:
-        num_replicas = self.num_replicas_in_sync
-        return optree.tree_map(lambda leaf: PerReplica([leaf] * num_replicas), nest, none_is_leaf=True)
+        replicas = self.strategy.replicas
+
+        def on_each(leaf: Any) -> PerReplica:
+            if isinstance(leaf, AsyncValue) or not are_loaded():
+                return PerReplica([leaf] * len(replicas))
+            # In this process; what is to go to a worker is put on its device there.
+            return PerReplica([on_its_device(leaf, "CPU:0" if each.worker else each.device) for each in replicas])
+
+        return optree.tree_map(on_each, nest, none_is_leaf=True)
 
     def _at(self, nest: Any, place: Replica | None) -> Any:
         leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
@@ -245,7 +258,8 @@ class StrategyExtended:
         wiring = Wiring()
         wired = [wiring.wire(sent[number]) for number in numbers]
         worker = (place or strategy.replicas[0]).worker
-        handle = strategy._caller.call(put, wiring.handles, wiring.picks, wired, on=worker, name="broadcast")
+        device = place.device if place is not None else None
+        handle = strategy._caller.call(put, wiring.handles, wiring.picks, wired, device, on=worker, name="broadcast")
         for number, leaf in zip(numbers, strategy._leaves_of(handle, len(numbers)), strict=True):
             sent[number] = leaf
         return sent
@@ -286,9 +300,21 @@ class Alone:
         return self.__wrapped__(*args, **kwargs)
 
 
-def put(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[Any]) -> Returned:
-    """Wired leaves, put where this is called."""
-    return Returned(filled(results, picks, leaves) if picks else leaves, list_spec(len(leaves)))
+def put(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[Any], device: str | None) -> Returned:
+    """Wired leaves, put where this is called; on a device if one is named."""
+    found = filled(results, picks, leaves) if picks else leaves
+    if device is not None:
+        found = [on_its_device(leaf, device) for leaf in found]
+    return Returned(found, list_spec(len(leaves)))
+
+
+def on_its_device(value: Any, name: str) -> Any:
+    """A value with its arrays on a device, if that can have them, or on the host."""
+    device = named(name)
+    if device.is_host:
+        return host_nest(value)
+    with in_stream_of(device):
+        return moved_nest(value, device)
 
 
 def _name(replica: Replica) -> str:

@@ -70,6 +70,7 @@ def of_function(
             drops_uneven,
             Decision(AutoShardPolicy.OFF, f"called once for each input pipeline, of which there are {len(served)}"),
             f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
+            tuple(each.outlook.device_maps for each in made),
         ),
         options,
     )

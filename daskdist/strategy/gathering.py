@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.ragged import Ragged, concat
+from daskdist.devices import Device, device_of, dtype_of
 from daskdist.errors import ArgumentError
+from daskdist.strategy.device_reduction import cast
+from daskdist.strategy.device_values import home_of, host_array, in_stream_of, moved
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.values import filled
 
@@ -42,7 +45,15 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
     >>> concatenated([np.array([1, 2, 3]), np.array([5])], 0)
     array([1, 2, 3, 5])
     """
-    arrays = [_as_array(value) for value in values]
+    devices = list(map(device_of, values))
+    home = home_of(devices)
+    if home is None:
+        arrays = [
+            _as_array(value if device is None else host_array(value))
+            for value, device in zip(values, devices, strict=True)
+        ]
+    else:
+        arrays = list(values)
     for array in arrays:
         if not array.ndim:
             raise ArgumentError(
@@ -58,6 +69,8 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
         raise ArgumentError(
             f"gather: the shapes of the replicas' values are {shapes}; they may differ along axis {axis} only"
         )
+    if home is not None:
+        return _together_on(home, arrays, axis)
     if any(isinstance(array, Ragged) for array in arrays):
         if axis or not all(isinstance(array, Ragged) for array in arrays):
             raise ArgumentError("gather: rows of different lengths are put together along axis 0, and with their like")
@@ -72,6 +85,14 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
         raise ArgumentError(f"gather: values of {kinds} do not go together: {error}") from None
 
 
+def _together_on(device: Device, arrays: Sequence[Any], axis: int) -> Any:
+    # Arrays of devices, on the first one's.
+    xp = device.namespace
+    dtype = np.result_type(*map(dtype_of, arrays))
+    with in_stream_of(device):
+        return xp.concat([cast(xp, moved(array, device), dtype) for array in arrays], axis=axis)
+
+
 def _as_array(value: Any) -> Any:
     if isinstance(value, (Ragged, np.ma.MaskedArray)):
         return value
@@ -83,10 +104,10 @@ def _as_array(value: Any) -> Any:
 
 def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:
     # A dimension that nobody knows is 0 where there are no rows to know it by.
-    shape = next((array.shape[1:] for array in arrays if len(array) or 0 not in array.shape[1:]), ())
+    shape = next((array.shape[1:] for array in arrays if array.shape[0] or 0 not in array.shape[1:]), ())
     return [
-        np.empty((0, *shape), array.dtype)
-        if not len(array) and 0 in array.shape[1:] and array.ndim == 1 + len(shape)
+        np.empty((0, *shape), dtype_of(array))
+        if not array.shape[0] and 0 in array.shape[1:] and array.ndim == 1 + len(shape)
         else array
         for array in arrays
     ]

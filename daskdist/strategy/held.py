@@ -20,6 +20,7 @@ from daskdist.execute.callers import Handle, embedded
 from daskdist.execute.embedded import rows_by
 from daskdist.execute.interpreter import Interpreter
 from daskdist.ops.with_options import Options
+from daskdist.strategy.device_maps import DeviceMaps, Supplied
 from daskdist.strategy.inputs import InputContext
 
 
@@ -33,24 +34,28 @@ class Outlook:
         As the dataset's own.
     plan
         Its operations, a line each.
+    device_maps
+        What replicas call with its elements, on their devices.
     """
 
     spec: ElementSpec
     cardinality: int
     options: Options
     plan: str
+    device_maps: DeviceMaps
 
 
-def outlook(dataset: Dataset) -> Outlook:
+def outlook(dataset: Supplied) -> Outlook:
     """The outlook on a dataset; where that depends on a function, its first element is made."""
 
     def caller() -> Any:
         return embedded(dataset.node, dataset.options().num_threads)
 
-    return Outlook(dataset.spec_by(caller), dataset.cardinality(), dataset.options(), tree(dataset.node))
+    spec, options = dataset.spec_by(caller), dataset.options()
+    return Outlook(spec, dataset.cardinality(), options, tree(dataset.node), dataset.device_maps)
 
 
-def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worker: str | None = None) -> Dataset:
+def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worker: str | None = None) -> Supplied:
     """The dataset that a function makes of an input pipeline.
 
     Raises
@@ -69,15 +74,15 @@ def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worke
             f"distribute_datasets_from_function: {getattr(dataset_fn, '__qualname__', dataset_fn)} returned "
             f"{type(dataset).__name__} for {where}; it is to return a daskdist Dataset"
         )
-    return dataset
+    return Supplied(dataset)
 
 
-def hold(_: Sequence[Any], dataset_fn: Callable[..., Any], context: InputContext, worker: str) -> Dataset:
+def hold(_: Sequence[Any], dataset_fn: Callable[..., Any], context: InputContext, worker: str) -> Supplied:
     """What `made` gives, in the form of a call: the dataset stays where it was made."""
     return made(dataset_fn, context, worker)
 
 
-def outlook_there(values: Sequence[Dataset]) -> Outlook:
+def outlook_there(values: Sequence[Supplied]) -> Outlook:
     """The outlook on the one dataset there is."""
     return outlook(values[0])
 

@@ -72,7 +72,7 @@ class InputReplicationMode(enum.Enum):
 
 @dataclass(frozen=True, init=False)
 class InputOptions:
-    """How replicas are fed. Every option can be given by TensorFlow's name, which begins with ``experimental_``.
+    """How replicas are fed. Each of TensorFlow's options can be given by its name there, ``experimental_...``, too.
 
     Parameters
     ----------
@@ -86,6 +86,11 @@ class InputOptions:
     per_replica_buffer_size
         How many values are made for each replica ahead of use, at the least, the next one among them. With 0 each is
         made when it is asked for. More are made where the setting ``daskdist.window-bytes`` leaves room.
+    device_buffer_size
+        How many copies to a replica's device are made ahead of use, at the most. Each is of one step's value, or of
+        several together where those are small, up to 4 MiB.
+    device_buffer_bytes
+        Bytes of each device that they may take, at the most; any if None. One is made in any case.
 
     Raises
     ------
@@ -97,6 +102,8 @@ class InputOptions:
     replication_mode: InputReplicationMode
     place_dataset_on_device: bool
     per_replica_buffer_size: int
+    device_buffer_size: int
+    device_buffer_bytes: int | None
 
     def __init__(
         self,
@@ -105,6 +112,8 @@ class InputOptions:
         replication_mode: InputReplicationMode | str | None = None,
         place_dataset_on_device: bool | None = None,
         per_replica_buffer_size: int | None = None,
+        device_buffer_size: int = 2,
+        device_buffer_bytes: int | None = None,
         experimental_fetch_to_device: bool | None = None,
         experimental_replication_mode: InputReplicationMode | str | None = None,
         experimental_place_dataset_on_device: bool | None = None,
@@ -119,10 +128,15 @@ class InputOptions:
         yes_or_no("InputOptions", "place_dataset_on_device", on_device)
         yes_or_no("InputOptions", "fetch_to_device", fetches)
         whole_number("InputOptions", "per_replica_buffer_size", size, at_least=0)
+        whole_number("InputOptions", "device_buffer_size", device_buffer_size, at_least=1)
+        if device_buffer_bytes is not None:
+            whole_number("InputOptions", "device_buffer_bytes", device_buffer_bytes, at_least=1)
         object.__setattr__(self, "replication_mode", _mode(mode))
         object.__setattr__(self, "place_dataset_on_device", on_device)
         object.__setattr__(self, "fetch_to_device", fetches)
         object.__setattr__(self, "per_replica_buffer_size", size)
+        object.__setattr__(self, "device_buffer_size", device_buffer_size)
+        object.__setattr__(self, "device_buffer_bytes", device_buffer_bytes)
         if on_device and self.replication_mode is InputReplicationMode.PER_WORKER:
             raise ArgumentError("InputOptions: place_dataset_on_device=True needs replication_mode='PER_REPLICA'")
         if on_device and fetches:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from daskdist.core.primitive import Exhausted
 from daskdist.core.selection import BlockRef
 from daskdist.core.spec import ElementSpec
+from daskdist.devices import Device
 from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError
 from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.copying import pinned_empty
 from daskdist.execute.delivery import Delivery, Lane
+from daskdist.execute.feeding import Ahead
+from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
+from daskdist.ops.with_options import merged_options
+from daskdist.strategy.inputs import InputOptions
 from daskdist.strategy.picks import PickFromRows, Remote, Spread
 from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.values import AsyncValue, PerReplica
@@ -87,6 +93,84 @@ class _Feed:
         return Lane(lane.ref, [place if place >= 0 and lengths[place] else -1 for place in lane.places])
 
 
+class _Feeds:
+    """The steps of all pipelines, as places in blocks.
+
+    Parameters
+    ----------
+    feeds
+        Of each pipeline.
+    num_lanes
+        The replicas that each serves.
+    drops_uneven
+        Whether the end is before the first step in which a replica would have nothing.
+    """
+
+    def __init__(self, feeds: list[_Feed], num_lanes: list[int], *, drops_uneven: bool) -> None:
+        self._feeds = feeds
+        self._num_lanes = num_lanes
+        self._drops_uneven = drops_uneven
+
+    def next(self) -> tuple[list[tuple[Lane, int]], int]:
+        """Each replica's lane and its place in that, and how many have no rows; raises `OutOfRangeError` at the end."""
+        while True:
+            steps = [feed.next() for feed in self._feeds]
+            if all(step is None for step in steps):
+                raise OutOfRangeError(_AT_ITS_END)
+            places: list[tuple[Lane, int]] = []
+            for step, num_lanes in zip(steps, self._num_lanes, strict=True):
+                places += [_NO_ROWS] * num_lanes if step is None else step
+            num_empty = sum(place < 0 for _, place in places)
+            # A step is one if any replica has a row.
+            if num_empty < len(places):
+                break
+        if num_empty and self._drops_uneven:
+            raise OutOfRangeError(_AT_ITS_END)
+        return places, num_empty
+
+    def close(self) -> None:
+        """Let go of what was read."""
+        self._feeds = []
+
+
+class _Here(Iterator[Any]):
+    """Steps in this process: for each replica the leaves, on the host. It knows nothing of the iterator it is for."""
+
+    def __init__(self, feeds: _Feeds, caller: Caller, empty: Sequence[Any]) -> None:
+        self._feeds = feeds
+        self._caller = caller
+        self._empty = empty
+
+    def __next__(self) -> list[Sequence[Any]]:
+        try:
+            places, _ = self._feeds.next()
+        except OutOfRangeError:
+            raise StopIteration from None
+        return [
+            self._empty if place < 0 else self._caller.result(lane.ref.handle).item(place)  # type: ignore[union-attr]
+            for lane, place in places
+        ]
+
+    def close(self) -> None:
+        """Stop reading ahead, and let go of what was read."""
+        self._feeds.close()
+        self._caller.close()
+
+
+def ahead_of(
+    source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
+) -> Ahead:
+    """Steps put on devices ahead of use, as options have it."""
+    return Ahead(
+        source,
+        devices,
+        num_units=options.device_buffer_size,
+        num_bytes=options.device_buffer_bytes,
+        unit_bytes=unit_bytes,
+        **when,
+    )
+
+
 class DistributedIterator:
     """A place in a distributed dataset: each value is one step's, for all replicas."""
 
@@ -98,41 +182,58 @@ class DistributedIterator:
         caller: Caller,
         iteration: int,
         *,
-        num_steps_ahead: int = 1,
+        options: InputOptions,
+        devices: Sequence[Device] = (),
         drops_uneven: bool = False,
+        mapped: Callable[[Any], Any] | None = None,
     ) -> None:
         self.element_spec = element_spec
-        self._drops_uneven = drops_uneven
+        # What replicas make of what they are given.
+        self._mapped = mapped
         self._caller = caller
-        # The threads of a caller end with its iterator, closed or dropped.
-        self._finalizer = weakref.finalize(self, caller.close)
         self._structure = spec.structure
         self._specs = spec.leaves
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
-        self._feeds = []
+        feeds: list[_Feed] = []
         self._interpreters: list[Interpreter] = []
         self._num_steps = 0
-        self._num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
+        num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
+        num_replicas = sum(num_lanes)
         self._is_here = pipelines[0].consumers[0] is None
+        is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
+        # Any device of a kind copies from what is pinned for one of them.
+        is_pinned = is_fed and len({device.kind for device in devices}) == 1
         for pipeline in pipelines:
             interpreter = Interpreter(caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
+            first = sum(num_lanes[: len(feeds)])
+            own = devices[first : first + len(pipeline.consumers)]
+            is_gathered_there = is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
             # What a function gave, or the pieces of that: only they tell whether a step has rows.
-            asks_lengths = sum(self._num_lanes) > 1 and pipeline.varies and not pipeline.primitive.grouped
+            asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
             delivery = Delivery(
                 interpreter,
                 pipeline.primitive,
                 (iteration,),
                 pipeline.consumers,
                 asks_lengths=asks_lengths,
-                num_steps_ahead=num_steps_ahead,
+                num_steps_ahead=options.per_replica_buffer_size,
+                empty=pinned_empty(devices[0]) if is_pinned else None,
+                on_devices=on_devices(own, pipeline.primitive) if is_gathered_there else (),
             )
-            self._feeds.append(_Feed(delivery, caller))
+            feeds.append(_Feed(delivery, caller))
+        self._feeds = _Feeds(feeds, num_lanes, drops_uneven=drops_uneven)
         # Of the last step: the blocks its parts are in, and their handles and workers.
-        self._refs: list[BlockRef | None] = [None] * sum(self._num_lanes)
+        self._refs: list[BlockRef | None] = [None] * num_replicas
         self._handles: tuple[Handle, ...] = ()
         self._workers: tuple[str | None, ...] = ()
-        self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if sum(self._num_lanes) > 1 else ()
+        self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
+        self._ahead: Ahead | None = None
+        if is_fed:
+            self._ahead = ahead_of(_Here(self._feeds, caller, self._empty), devices, options, caller.bundle_bytes)
+        else:
+            # The threads of a caller end with its iterator, closed or dropped.
+            self._finalizer = weakref.finalize(self, caller.close)
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -150,18 +251,22 @@ class DistributedIterator:
         -------
         nest
             In the structure of an element, a `PerReplica` a leaf; with one replica the plain value. A replica
-            for which no rows are left has zero rows.
+            for which no rows are left has zero rows. In this process, what is for a replica on a device is there,
+            unless `InputOptions` say otherwise, but for text, objects, times and rows of different lengths.
 
         Raises
         ------
         OutOfRangeError
             There are no more.
+        DeviceMemoryError
+            A device has no room for it, though nothing is copied there ahead of use any more.
         """
         if self._failure:
             # What failed is not passed over in silence the next time.
             raise self._failure[0](*self._failure[1])
         try:
-            return self._step()
+            value = self._step()
+            return value if self._mapped is None else self._mapped(value)
         except OutOfRangeError:
             if num_skipped := self.stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
@@ -187,36 +292,43 @@ class DistributedIterator:
         -------
         dict
             ``num_elements``, the steps handed out; ``num_skipped``, what was left out because it could not be read or
-            its computation failed; and ``skipped_by_file``, of it what is of files, by their paths.
+            its computation failed; and ``skipped_by_file``, of it what is of files, by their paths. Where values are
+            put on devices, ``device`` too, as `Ahead.stats` has it: bytes, speed and overlap of the copies.
         """
-        return stats_of(self._interpreters, self._num_steps)
+        found = stats_of(self._interpreters, self._num_steps)
+        return found if self._ahead is None else {**found, "device": self._ahead.stats()}
 
     def close(self) -> None:
         """Stop reading ahead and let go of what was read."""
-        self._feeds = []
         self._refs, self._handles = [None] * len(self._refs), ()
+        if self._ahead is not None:
+            self._ahead.close()
+            return
+        self._feeds.close()
         self._finalizer()
 
     def _step(self) -> Any:
-        while True:
-            steps = [feed.next() for feed in self._feeds]
-            if all(step is None for step in steps):
-                raise OutOfRangeError(_AT_ITS_END)
-            places: list[tuple[Lane, int]] = []
-            for step, num_lanes in zip(steps, self._num_lanes, strict=True):
-                places += [_NO_ROWS] * num_lanes if step is None else step
-            num_empty = sum(place < 0 for _, place in places)
-            # A step is one if any replica has a row.
-            if num_empty < len(places):
-                break
-        if num_empty and self._drops_uneven:
-            raise OutOfRangeError(_AT_ITS_END)
+        if self._ahead is not None:
+            return self._handed_out(self._on_devices(self._ahead))
+        places, num_empty = self._feeds.next()
         self._num_steps += 1
         if len(places) == 1:
             return self._structure.pack(self._leaves(*places[0]))
         if not num_empty and not self._is_here:
             return self._structure.pack(self._spread(places))
-        rows = [self._empty if place[1] < 0 else self._leaves(*place) for place in places]
+        return self._handed_out([self._empty if place[1] < 0 else self._leaves(*place) for place in places])
+
+    def _on_devices(self, ahead: Ahead) -> list[Sequence[Any]]:
+        rows = next(ahead, None)
+        if rows is None:
+            raise OutOfRangeError(_AT_ITS_END)
+        self._num_steps += 1
+        return rows
+
+    def _handed_out(self, rows: Sequence[Sequence[Any]]) -> Any:
+        # What each replica is given, as the program gets it.
+        if len(rows) == 1:
+            return self._structure.pack(rows[0])
         return self._structure.pack([PerReplica(column) for column in zip(*rows, strict=True)])
 
     def _spread(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:

@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, count, zip_longest
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,16 +19,21 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.spec import ElementSpec, PerReplicaSpec
 from daskdist.core.structure import Structure
+from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Bring, is_future
+from daskdist.execute.callers import Bring, Now, is_future
+from daskdist.execute.copying import pinned_empty
+from daskdist.execute.feeding import Ahead
 from daskdist.execute.pickling import futures_in
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
+from daskdist.strategy.device_maps import DeviceMaps
 from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.flat import flattened
 from daskdist.strategy.held import OnWorker
-from daskdist.strategy.iterator import DistributedIterator, Optional
+from daskdist.strategy.inputs import InputOptions
+from daskdist.strategy.iterator import DistributedIterator, Optional, ahead_of
 from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.pipeline import Cuts, Pipeline
 from daskdist.strategy.progress import Ask, Board, Outside, Unseen
@@ -65,6 +70,10 @@ class Plan:
         The spec of what a replica is given, whatever its length along the first axis.
     element_spec
         The same as users see it.
+    options
+        How the replicas are fed.
+    maps
+        What they call with what they are given, on their devices.
     """
 
     reading: Reading
@@ -72,11 +81,18 @@ class Plan:
     first_replica: int
     spec: ElementSpec
     element_spec: Any
+    options: InputOptions
+    maps: DeviceMaps
+
+    @cached_property
+    def no_rows(self) -> list[Any]:
+        """The leaves of what a replica is given in a step for which it has no rows."""
+        return [] if self.reading.is_alone else [leaf.zeros() for leaf in self.spec.leaves]
 
     @cached_property
     def empty(self) -> Any:
         """What a replica is given in a step for which it has no rows."""
-        return None if self.reading.is_alone else self.spec.structure.pack([leaf.zeros() for leaf in self.spec.leaves])
+        return None if self.reading.is_alone else self.spec.structure.pack(self.no_rows)
 
 
 @dataclass(frozen=True)
@@ -119,9 +135,10 @@ class Fed(NamedTuple):
 class ReplicaIterator(Iterator[Any]):
     """A replica's own part of a distributed dataset, in a function that `Strategy.run` calls.
 
-    It gives what a step of the distributed dataset has for the replica, one step after the other, as NumPy arrays. At
-    its end it can be iterated over again, which is another pass: ``for epoch in range(3): for batch in iterator: ...``
-    makes three. Leaving a loop early and coming back goes on where it was left.
+    It gives what a step of the distributed dataset has for the replica, one step after the other, as arrays on the
+    replica's device, or as NumPy arrays where `InputOptions` say so. At its end it can be iterated over again, which is
+    another pass: ``for epoch in range(3): for batch in iterator: ...`` makes three. Leaving a loop early and coming
+    back goes on where it was left.
 
     Not made directly. It is of use until the function returns.
 
@@ -131,12 +148,16 @@ class ReplicaIterator(Iterator[Any]):
         The spec of what it gives, the first length None where it can vary.
     """
 
-    def __init__(self, plan: Plan, meeting: Meeting, lane: int, iteration: int) -> None:
+    def __init__(self, plan: Plan, meeting: Meeting, lane: int, iteration: int, device: Device) -> None:
         self.element_spec = plan.element_spec
         self._plan = plan
         self._meeting = meeting
         self._lane = lane
         self._iteration = iteration
+        self._device = device
+        # What puts elements on the device, in this pass.
+        self._ahead: Ahead | None = None
+        self._num_elements = 0
         self._is_over = False
         self._elements: Iterator[Any] = self._pass()
 
@@ -149,7 +170,10 @@ class ReplicaIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            return next(self._elements)
+            element = next(self._elements)
+            if self._plan.maps:
+                replica = self._plan.first_replica + self._lane
+                element = self._plan.maps(element, replica, self._device)
         except StopIteration:
             self._is_over = True
             raise
@@ -157,6 +181,8 @@ class ReplicaIterator(Iterator[Any]):
             # What failed is not passed over in silence the next time.
             self._elements = _Failed(error)
             raise
+        self._num_elements += 1
+        return element
 
     def get_next(self) -> Any:
         """The next step's value.
@@ -175,16 +201,44 @@ class ReplicaIterator(Iterator[Any]):
             return Optional(None, self.element_spec)
         return Optional(found, self.element_spec, has_value=True)
 
+    def stats(self) -> dict[str, Any]:
+        """What came of this pass so far.
+
+        Returns
+        -------
+        dict
+            ``num_elements``, those handed out; and where they are put on a device, ``device``, as `Ahead.stats` has it:
+            bytes, speed and overlap of the copies.
+        """
+        found: dict[str, Any] = {"num_elements": self._num_elements}
+        return found if self._ahead is None else {**found, "device": self._ahead.stats()}
+
     def close(self) -> None:
         """Stop reading ahead and let go of what was read; nothing comes after it."""
         if isinstance(self._elements, Generator):
             self._elements.close()
         self._elements = _Failed(ArgumentError("this iterator is closed: it is of use in the call it was given to"))
         self._is_over = False
-        self._meeting.leave(self._lane)
+        leave = partial(self._meeting.leave, self._lane)
+        if self._ahead is None:
+            leave()
+        else:
+            # Not while its thread takes part.
+            self._ahead.close(leave)
 
     def _pass(self) -> Iterator[Any]:
-        return _elements(self._plan, self._meeting, self._lane, self._iteration)
+        self._num_elements = 0
+        which = self._plan, self._meeting, self._lane, self._iteration
+        if self._device.is_host or not self._plan.options.fetch_to_device:
+            return _elements(*which)
+        self._ahead = ahead_of(
+            _steps(*which),
+            [self._device],
+            self._plan.options,
+            Now.bundle_bytes,
+            interrupt=partial(self._meeting.wake, self._lane),
+        )
+        return _packed(self._ahead, self._plan.spec.structure)
 
     def __repr__(self) -> str:
         replica = self._plan.first_replica + self._lane
@@ -215,6 +269,23 @@ def _elements(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterat
                     yield plan.empty if place < 0 else structure.pack(rows.item(place))
     finally:
         parts.close()  # type: ignore[attr-defined]
+
+
+def _steps(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterator[Any]:
+    # As `_elements`: the leaves, for the one replica that there is.
+    parts = meeting.begin(lane, iteration).parts(lane)
+    try:
+        for part in parts:
+            places, rows = part.places, part.rows
+            del part
+            for place in places:
+                yield [plan.no_rows if place < 0 else rows.item(place)]
+    finally:
+        parts.close()  # type: ignore[attr-defined]
+
+
+def _packed(ahead: Ahead, structure: Structure) -> Iterator[Any]:
+    return (structure.pack(leaves) for (leaves,) in ahead)
 
 
 # --- on the side of the program ---
@@ -267,7 +338,10 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
         held = PerReplica.of(Spread(dataset._feeding.reader(), handles, PickAll(), workers))
     elif strategy.workers == (None,):
         # Replicas of this process, which may come one after the other, find what was read for them.
-        meetings += [_meeting(token, None, plan, plan.reading) for plan in plans]
+        devices = [named(replica.device) for replica in strategy.replicas]
+        for plan in plans:
+            own = devices[plan.first_replica : plan.first_replica + len(plan.reading.pipeline.consumers)]
+            meetings.append(_meeting(token, None, plan, _pinned(plan, plan.reading, own)))
     return Fed(PerReplica(by_replica), turn, held)
 
 
@@ -301,7 +375,12 @@ def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> Plans:
         reading = Reading(
             pipeline, others, num_replicas == 1, feeding.drops_uneven, dataset.options.per_replica_buffer_size
         )
-        plans.append(Plan(reading, number, first_replica, feeding.spec, _spec_of_one(dataset.element_spec)))
+        replicas = strategy.replicas[first_replica : first_replica + len(pipeline.consumers)]
+        if dataset.options.fetch_to_device:
+            reading = replace(reading, devices=tuple(replica.device for replica in replicas))
+        spec = _spec_of_one(dataset.known_element_spec)
+        maps = feeding.maps[number]
+        plans.append(Plan(reading, number, first_replica, feeding.spec, spec, dataset.options, maps))
         first_replica += len(pipeline.consumers)
     return Plans(plans, futures, around)
 
@@ -395,14 +474,14 @@ def fed(
         def iterator(each: Any) -> Any:
             if type(each) is not Fed:
                 return each
-            made = _iterator(each, replica.worker, number, None if around is None else around())
+            made = _iterator(each, replica, number, None if around is None else around())
             opened.callback(made.close)
             return made
 
         yield optree.tree_map(iterator, nest, is_leaf=lambda each: type(each) is Fed, none_is_leaf=True)
 
 
-def _iterator(given: Fed, worker: str | None, number: int, around: Around | None) -> ReplicaIterator:
+def _iterator(given: Fed, replica: Replica, number: int, around: Around | None) -> ReplicaIterator:
     plan: Plan = given.plan
     token, _, iteration = given.turn.partition(":")
     reading = plan.reading
@@ -411,8 +490,17 @@ def _iterator(given: Fed, worker: str | None, number: int, around: Around | None
         reading = replace(reading, bring=around.bring, outside=outside)
     if given.held is not None:
         reading = replace(reading, pipeline=replace(reading.pipeline, node=given.held.node))
-    meeting = _meeting(token, worker, plan, reading)
-    return ReplicaIterator(plan, meeting, number - plan.first_replica, int(iteration))
+    device = named(replica.device)
+    meeting = _meeting(token, replica.worker, plan, _pinned(plan, reading, [device]))
+    return ReplicaIterator(plan, meeting, number - plan.first_replica, int(iteration), device)
+
+
+def _pinned(plan: Plan, reading: Reading, devices: Sequence[Device]) -> Reading:
+    # Elements that go to devices are put together where those copy from.
+    first = devices[0]
+    if not plan.options.fetch_to_device or any(each.is_host or each.kind != first.kind for each in devices):
+        return reading
+    return replace(reading, empty=pinned_empty(first))
 
 
 def _meeting(token: str, worker: str | None, plan: Plan, reading: Reading) -> Meeting:

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from daskdist.dataset import Dataset
+from daskdist.devices import check_present, name_of, present
 from daskdist.devices import devices as find_devices
-from daskdist.devices import name_of
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers import Caller, Handle, Now, embedded
 from daskdist.execute.ordered import Ordered
@@ -33,12 +33,13 @@ class MirroredStrategy(Strategy):
     Parameters
     ----------
     devices
-        Their names, such as ``["CPU:0", "CPU:1"]``; one CPU replica if None or empty.
+        Their names, such as ``["CPU:0", "CPU:1"]`` or ``["GPU:0"]``. If None or empty, all GPUs that this process sees,
+        as `list_devices` lists them; one CPU replica where it sees none.
 
     Raises
     ------
     UnknownDeviceError
-        There is no such device, or one is named twice.
+        There is no such device here, or one is named twice.
 
     >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     >>> batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
@@ -51,7 +52,8 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
-        found = find_devices(devices or ["CPU:0"])
+        found = find_devices(devices) if devices else present() or find_devices("CPU:0")
+        check_present(found)
         super().__init__([Replica(None, name_of(device)) for device in found], Now())
         self._shelf = Shelf(self._token)
 

@@ -67,15 +67,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         A ``distributed.Client``, a cluster object such as ``LocalCluster``, the address of a scheduler, the path of the
         file that ``dask scheduler --scheduler-file`` writes, or a `ClusterResolver`, which can also wait for workers
         and has security. If None, the scheduler that Dask's setting ``scheduler-address`` names, which
-        ``DASK_SCHEDULER_ADDRESS`` sets; or else a ``LocalCluster`` with a process a core that belongs to the strategy:
-        `close` closes it, and so do the end of a ``with`` block and that of the program.
+        ``DASK_SCHEDULER_ADDRESS`` sets; or else a ``LocalCluster`` with a process a GPU, or a core where there is none,
+        that belongs to the strategy: `close` closes it, and so do the end of a ``with`` block and that of the program.
     device_assignment
-        Which worker and device each replica sits on. If None, all workers have replicas, in order, each on its first
-        devices.
+        Which worker and device each replica sits on. If None, all workers have replicas, in order: each on the GPUs
+        that it sees, or on a processor where it sees none.
     num_replicas_per_worker
         Instead of that, the replicas on each worker: one number for all, a sequence of one for each worker in order, or
-        a mapping of names or addresses of workers to numbers. A worker that has none takes no part: it reads nothing
-        either. One that has more than threads has them take turns, but where they wait for each other. If None, 1.
+        a mapping of names or addresses of workers to numbers. They are on its first GPUs, or on processors where it
+        sees no GPU. A worker that has none takes no part: it reads nothing either. One that has more than threads has
+        them take turns, but where they wait for each other. If None, as many as GPUs, or 1.
+    share_devices
+        Whether workers that see the same GPUs, by their UUIDs, may have one GPU where there are not enough for all of
+        them. If False, that is an error; where there are enough, each has its own in either case.
 
     Raises
     ------
@@ -83,10 +87,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         Nobody answers at the address, or the cluster has no workers, or not as many as were to be waited for.
     ArgumentError
         A worker that is named is not there, there is not a number for each, or both ways of saying where replicas are
-        were used.
+        were used; or there are not as many GPUs as replicas to be on them.
+    UnknownDeviceError
+        A worker cannot use a device that it is to have; the message says which, and why.
 
     Notes
     -----
+    A worker that dask-cuda started has the GPU that is its own, though it sees all. Other workers that see the same
+    GPUs are dealt them in turn, and where it is not said how many each has, until none is left.
+
     What `run` and `reduce` return is asynchronous: it is waited for when it is looked at. The workers are
     those there are when the strategy is made, ordered by name.
     """
@@ -97,9 +106,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         device_assignment: DeviceAssignment | None = None,
         *,
         num_replicas_per_worker: ReplicasPerWorker | None = None,
+        share_devices: bool = False,
     ) -> None:
         resolver = cluster if isinstance(cluster, ClusterResolver) else ClusterResolver(cluster)
-        where = placing(device_assignment, num_replicas_per_worker)
+        where = placing(device_assignment, num_replicas_per_worker, share_devices)
         opened = contextlib.ExitStack()
         # Also when nobody closes it: worker processes must not outlive the program.
         self._finalizer = weakref.finalize(self, opened.close)
@@ -108,9 +118,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         opened.callback(atexit.unregister, self._finalizer)
         try:
             self.client, workers = connect(
-                resolver, opened, num_workers=where.num_workers, num_threads=where.most_replicas
+                resolver, opened, num_workers=lambda: where.num_workers, num_threads=where.most_replicas
             )
-            slots = where.on(workers)
+            slots = where.slots(self.client, workers)
         except BaseException:
             self._finalizer()
             raise

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
-from daskdist.devices import Device, named, stream_of
+from daskdist.devices import Device, are_loaded, is_on_device, named
 from daskdist.strategy.context import ReplicaContext, here
+from daskdist.strategy.device_values import host_nest, in_stream_of, moved
 from daskdist.strategy.flat import LEAVES
 from daskdist.strategy.variables import Variable
 
@@ -39,10 +40,12 @@ def call_on_replica(
     device = named(replica.device)
     try:
         if device.is_host:
+            if are_loaded():
+                args, kwargs = host_nest((tuple(args), kwargs))
             return _without_variables(fn(*args, **kwargs))
         # Several devices of a process do not meet on a default stream.
-        with device.using(stream_of(device)):
-            args, kwargs = optree.tree_map(partial(_put, device), (tuple(args), kwargs), none_is_leaf=True)
+        with in_stream_of(device):
+            args, kwargs = optree.tree_map(partial(put_on, device), (tuple(args), kwargs), none_is_leaf=True)
             return _without_variables(fn(*args, **kwargs))
     except BaseException as error:
         where = f" on {replica.worker}" if replica.worker else ""
@@ -55,8 +58,9 @@ def call_on_replica(
         here.reset(token)
 
 
-def _put(device: Device, leaf: Any) -> Any:
+def put_on(device: Device, leaf: Any) -> Any:
     # What no device has stays as it is: text, objects, times, rows of different lengths; and so do numbers.
     if isinstance(leaf, np.ndarray) and not device.lacks(leaf.dtype):
         return device.put(leaf)
-    return leaf
+    # What another replica made, on its device.
+    return moved(leaf, device) if is_on_device(leaf) else leaf

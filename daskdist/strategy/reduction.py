@@ -113,7 +113,7 @@ class Ufunc:
         if axis is not None:
             return reduce_rows(self.function, array, axis)
         if self.widens:
-            return array.astype(_wide(array.dtype), copy=False) if array.dtype.kind in "biu" else array
+            return array.astype(wide_dtype(array.dtype), copy=False) if array.dtype.kind in "biu" else array
         if self.function.identity is None or not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
             return array
         # Of one replica too it is of the dtype that it is of several: bool, of `logical_and` of numbers.
@@ -121,7 +121,8 @@ class Ufunc:
 
 
 @functools.cache
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of sums and products of an integer or bool one."""
     return np.result_type(dtype, np.uint64 if dtype.kind == "u" else np.int64)
 
 
@@ -136,11 +137,15 @@ class RowByRow:
             return array
         axes = sorted(each % array.ndim for each in (axis if isinstance(axis, tuple) else (axis,)))
         shape = (num_rows(array.shape, axis), *without(array.shape, axis))
-        rows = list(np.moveaxis(array, axes, range(len(axes))).reshape(shape))
-        while len(rows) > 1:
-            pairs = [self.function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
-            rows = pairs + rows[len(pairs) * 2 :]
-        return rows[0]
+        return in_pairs(self.function, list(np.moveaxis(array, axes, range(len(axes))).reshape(shape)))
+
+
+def in_pairs(function: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
+    """Rows made one: pairs of neighbours, then what came of those."""
+    while len(rows) > 1:
+        pairs = [function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
+        rows = pairs + rows[len(pairs) * 2 :]
+    return rows[0]
 
 
 def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -71,43 +71,6 @@ def _is_sequence(wanted: Any) -> bool:
     return isinstance(wanted, (Sequence, np.ndarray)) and not isinstance(wanted, (str, bytes))
 
 
-@dataclass(frozen=True)
-class PerWorker:
-    """So many replicas on each worker, on its devices in order.
-
-    Parameters
-    ----------
-    counts
-        As `as_counts` gives them.
-    """
-
-    counts: Counts
-
-    @property
-    def num_workers(self) -> int | None:
-        """For how many workers numbers are given; None for any."""
-        return None if isinstance(self.counts, int) else len(self.counts)
-
-    @property
-    def most_replicas(self) -> int:
-        """The largest of the numbers."""
-        counts = self.counts
-        if isinstance(counts, int):
-            return counts
-        return max(counts.values() if isinstance(counts, dict) else counts)
-
-    def on(self, workers: Sequence[Worker]) -> list[tuple[str, str]]:
-        """The address of the worker, and the device, of each replica; raises as `num_replicas_on` does.
-
-        >>> PerWorker((2, 1)).on([Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)])
-        [('tcp://a:1', 'CPU:0'), ('tcp://a:1', 'CPU:1'), ('tcp://b:1', 'CPU:0')]
-        """
-        numbers = num_replicas_on(workers, self.counts)
-        return [
-            (worker.address, f"CPU:{k}") for worker, number in zip(workers, numbers, strict=True) for k in range(number)
-        ]
-
-
 def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
     """The replicas of each worker.
 

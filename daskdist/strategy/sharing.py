@@ -14,9 +14,12 @@ import numpy as np
 
 from daskdist.core.primitive import Exhausted
 from daskdist.core.selection import BlockRef
+from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Bring, embedded
 from daskdist.execute.delivery import Delivery, Lane
+from daskdist.execute.gather import Empty
+from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.strategy.pipeline import Cuts, Pipeline
@@ -25,6 +28,8 @@ from daskdist.strategy.progress import Outside, Told, Unseen
 # A replica that is ahead of one that makes no progress goes on by one stretch after so long: the other may be waiting
 # for it somewhere else.
 _PATIENCE_S: Final = 5.0
+# Somebody who has the turn, and does not read, gives it back sooner.
+_WAKE_S: Final = 0.1
 # Steps looked at together beyond the end of a replica's own pipeline.
 _STEPS_AT_ONCE: Final = 64
 # Passes under way of one call: replicas that have not come to them yet read for themselves.
@@ -72,6 +77,10 @@ class Flow:
         Steps that are built ahead of use whatever that takes.
     bring
         Brings what the cluster has, on a worker.
+    empty
+        Makes the arrays into which elements are copied; NumPy's if None.
+    devices
+        The names of the devices of the replicas that the pipeline serves, where elements are put on them.
     """
 
     def __init__(
@@ -83,6 +92,8 @@ class Flow:
         is_alone: bool,
         num_steps_ahead: int = 1,
         bring: Bring | None = None,
+        empty: Empty | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         options = merged_options(pipeline.node)
         if options.deterministic is False:
@@ -94,6 +105,8 @@ class Flow:
         self.wanted = wanted
         self._num_lanes = len(pipeline.consumers)
         primitive = pipeline.primitive
+        # Devices of others may be none that there are here.
+        here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
         self._delivery = Delivery(
             self.interpreter,
             primitive,
@@ -102,6 +115,8 @@ class Flow:
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
             wanted=wanted,
+            empty=empty,
+            on_devices=on_devices(here, primitive) if options.shuffle_on_device else (),
         )
 
     @property
@@ -197,6 +212,10 @@ class Reading:
         Brings what the cluster has, on a worker.
     outside
         Tells others what only this worker can tell, and asks them.
+    empty
+        Makes the arrays into which elements are copied; NumPy's if None.
+    devices
+        The names of the devices of the replicas that the pipeline serves, where elements are put on them.
     """
 
     pipeline: Pipeline
@@ -206,6 +225,8 @@ class Reading:
     num_steps_ahead: int
     bring: Bring | None = None
     outside: Outside | None = None
+    empty: Empty | None = None
+    devices: tuple[str, ...] = ()
 
 
 class SharedPass:
@@ -230,6 +251,7 @@ class SharedPass:
         self._iteration = iteration
         self._queues: dict[int, deque[Part]] = {lane: deque() for lane in lanes}
         self._begun: set[int] = set()
+        self._ending: set[int] = set()
         self._flow = Flow(
             reading.pipeline,
             iteration,
@@ -237,6 +259,8 @@ class SharedPass:
             is_alone=reading.is_alone,
             num_steps_ahead=reading.num_steps_ahead,
             bring=reading.bring,
+            empty=reading.empty,
+            devices=reading.devices,
         )
         self._watched: list[Known | Counted | Told] | None = None
         self._num_steps = 0
@@ -280,6 +304,16 @@ class SharedPass:
             if not self._queues:
                 self._close()
 
+    def wake(self, lane: int) -> None:
+        """Have a replica, which another thread takes parts for, wait for nobody any more: there is no more for it."""
+        self._ending.add(lane)
+        # Whoever has the turn looks before it waits; it may also be reading, which is not waited for.
+        if self._turn.acquire(timeout=_WAKE_S):
+            try:
+                self._turn.notify_all()
+            finally:
+                self._turn.release()
+
     def parts(self, lane: int) -> Iterator[Part]:
         """What a replica is given, in order; those that come from the same block together."""
         try:
@@ -308,6 +342,8 @@ class SharedPass:
             with self._turn:
                 if queue:
                     continue
+                if lane in self._ending:
+                    return None
                 if self._failure is not None:
                     raise _like(self._failure)
                 if self._is_over:
@@ -330,7 +366,12 @@ class SharedPass:
         self._num_waiting += 1
         try:
             return self._turn.wait_for(
-                lambda: bool(self._queues[lane]) or self._is_over or self._lead_bytes(lane) <= self._flow.limit_bytes,
+                lambda: (
+                    bool(self._queues[lane])
+                    or self._is_over
+                    or lane in self._ending
+                    or self._lead_bytes(lane) <= self._flow.limit_bytes
+                ),
                 _PATIENCE_S,
             )
         finally:
@@ -516,6 +557,11 @@ class Meeting:
             if is_shared:
                 self._passes[iteration] = made
             return made
+
+    def wake(self, lane: int) -> None:
+        """Have a replica, which another thread takes parts for, wait for nobody any more."""
+        for each in list(self._passes.values()):
+            each.wake(lane)
 
     def leave(self, lane: int) -> None:
         """Take part in no pass any more."""

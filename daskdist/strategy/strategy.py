@@ -428,6 +428,9 @@ class Strategy:
             counts rows, so that a replica weighs as much as it holds; MEAN over replicas only counts
             replicas. MEAN of integers is float64; SUM and PROD of small integers and of bools are 64 bits wide, as
             NumPy's are. NaN makes everything NaN. A value that is not per replica is what MEAN, MIN and MAX of it are.
+            Arrays of devices are reduced there, and those of one process combine on the first one's device, where the
+            result is, a number as an array without axes; NumPy's if one of them is of the host. What leaves a worker of
+            a cluster is NumPy's.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,8 +17,11 @@ import optree
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
+from daskdist.devices import Device, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
+from daskdist.strategy.device_reduction import combined_by_library, reduction_on
+from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest
 from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
 from daskdist.strategy.reduction import Axis, Op, ReduceOp, Reduction, name_of, num_rows, reduction_of, without
 from daskdist.strategy.values import Wiring, fill
@@ -40,14 +43,18 @@ class NoRows:
         The shape of its value, had that a row.
     dtype
         Of its value.
+    device
+        What that is on; None for the host.
     """
 
     one_row: tuple[int, ...]
     dtype: Any
+    device: Device | None = None
 
     def partial(self, reduction: Reduction, axis: Axis) -> Any:
         """What stands for the rows there are not."""
-        like = reduction.chunk(np.ones(self.one_row, self.dtype), axis)
+        row: Any = np.ones(self.one_row, self.dtype)
+        like = host_nest(reduction.chunk(row if self.device is None else self.device.put(row), axis))
         parts, treespec = optree.tree_flatten(like, none_is_leaf=True)
         try:
             values = treespec.flatten_up_to(reduction.identity)
@@ -80,11 +87,14 @@ class Fold:
         The axis or axes of each array to reduce along; None for none.
     is_final
         Whether the result is wanted, and not a partial one.
+    stays
+        Whether partial results do not leave this process: then they stay on their device.
     """
 
     op: Op
     axis: Axis
     is_final: bool
+    stays: bool = False
 
     def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any] | None) -> Any:
         """From the values of replicas: for each a wired list of leaves; None where each has one, which is picked."""
@@ -104,6 +114,8 @@ class Fold:
 
     def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
         # With the shape that is left, which all must agree on.
+        if type(value) not in _HERE and (device := device_of(value)) is not None:
+            return self._chunk_there(value, device)
         array = self._checked(value)
         axis = self.axis
         if axis is None:
@@ -112,10 +124,20 @@ class Fold:
             return shape, self._called(reduction.chunk, array, None)
         shape = without(array.shape, axis)
         if not array.size and not num_rows(array.shape, axis):
-            axes = axis if isinstance(axis, tuple) else (axis,)
-            once = {each % array.ndim for each in axes}
-            return shape, NoRows(tuple(1 if k in once else n for k, n in enumerate(array.shape)), array.dtype)
+            return shape, NoRows(_one_row(array.shape, axis), array.dtype)
         return shape, self._called(reduction.chunk, array, axis)
+
+    def _chunk_there(self, array: Any, device: Device) -> tuple[tuple[int, ...], Any]:
+        # Looked at where it is: nothing of it comes to the host.
+        shape, dtype, axis = tuple(array.shape), dtype_of(array), self.axis
+        self._check_dtype(dtype)
+        self._check_axes(shape)
+        if axis is not None:
+            if not num_rows(shape, axis):
+                return without(shape, axis), NoRows(_one_row(shape, axis), dtype, device)
+            shape = without(shape, axis)
+        with in_stream_of(device):
+            return shape, Placed(device, self._called(reduction_on(device, self.op).chunk, array, axis))
 
     def _checked(self, value: Any) -> Any:
         op, axis = self.op, self.axis
@@ -128,9 +150,7 @@ class Fold:
             # As what came in a message may lie: there NumPy adds in another order, and so to other bits.
             array = np.require(array, requirements="A")
         if isinstance(op, ReduceOp):
-            if array.dtype.kind not in (_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _NUMBERS):
-                what = "have an order" if op in (ReduceOp.MIN, ReduceOp.MAX) else "add up"
-                raise ArgumentError(f"reduce: a value is {array.dtype}, and only numbers {what}")
+            self._check_dtype(array.dtype)
             if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
                 raise ArgumentError(
                     "reduce: a value is a masked array; say what is to stand for what is masked, with filled(0) say"
@@ -138,36 +158,76 @@ class Fold:
         elif axis is None and array.dtype.hasobject:
             # What is no array is combined as it is.
             return value
+        if axis is not None:
+            self._check_axes(array.shape)
+        return array
+
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        op = self.op
+        if not isinstance(op, ReduceOp):
+            return
+        if dtype.kind not in (_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _NUMBERS):
+            what = "have an order" if op in (ReduceOp.MIN, ReduceOp.MAX) else "add up"
+            raise ArgumentError(f"reduce: a value is {dtype}, and only numbers {what}")
+
+    def _check_axes(self, shape: tuple[int, ...]) -> None:
+        axis, ndim = self.axis, len(shape)
         if axis is None:
-            return array
+            return
         axes = axis if isinstance(axis, tuple) else (axis,)
         for each in axes:
-            if not -array.ndim <= each < array.ndim:
+            if not -ndim <= each < ndim:
                 raise ArgumentError(
-                    f"reduce: axis {each} of a value of shape {array.shape}; use axis=None to reduce over replicas only"
+                    f"reduce: axis {each} of a value of shape {shape}; use axis=None to reduce over replicas only"
                 )
-        if len(axes) > 1 and len({each % array.ndim for each in axes}) < len(axes):
-            raise ArgumentError(f"reduce: axis {axis} of a value of shape {array.shape} names an axis twice")
-        return array
+        if len(axes) > 1 and len({each % ndim for each in axes}) < len(axes):
+            raise ArgumentError(f"reduce: axis {axis} of a value of shape {shape} names an axis twice")
 
     def _fold(self, reduction: Reduction, columns: Iterable[Sequence[tuple[tuple[int, ...], Any]]]) -> Any:
         folded = [self._combined(reduction, column) for column in columns]
         if not self.is_final:
-            return folded
+            return folded if self.stays else [(shape, _here(partial)) for shape, partial in folded]
         leaves = [self._final(reduction, *each) for each in folded]
         return Returned(leaves, list_spec(len(leaves)))
 
     def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
-        with_rows = [each for each in column if type(each[1]) is not NoRows]
-        # A dimension that nobody knows is 0 where there are no rows to know it by.
-        telling = [*with_rows, *(each for each in column if type(each[1]) is NoRows and 0 not in each[0])]
+        kinds = {type(each[1]) for each in column}
+        telling = with_rows = column
+        if NoRows in kinds:
+            with_rows = [each for each in column if type(each[1]) is not NoRows]
+            # A dimension that nobody knows is 0 where there are no rows to know it by.
+            telling = [*with_rows, *(each for each in column if type(each[1]) is NoRows and 0 not in each[0])]
         shape, partial = (telling or column)[0]
         if any(each[0] != shape for each in telling):
             # NumPy would stretch the smaller to the larger where it can.
             check_shapes([each[0] for each in column], self.axis)
+        if NoRows in kinds and len(kinds) == 1:
+            return shape, replace(partial, device=home_of([each[1].device for each in column]))
+        if Placed in kinds:
+            return shape, self._combined_there(reduction, [each[1] for each in with_rows])
         for _, other in with_rows[1:]:
             partial = self._called(reduction.combine, partial, other)
         return shape, partial
+
+    def _combined_there(self, reduction: Reduction, partials: Sequence[Any]) -> Any:
+        # On the device of the first; on the host where one is there.
+        home = home_of([each.device if type(each) is Placed else None for each in partials])
+        if home is None:
+            found = _here(partials[0])
+            for other in partials[1:]:
+                found = self._called(reduction.combine, found, _here(other))
+            return found
+        found, *others = [each.partial for each in partials]
+        if not others:
+            return partials[0]
+        with in_stream_of(home):
+            at_once = combined_by_library(home, self.op, [found, *others])
+            if at_once is not None:
+                return Placed(home, at_once)
+            combine = reduction_on(home, self.op).combine
+            for other in others:
+                found = self._called(combine, found, moved_nest(other, home))
+        return Placed(home, found)
 
     def _final(self, reduction: Reduction, shape: tuple[int, ...], partial: Any) -> Any:
         if type(partial) is NoRows:
@@ -177,11 +237,24 @@ class Fold:
                     f"reduce: no replica has a row along axis {self.axis}, and {name} of none is no value; leave "
                     "such a step out, or use a Reduction with an identity"
                 )
+            if partial.device is not None:
+                return self._final_there(reduction, partial, partial.device)
             with np.errstate(all="ignore"):
                 partial = partial.partial(reduction, self.axis)
+        if type(partial) is Placed:
+            with in_stream_of(partial.device):
+                return self._called(reduction_on(partial.device, self.op).finalize, partial.partial)
         result = self._called(reduction.finalize, partial)
         # As NumPy's reductions give it.
         return result[()] if type(result) is np.ndarray and not result.ndim else result
+
+    def _final_there(self, reduction: Reduction, no_rows: NoRows, device: Device) -> Any:
+        # Of no rows on a device. What is a function's own is called with arrays of that.
+        is_own = isinstance(self.op, Reduction)
+        with in_stream_of(device), np.errstate(all="ignore"):
+            partial = (no_rows if is_own else replace(no_rows, device=None)).partial(reduction, self.axis)
+            partial = moved_nest(partial, device) if is_own else partial
+            return moved_nest(self._called(reduction.finalize, partial), device)
 
     def _called(self, function: Callable[..., Any], *args: Any) -> Any:
         if isinstance(self.op, ReduceOp):
@@ -191,6 +264,19 @@ class Fold:
         except Exception as error:
             error.add_note(f"raised by {name_of(self.op)}, by which reduce combines the values of replicas")
             raise
+
+
+def _here(partial: Any) -> Any:
+    # As it can leave the process.
+    if type(partial) is NoRows and partial.device is not None:
+        return replace(partial, device=None)
+    return partial.here() if type(partial) is Placed else partial
+
+
+def _one_row(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    once = {each % len(shape) for each in axes}
+    return tuple(1 if k in once else n for k, n in enumerate(shape))
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any]:

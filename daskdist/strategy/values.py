@@ -16,10 +16,12 @@ from dask.base import DaskMethodsMixin, tokenize
 from dask.optimization import cull
 
 from daskdist.core.spec import TensorSpec
-from daskdist.display.values import Summary, table
+from daskdist.devices import is_on_device
+from daskdist.display.values import Summary, shown, table
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle, is_future
 from daskdist.execute.graph import is_undone, one_task
+from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import LEAVES
 from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Spread
 
@@ -45,7 +47,7 @@ class _Collection(DaskMethodsMixin):  # type: ignore[misc]
             handles, picks = wiring.handles, wiring.picks
             if (as_futures := getattr(wiring.caller, "as_futures", None)) is not None:
                 handles, picks = as_futures(handles, picks)
-            graph.update(one_task(key, filled, handles, picks, wired))
+            graph.update(one_task(key, filled_on_host, handles, picks, host_array(wired)))
         return graph
 
     def __dask_keys__(self) -> list[Any]:
@@ -223,6 +225,8 @@ def as_it_is_now(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         # Also one that is read-only: it may be a view, or become writeable again.
         return value.copy("K")
+    if is_on_device(value):
+        return host_array(value)
     kind = type(value)
     return kind(map(as_it_is_now, value)) if kind is list or kind is tuple else value
 
@@ -323,13 +327,19 @@ def filled(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any)
     return fill(nest, [pick(results[number]) for number, pick in picks])
 
 
+def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], value: Any) -> Any:
+    """A wired value; an array of a device as NumPy's, for Dask takes it anywhere."""
+    return host_array(filled(results, picks, value))
+
+
 def fill(nest: Any, parts: Sequence[Any]) -> Any:
     """A wired nest with its parts in place."""
     kind = type(nest)
     if kind is Slot:
         return parts[nest.number]
     if kind is Expression:
-        return nest.function(*[fill(each, parts) for each in nest.args], **nest.kwargs)
+        # An asynchronous value is NumPy's for who does something with it, wherever that is done.
+        return nest.function(*[host_array(fill(each, parts)) for each in nest.args], **nest.kwargs)
     if kind is list:
         return [fill(each, parts) for each in nest]
     if kind in LEAVES:
@@ -416,7 +426,7 @@ class PerReplica(_Collection, DistributedValues):
     Notes
     -----
     It is a Dask collection with a key a replica: ``dask.compute(value)`` gives a `PerReplica` of values that are here,
-    and ``value.persist()`` one of values that are computed where they are.
+    and ``value.persist()`` one of values that are computed where they are; arrays of devices are NumPy's in both.
 
     >>> PerReplica([np.array([1, 2]), np.array([3])])
     PerReplica:{
@@ -460,10 +470,10 @@ class PerReplica(_Collection, DistributedValues):
         return "PerReplica:{\n" + ",\n".join(f"  {k}: {show(value)}" for k, value in enumerate(values)) + "\n}"
 
     def __repr__(self) -> str:
-        return self._lines(repr)
+        return self._lines(shown)
 
     def __str__(self) -> str:
-        return self._lines(repr)
+        return self._lines(shown)
 
     def _repr_html_(self) -> str:
         workers = [value.worker if isinstance(value, AsyncValue) else None for value in self.values]

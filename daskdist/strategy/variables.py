@@ -14,6 +14,7 @@ import optree
 
 from daskdist.checkpoint.nests import like
 from daskdist.core.spec import TensorSpec
+from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.execute.ordered import ByReference, Ordered
 from daskdist.strategy.aggregation import VariableAggregation, VariableSynchronization
@@ -33,6 +34,7 @@ from daskdist.strategy.copies import (
     with_dtype,
     write_there,
 )
+from daskdist.strategy.device_values import called_on_device, host_array
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.reduction import ReduceOp
 from daskdist.strategy.tree import list_spec
@@ -162,7 +164,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     def _plain(self, value: Any) -> Any:
         # Of what may be asynchronous, or another variable, what it is now.
         return optree.tree_map(
-            lambda leaf: np.asarray(leaf) if isinstance(leaf, (AsyncValue, Variable)) else leaf,
+            lambda leaf: np.asarray(leaf) if isinstance(leaf, (AsyncValue, Variable)) else host_array(leaf),
             value,
             none_is_leaf=True,
         )
@@ -224,8 +226,9 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         Returns
         -------
         nest
-            On a replica of its copy: arrays that are read-only, or numbers, or the object. In the program of what
-            all replicas have, of an ``ON_READ`` one aggregated; of an object a `PerReplica`. Asynchronous on a cluster.
+            On a replica of its copy: arrays of its device, which are not to be changed, or numbers, or the object. In
+            the program of what all replicas have, of an ``ON_READ`` one aggregated, in arrays of the host; of an object
+            a `PerReplica`. Asynchronous on a cluster.
 
         Raises
         ------
@@ -249,9 +252,11 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     value = read_value
 
     def numpy(self) -> Any:
-        """Its value as it is now, waited for."""
+        """Its value as it is now, waited for, in arrays of the host."""
         return optree.tree_map(
-            lambda leaf: leaf.result() if isinstance(leaf, AsyncValue) else leaf, self.read_value(), none_is_leaf=True
+            lambda leaf: leaf.result() if isinstance(leaf, AsyncValue) else host_array(leaf),
+            self.read_value(),
+            none_is_leaf=True,
         )
 
     def assign(self, value: Any) -> Any:
@@ -349,6 +354,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         def part(leaf: Any, dtype: np.dtype[Any]) -> Any:
             if type(leaf) is PerReplica:
                 return leaf
+            leaf = host_array(leaf)
             if dtype.kind not in "iu":
                 return leaf / num_replicas
             each, rest = leaf // num_replicas, leaf % num_replicas
@@ -494,6 +500,8 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         if out:
             kwargs["out"] = tuple(out)
         given = [each._array() if isinstance(each, Variable) else each for each in inputs]
+        if method == "__call__" and any(map(is_on_device, given)):
+            return called_on_device(ufunc, given, kwargs)
         return getattr(ufunc, method)(*given, **kwargs)
 
     def _array(self) -> Any:

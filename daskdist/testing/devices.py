@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.devices import Device, device, name_of
+from daskdist.devices import Device, check_present, device, device_of, is_on_device, name_of, on_host, stream_of
+from daskdist.errors import ArgumentError
 from daskdist.testing.equality import check
 
 _ARRAYS: Final[dict[str, Any]] = {
@@ -19,6 +20,15 @@ _ARRAYS: Final[dict[str, Any]] = {
     "every other row": np.arange(12.0).reshape(6, 2)[::2],
     "columns first": np.asfortranarray(np.arange(6).reshape(2, 3)),
 }
+_NUMBERS: Final = [np.zeros(2, kind) for kind in ("?", "i1", "i4", "i8", "u1", "u2", "f4", "f8", "c8", "c16")]
+_NO_NUMBERS: Final[list[Any]] = [
+    np.array(["a", "b"]),
+    np.array([b"a", b"b"]),
+    np.array([None, "b"], object),
+    np.array(["2020-01-01"], "M8[D]"),
+    np.array([1], "m8[s]"),
+    np.zeros(2, [("x", "f4"), ("y", "i4")]),
+]
 
 
 class DeviceLaws:
@@ -64,9 +74,203 @@ class DeviceLaws:
         total = here.get(here.namespace.sum(array, axis=0))
         check(np.array_equal(total, [6.0, 9.0]), f"the namespace's sum gave {total}")
 
+    def test_get_gives_what_is_not_in_one_piece(self) -> None:
+        here = self.make_device()
+        array = np.arange(6.0).reshape(3, 2)
+        turned = here.put(array).T
+        check(np.array_equal(here.get(turned), array.T), "a transposed array came back with other values")
+        large = np.arange(2_500_000.0)
+        check(np.array_equal(here.get(here.put(large)), large), "a large array came back with other values")
+
+    def test_put_and_get_copy(self) -> None:
+        here = self.make_device()
+        if here.is_host:
+            return
+        array = np.arange(4.0)
+        there = here.put(array)
+        array[:] = -1
+        back = here.get(there)
+        check(np.array_equal(back, np.arange(4.0)), "an array that was put changed with the host's")
+        back[:] = -2
+        check(np.array_equal(here.get(there), np.arange(4.0)), "an array changed with what get gave of it")
+
+    def test_put_takes_its_own_arrays(self) -> None:
+        here = self.make_device()
+        array = here.put(np.arange(3))
+        check(np.array_equal(here.get(here.put(array)), np.arange(3)), "its own array changed by put")
+
+    def test_holds_its_own_arrays(self) -> None:
+        here = self.make_device()
+        array = here.put(np.arange(3))
+        check(here.holds(array), f"{name_of(here)} does not hold what it put there")
+        check(not here.holds([1, 2]) and not here.holds("text"), f"{name_of(here)} holds lists or text")
+        check(here.is_host or not here.holds(np.arange(3)), f"{name_of(here)} holds arrays of the host")
+        check(is_on_device(array) != here.is_host, "is_on_device is wrong on what was put there")
+        check(here.is_host or device_of(array) == here, f"what was put there is said to be on {device_of(array)}")
+        back = on_host(array)
+        check(type(back) is np.ndarray and np.array_equal(back, np.arange(3)), f"on_host gave {back!r}")
+
+    def test_what_it_lacks_is_refused(self) -> None:
+        here = self.make_device()
+        for array in _NUMBERS:
+            check(not here.lacks(array.dtype), f"{name_of(here)} lacks {array.dtype}")
+        for array in () if here.is_host else _NO_NUMBERS:
+            check(here.lacks(array.dtype), f"{name_of(here)} does not lack {array.dtype}")
+            try:
+                here.put(array)
+            except ArgumentError as error:
+                said = str(array.dtype) in str(error) and name_of(here) in str(error)
+                check(said, f"the error does not say dtype and device: {error}")
+            else:
+                check(False, f"put took an array of {array.dtype}")
+
+    def test_views_share_memory(self) -> None:
+        here = self.make_device()
+        stream = here.stream()
+        buffer = here.empty((512,), np.uint8)
+        view = here.view(buffer, 256, (2, 3), np.dtype(np.float32))
+        for first in (0, 6):
+            array = np.arange(first, first + 6, dtype=np.float32)
+            source = here.pinned(512)
+            source[256:280] = array.view(np.uint8)
+            here.copy(source, buffer, stream)
+            stream.synchronize()
+            found = here.get(view)
+            check(np.array_equal(found, array.reshape(2, 3)), f"a view of a buffer gave {found}")
+        inner = here.view(here.view(buffer, 256, (24,), np.dtype(np.uint8)), 4, (2,), np.dtype(np.float32))
+        check(np.array_equal(here.get(inner), [7, 8]), "a view of a view begins somewhere else")
+        no_rows = here.get(here.view(buffer, 512, (0, 3), np.dtype(np.int64)))
+        check(no_rows.shape == (0, 3) and no_rows.dtype == np.int64, "a view of no rows has another shape or dtype")
+        del buffer
+        here.put(np.zeros(128, np.float32))
+        check(np.array_equal(here.get(view).ravel(), np.arange(6, 12)), "a view does not keep its buffer")
+
+    def test_pinned_memory(self) -> None:
+        here = self.make_device()
+        for num_bytes in (0, 1, 4096):
+            found = here.pinned(num_bytes)
+            what = f"pinned({num_bytes}) gave {type(found).__name__} {found.dtype}{found.shape}"
+            check(type(found) is np.ndarray and found.dtype == np.uint8 and found.shape == (num_bytes,), what)
+            check(found.flags.writeable and found.flags.c_contiguous, f"pinned({num_bytes}) cannot be written to")
+            check(here.is_pinned(found), f"what pinned({num_bytes}) gave is not pinned")
+        part = found[256:512].view(np.float64).reshape(4, 8)
+        check(here.is_pinned(part), "part of pinned memory is not pinned")
+        check(here.is_host or not here.is_pinned(np.zeros(4096, np.uint8)), "any array is pinned")
+        check(here.is_host or not here.is_pinned(np.frombuffer(b"abcd", np.uint8)), "any bytes are pinned")
+
+    def test_copies_are_there_once_waited_for(self) -> None:
+        here = self.make_device()
+        rng = np.random.default_rng(0)
+        stream, other = here.stream(), here.stream()
+        for num_bytes in (1, 1000, 3_000_000):
+            source, target = here.pinned(num_bytes), here.empty((num_bytes,), np.uint8)
+            source[:] = rng.integers(0, 256, num_bytes, np.uint8)
+            here.copy(source, target, stream)
+            event = stream.record()
+            other.wait(event)
+            with here.using(other):
+                found = here.get(target)
+            check(np.array_equal(found, source), f"{num_bytes} bytes: another stream waited and found other ones")
+            stream.synchronize()
+            check(event.is_over, "a stream is done and an event of it is not over")
+        back = here.pinned(num_bytes)
+        for value in (1, 2, 3):
+            # The same target: one after the other.
+            source = here.pinned(num_bytes)
+            source[:] = value
+            here.copy(source, target, stream)
+            stream.synchronize()
+            back[:] = here.get(target)
+            check(bool((back == value).all()), "copies in one stream are not done one after the other")
+
+    def test_copies_are_of_as_many_bytes(self) -> None:
+        here = self.make_device()
+        try:
+            here.copy(here.pinned(8), here.empty((4,), np.uint8), here.stream())
+        except ArgumentError as error:
+            check("8 bytes" in str(error), f"the error does not say how many: {error}")
+        else:
+            check(False, "eight bytes were copied to four")
+
+    def test_events_have_an_order(self) -> None:
+        here = self.make_device()
+        stream, other = here.stream(), here.stream()
+        source, target = here.pinned(1 << 20), here.empty((1 << 20,), np.uint8)
+        first = stream.record()
+        here.copy(source, target, stream)
+        second = stream.record()
+        other.wait(second)
+        third = other.record()
+        third.synchronize()
+        check(first.is_over and second.is_over, "a later event is over and an earlier one is not")
+        lasted = second.seconds_since(first)
+        check(0 <= lasted < 60, f"between two events lie {lasted} s")
+
+    def test_using_nests_and_restores(self) -> None:
+        here = self.make_device()
+        before, one, two = here.current_stream(), here.stream(), here.stream()
+        with here.using(one):
+            check(here.current_stream() == one, "using(stream) did not make the stream current")
+            with here.using(two):
+                check(here.current_stream() == two, "using(stream) within another did not make the stream current")
+            check(here.current_stream() == one, "the stream before was not made current again")
+            with here.using():
+                check(here.current_stream() == one, "using() changed the stream")
+            try:
+                with here.using(two):
+                    raise KeyError
+            except KeyError:
+                pass
+            check(here.current_stream() == one, "the stream before was not made current again after an error")
+        check(here.current_stream() == before, "the stream before all was not made current again")
+        check(stream_of(here) == stream_of(here), "the stream of a replica is not one")
+
+    def test_dlpack_shares(self) -> None:
+        here = self.make_device()
+        array = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
+        there = here.from_dlpack(array)
+        check(here.holds(there), f"from_dlpack gave {type(there).__name__}")
+        array[0, 0] = 7
+        found = here.get(there)
+        check(np.array_equal(found, [[7, 1, 2], [3, 4, 5]]), f"from_dlpack does not share memory: {found}")
+
     def test_memory_is_told(self) -> None:
-        free, total = self.make_device().memory_info()
+        here = self.make_device()
+        held = here.held_bytes()
+        array = here.put(np.zeros(1 << 20, np.uint8))
+        free, total = here.memory_info()
         check(0 <= free <= total and total > 0, f"{free} bytes free of {total}")
+        check(here.held_bytes() >= 1 << 20, f"{here.held_bytes()} bytes are held with an array of {1 << 20}")
+        del array
+        here.free_unused()
+        if not here.is_host:
+            check(here.held_bytes() <= held, f"{here.held_bytes()} bytes are held where {held} were before")
+
+    def test_too_much_is_out_of_memory(self) -> None:
+        here = self.make_device()
+        if here.is_host:
+            # Hosts promise more than they have.
+            return
+        _, total = here.memory_info()
+        try:
+            here.empty((4 * total,), np.uint8)
+        except here.out_of_memory:
+            return
+        check(False, f"{4 * total} bytes were given out of {total}")
+
+    def test_says_what_it_is(self) -> None:
+        here = self.make_device()
+        check(here.missing() is None, f"{name_of(here)} is missing: {here.missing()}")
+        check_present([here])
+        check(bool(here.description) and type(here.description) is str, f"its description is {here.description!r}")
+        uuid = here.uuid
+        check(bool(uuid) and here.uuid == uuid, "its uuid is empty, or another each time")
+        check(pickle.loads(pickle.dumps(here)).uuid == uuid, "a pickled copy has another uuid")
+        uuids = [device(f"{here.kind}:{index}").uuid for index in range(here.num_present())]
+        check(len(set(uuids)) == len(uuids), f"two devices have one uuid: {uuids}")
+        if not here.is_host:
+            why = device(f"{here.kind}:10000").missing()
+            check(bool(why), f"{here.kind}:10000 is not missing")
 
     def test_is_found_by_its_name(self) -> None:
         here = self.make_device()

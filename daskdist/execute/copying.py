@@ -1,0 +1,239 @@
+"""Copies of some steps to the devices of replicas, in streams of their own."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.devices import Device, Event, Stream, name_of, named, stream_of
+from daskdist.errors import DeviceMemoryError
+from daskdist.execute.gather import Empty
+from daskdist.execute.packing import Layout, Placed, Slots
+
+# Streams of consumers that the copies to a device mind.
+_MOST_STREAMS: Final = 8
+# Less than this is not worth pinned memory of its own: it is packed with other leaves.
+_LEAST_PINNED_BYTES: Final = 2**16
+
+
+def pinned_empty(device: Device) -> Empty:
+    """As `numpy.empty`, in memory from which a device copies without another copy on the host."""
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+        dtype = np.dtype(dtype)
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if num_bytes < _LEAST_PINNED_BYTES or device.lacks(dtype):
+            return np.empty(shape, dtype)
+        return device.pinned(num_bytes).view(dtype).reshape(shape)
+
+    return empty
+
+
+class Channel:
+    """What all copies to a device share in this process: the stream they are in, and those they may not overtake."""
+
+    def __init__(self, device: Device) -> None:
+        self.stream = device.stream()
+        # Replaced as a whole, never changed: several threads read it. The first stays.
+        self.consumers: tuple[Stream, ...] = (stream_of(device),)
+
+    def mind(self, stream: Stream) -> None:
+        """Have copies wait for a stream in which somebody computes with what was copied."""
+        first, *others = self.consumers
+        if others and others[-1] == stream:
+            return
+        others = [each for each in others if each != stream]
+        self.consumers = (first, *others[-(_MOST_STREAMS - 2) :], stream)
+
+
+@functools.lru_cache(maxsize=256)
+def channel_of(name: str) -> Channel:
+    """The channel of a device, by its name."""
+    return Channel(named(name))
+
+
+class Life:
+    """Whether anybody still has a view of a unit, as far as the views that were cut tell."""
+
+    def __init__(self, alive: set[Life]) -> None:
+        self._alive = alive
+        # By their ids: a reference to what cannot be hashed cannot be hashed either.
+        self._refs: dict[int, Any] = {}
+        alive.add(self)
+
+    def add(self, view: Any) -> None:
+        """Note a view."""
+        ref = weakref.ref(view, self._gone)
+        self._refs[id(ref)] = ref
+
+    def _gone(self, ref: Any) -> None:
+        self._refs.pop(id(ref), None)
+        if not self._refs:
+            self._alive.discard(self)
+
+
+class Part:
+    """One replica's part of a unit: on its device, or as it is where that is the host."""
+
+    def __init__(self, steps: list[Any], device: Device | None = None, life: Life | None = None) -> None:
+        self.steps = steps
+        self.num_bytes = 0
+        self._device = device
+        self._life = life
+        self._buffer: Any = None
+        self._begun: Event | None = None
+        self._over: Event | None = None
+        self._is_over = False
+        if life is not None:
+            life.add(self)
+
+    def hold(self, buffer: Any, num_bytes: int, begun: Event, over: Event) -> None:
+        """Note where it is copied to, and the moments between which that is done."""
+        self._buffer, self.num_bytes, self._begun, self._over = buffer, num_bytes, begun, over
+
+    def leaves(self, number: int) -> Any:
+        """The leaves of a step; whoever computes with them waits on the device until they are there."""
+        device, over = self._device, self._over
+        if device is None or over is None:
+            return self.steps[number]
+        channel = channel_of(name_of(device))
+        current = device.current_stream()
+        channel.mind(current)
+        self._is_over = self._is_over or over.is_over
+        if not self._is_over:
+            for stream in (channel.consumers[0], current):
+                stream.wait(over)
+        return [self._cut(leaf) if type(leaf) is Placed else leaf for leaf in self.steps[number]]
+
+    def _cut(self, leaf: Placed) -> Any:
+        view = self._device.view(self._buffer, leaf.offset, leaf.shape, leaf.dtype)  # type: ignore[union-attr]
+        self._life.add(view)  # type: ignore[union-attr]
+        return view
+
+    def ask(self, events: list[Event]) -> Callable[[], tuple[int, float, float] | None]:
+        """What tells its bytes, how long copying them took, and how long of that somebody waited; None until then."""
+        begun, over, num_bytes = self._begun, self._over, self.num_bytes
+
+        def times() -> tuple[int, float, float] | None:
+            if begun is None or over is None or not all(each.is_over for each in (over, *events)):
+                return None
+            copy_s = over.seconds_since(begun)
+            waited_s = min((over.seconds_since(each) for each in events), default=0.0)
+            return num_bytes, copy_s, min(max(waited_s, 0.0), copy_s)
+
+        return times
+
+
+class Unit:
+    """Some consecutive steps, copied together.
+
+    Parameters
+    ----------
+    parts
+        Of each replica.
+    num_steps
+        How many they are.
+    """
+
+    def __init__(self, parts: list[Part], num_steps: int) -> None:
+        self.parts = parts
+        self.num_steps = num_steps
+        self.num_bytes = max(part.num_bytes for part in parts)
+        self.num_handed_out = 0
+
+    def next(self) -> list[Any]:
+        """The leaves of the next step, for each replica."""
+        number = self.num_handed_out
+        self.num_handed_out += 1
+        return [part.leaves(number) for part in self.parts]
+
+
+class NoRoomError(Exception):
+    """A device has no room for a unit."""
+
+    def __init__(self, device: Device, num_bytes: int) -> None:
+        super().__init__(name_of(device))
+        self.device = device
+        self.num_bytes = num_bytes
+
+    def told(self) -> DeviceMemoryError:
+        """The error as users get it."""
+        device = self.device
+        free_bytes, all_bytes = device.memory_info()
+        return DeviceMemoryError(
+            f"{name_of(device)} has no room for the next step: it takes {self.num_bytes} bytes, of {all_bytes} there "
+            f"are {free_bytes} free, and this process holds {device.held_bytes()}, with nothing copied ahead any more. "
+            "Make batches smaller, keep fewer of them, or leave them on the host with "
+            "InputOptions(fetch_to_device=False)"
+        )
+
+
+class Copier:
+    """Copies parts of units to one device."""
+
+    def __init__(self, device: Device, num_slots: int, slot_bytes: int) -> None:
+        self.device = device
+        self._channel = channel_of(name_of(device))
+        self._slots = Slots(device, num_slots, slot_bytes)
+        # What is copied from where it lies stays as it is until that is done.
+        self._sources: deque[tuple[Event, Any]] = deque()
+
+    def come(self) -> list[Event]:
+        """Note that the consumer is here, in each stream in which it may compute."""
+        current = self.device.current_stream()
+        self._channel.mind(current)
+        return [stream.record() for stream in (self._channel.consumers[0], current)]
+
+    def buffer(self, num_bytes: int) -> Any:
+        """New memory of the device; raises `NoRoomError`."""
+        device, stream = self.device, self._channel.stream
+        with device.using(stream):
+            for is_last in (False, True):
+                try:
+                    found = device.empty((max(num_bytes, 1),), np.uint8)
+                    break
+                except device.out_of_memory:
+                    if is_last:
+                        raise NoRoomError(device, num_bytes) from None
+                device.free_unused()
+            # What the host has let go of can be had again at once, though a kernel that reads it may not have run yet:
+            # memory that is allocated in a stream goes back to that stream, whoever computes with it. So what this
+            # stream does from here on is done after all that consumers have been given to do. Not before the memory
+            # is there: in between they might have been given more, and have let go of it.
+            for each in self._channel.consumers:
+                stream.wait(each.record())
+        return found
+
+    def copy(self, layout: Layout, buffer: Any, part: Part, threads: Callable[[], tuple[Any, int]]) -> None:
+        """Begin to copy what a layout has to a buffer."""
+        device, stream = self.device, self._channel.stream
+        while self._sources and self._sources[0][0].is_over:
+            self._sources.popleft()
+        slot = None
+        if layout.packed_bytes:
+            slot = self._slots.take(layout.packed_bytes)
+            layout.pack(slot.memory, threads)
+        with device.using(stream):
+            begun = stream.record()
+            if slot is not None:
+                target = device.view(buffer, 0, (layout.packed_bytes,), np.uint8)
+                device.copy(slot.memory[: layout.packed_bytes], target, stream)
+            for piece in layout.direct:
+                device.copy(piece.memory, device.view(buffer, piece.offset, (piece.num_bytes,), np.uint8), stream)
+            over = stream.record()
+        if slot is not None:
+            slot.event = over
+        if layout.direct:
+            self._sources.append((over, layout.direct))
+        part.hold(buffer, layout.num_bytes, begun, over)
+
+    def close(self) -> None:
+        """Give back the host's memory, once nothing is copied from it any more."""
+        self._slots.close()
+        while self._sources:
+            self._sources.popleft()[0].synchronize()

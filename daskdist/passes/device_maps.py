@@ -1,0 +1,50 @@
+"""Functions at the end of a pipeline that replicas call on their devices."""
+
+from __future__ import annotations
+
+from daskdist.core.node import Node, upstream, walk
+from daskdist.errors import ArgumentError
+from daskdist.ops.map import MapOnDevice
+
+
+def check_device_maps(node: Node) -> None:
+    """Check that nothing is done with what such functions make.
+
+    Raises
+    ------
+    ArgumentError
+        Something is.
+    """
+    for each in walk(node):
+        if each.facts.keeps_order or isinstance(each, MapOnDevice):
+            continue
+        for source in each.inputs:
+            found = upstream(source)
+            if isinstance(found, MapOnDevice):
+                raise ArgumentError(
+                    f"{each.name}: it comes after map({found.function}, device=True), which is called when a replica "
+                    f"is given its element; only more of such, prefetch and with_options can follow. Put {each.name} "
+                    "before it, or leave device=True out"
+                )
+
+
+def without_device_maps(node: Node) -> tuple[Node, tuple[MapOnDevice, ...]]:
+    """The pipeline without those functions, and what they were, the first one first.
+
+    Raises
+    ------
+    ArgumentError
+        One is not at the end.
+    """
+    check_device_maps(node)
+    return _taken_off(node)
+
+
+def _taken_off(node: Node) -> tuple[Node, tuple[MapOnDevice, ...]]:
+    if isinstance(node, MapOnDevice):
+        source, maps = _taken_off(node.source)
+        return source, (*maps, node)
+    if not node.facts.keeps_order or not isinstance(upstream(node), MapOnDevice):
+        return node, ()
+    source, maps = _taken_off(node.inputs[0])
+    return node.with_inputs((source,)), maps

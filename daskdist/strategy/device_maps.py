@@ -1,0 +1,110 @@
+"""Functions that replicas call with what a distributed dataset gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import optree
+
+from daskdist.core.function import UserFunction
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import Structure
+from daskdist.dataset import Dataset
+from daskdist.devices import Device, is_on_device, name_of, named
+from daskdist.errors import DaskdistError
+from daskdist.ops.map import spec_after
+from daskdist.passes.device_maps import without_device_maps
+from daskdist.strategy.context import ReplicaContext, here
+from daskdist.strategy.on_replica import put_on
+
+
+@dataclass(frozen=True)
+class DeviceMaps:
+    """The functions at the end of a pipeline that its replicas call, the first one first.
+
+    Parameters
+    ----------
+    functions
+        They.
+    lines
+        What plans call them.
+    """
+
+    functions: tuple[UserFunction, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.functions)
+
+    def __call__(self, element: Any, replica_id: int, device: Device) -> Any:
+        """What they make of what a replica is given, on its device; in its thread, and its stream."""
+        where = f"what replica {replica_id} ({name_of(device)}) is given"
+        for function in self.functions:
+            if not device.is_host:
+                element = optree.tree_map(partial(put_on, device), element, none_is_leaf=True)
+            element = _as_element(function, function(element, lambda: where), where)
+        return element
+
+    def spec_after(self, spec: ElementSpec) -> ElementSpec:
+        """The spec of what they make of elements.
+
+        Raises
+        ------
+        SpecUnknown
+            It cannot be told without real ones.
+        """
+        for function in self.functions:
+            spec = spec_after(function, spec)
+        return spec
+
+
+def _as_element(function: UserFunction, result: Any, where: str) -> Any:
+    # By the rules for elements, but for what is on a device: that stays there.
+    leaves, structure = Structure.of(tuple(result) if type(result) is list else result)
+    return structure.pack(
+        [leaf if is_on_device(leaf) else function.flattened((leaf,), lambda: where)[0][0] for leaf in leaves]
+    )
+
+
+class MapsOnReplicas:
+    """The functions as one for `Strategy.run`, which each replica calls with what it is given.
+
+    Parameters
+    ----------
+    by_replica
+        Each replica's, in order.
+    """
+
+    def __init__(self, by_replica: Sequence[DeviceMaps]) -> None:
+        self._by_replica = tuple(by_replica)
+        self.__qualname__ = ", ".join(map(str, by_replica[0].functions))
+
+    def __call__(self, element: Any) -> Any:
+        context = here.get()
+        if not isinstance(context, ReplicaContext):
+            raise DaskdistError("what replicas call on their devices was called where there is none")
+        number = context.replica_id_in_sync_group
+        return self._by_replica[number](element, number, named(context.devices[0]))
+
+
+class Supplied(Dataset):
+    """A dataset as replicas are supplied from it: without the functions at its end that they call themselves.
+
+    Parameters
+    ----------
+    dataset
+        With them.
+
+    Raises
+    ------
+    ArgumentError
+        One is not at its end.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        node, maps = without_device_maps(dataset.node)
+        super().__init__(node)
+        self.device_maps = DeviceMaps(tuple(each.function for each in maps), tuple(map(str, maps)))

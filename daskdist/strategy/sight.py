@@ -1,0 +1,69 @@
+"""What a process sees of devices, asked on workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from daskdist.devices import name_of, named, present
+from daskdist.errors import UnknownDeviceError
+from daskdist.strategy.dealing import Sight
+from daskdist.strategy.replicas import Worker
+
+# What dask-cuda has each of its workers load.
+_DASK_CUDA: Final = "dask_cuda.initialize"
+
+
+async def look() -> Sight:
+    """What this worker sees; in a thread, as the libraries of devices take long to load."""
+    return await asyncio.to_thread(_look)
+
+
+def _look() -> Sight:
+    found = present()
+    return Sight(
+        os.uname().nodename,
+        tuple(map(name_of, found)),
+        tuple(each.uuid for each in found),
+        _DASK_CUDA in sys.modules,
+    )
+
+
+async def missing(names: Mapping[str, Sequence[str]], dask_worker: Any) -> list[tuple[str, str]]:
+    """Which of the devices named for this worker, by its address, cannot be used on it, and why."""
+    return await asyncio.to_thread(_missing, names[dask_worker.address])
+
+
+def _missing(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name, why) for name in names if (why := named(name).missing())]
+
+
+def sights_of(client: Any, workers: Sequence[Worker]) -> list[Sight]:
+    """What workers see."""
+    addresses = [each.address for each in workers]
+    found = client.run(look, workers=addresses) if addresses else {}
+    return [found[each] for each in addresses]
+
+
+def check_there(client: Any, workers: Sequence[Worker], slots: Sequence[tuple[str, str]]) -> None:
+    """See that the devices of replicas can be used on their workers.
+
+    Raises
+    ------
+    UnknownDeviceError
+        One cannot; the message names the worker.
+    """
+    names: dict[str, list[str]] = {}
+    for address, name in slots:
+        if not named(name).is_host:
+            names.setdefault(address, []).append(name)
+    found = client.run(missing, names, workers=list(names)) if names else {}
+    for worker in workers:
+        for name, why in found.get(worker.address, ()):
+            raise UnknownDeviceError(
+                f"{name!r} cannot be used on worker {worker.name!r} ({worker.address}): {why}; list_devices(client) "
+                "lists what there is"
+            )

@@ -1,0 +1,636 @@
+"""Arrays of devices that are reduced, gathered and handed between replicas: as NumPy's are, and on their devices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import PerReplica, Reduction, devices, errors
+from daskdist.devices import device_of, named
+
+xp = pytest.importorskip("array_api_strict")
+
+import strict_device  # noqa: E402
+
+NAMES = ["STRICT:0", "STRICT:1", "STRICT:2"]
+OPS = ["SUM", "MEAN", "MIN", "MAX", "PROD"]
+# What the device has.
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float32", "float64", "complex64", "complex128"]
+TOLERANCE = {"float32": 1e-5, "complex64": 1e-5, "float64": 1e-12, "complex128": 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def kind(monkeypatch):
+    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
+    monkeypatch.setattr(strict_device.StrictDevice, "num_devices", 3)
+
+
+@pytest.fixture
+def no_copies(monkeypatch):
+    """Counts the bytes that are copied from devices."""
+    taken = []
+    get = strict_device.StrictDevice.get
+
+    def counted(self, array):
+        found = get(self, array)
+        taken.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(strict_device.StrictDevice, "get", counted)
+    return taken
+
+
+def on(name, value):
+    array = np.asarray(value)
+    device = named(name)
+    return array if device.is_host else device.put(array)
+
+
+def placed(values, names=NAMES):
+    return PerReplica([on(name, value) for name, value in zip(names, values, strict=False)])
+
+
+def here(value):
+    return devices.on_host(value)
+
+
+def where(value):
+    found = device_of(value)
+    return None if found is None else devices.name_of(found)
+
+
+def check_same(found, wanted):
+    """To rounding; of the same dtype and shape."""
+    found, wanted = np.asarray(here(found)), np.asarray(wanted)
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    tolerance = TOLERANCE.get(str(wanted.dtype), 0)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def of_dtype(rng, shape, dtype):
+    if dtype == "bool":
+        return rng.random(shape) < 0.5
+    found = rng.integers(0 if dtype[0] == "u" else -4, 5, shape)
+    if dtype[0] == "c":
+        return (found + 1j * rng.integers(-4, 5, shape)).astype(dtype)
+    return (found / 4 if dtype[0] == "f" else found).astype(dtype)
+
+
+def both(op, values, axis, names=NAMES):
+    """What devices give, and what CPUs do."""
+    size = len(values)
+    cpu = daskdist.MirroredStrategy([f"CPU:{k}" for k in range(size)])
+    there = daskdist.MirroredStrategy(names[:size])
+    return there.reduce(op, placed(values, names), axis), cpu.reduce(op, PerReplica(values), axis)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_as_on_the_cpu(op, dtype, no_copies):
+    rng = np.random.default_rng([OPS.index(op), DTYPES.index(dtype)])
+    for inner, axis in itertools.product([(), (2,), (3, 2)], [None, 0, -1, (0, 1), (1,)]):
+        if axis is not None and not isinstance(axis, int) and len(inner) + 1 <= max(axis):
+            continue
+        rows = [3] * 3 if axis is None else [3, 1, 4]
+        if axis in (-1, (1,)) and inner:
+            rows = [3] * 3
+        found, wanted = both(op, [of_dtype(rng, (n, *inner), dtype) for n in rows], axis)
+        assert where(found) == "STRICT:0"
+        assert not no_copies, "a copy to the host"
+        check_same(found, wanted)
+        no_copies.clear()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_cases(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 4))
+    inner = [(), (2,), (3, 2), (0,)][rng.integers(4)]
+    ndim = 1 + len(inner)
+    axis = None if rng.random() < 0.2 else tuple(rng.permutation(ndim)[: rng.integers(1, ndim + 1)].tolist())
+    has_rows = axis is not None and 0 in axis
+    rows = rng.integers(0, 4, size) if has_rows else [int(rng.integers(0, 3))] * size
+    dtypes = rng.choice(DTYPES, size)
+    values = [of_dtype(rng, (n, *inner), str(dtype)) for n, dtype in zip(rows, dtypes, strict=True)]
+    names = rng.permutation([*NAMES[: max(1, size - 1)], "CPU:0", "CPU:1"])[:size].tolist()
+    op = str(rng.choice(OPS))
+    outcomes = []
+    cpu = daskdist.MirroredStrategy([f"CPU:{k}" for k in range(size)])
+    for strategy, given in [
+        (daskdist.MirroredStrategy(names), placed(values, names)),
+        (cpu, PerReplica(values)),
+    ]:
+        try:
+            outcomes.append(strategy.reduce(op, given, axis))
+        except Exception as error:
+            outcomes.append(error)
+    found, wanted = outcomes
+    if isinstance(wanted, Exception):
+        assert (type(found), str(found)) == (type(wanted), str(wanted))
+        return
+    check_same(found, wanted)
+    sizes = [1 if axis is None else math.prod(value.shape[each] for each in axis) for value in values]
+    with_rows = [name for name, size in zip(names, sizes, strict=True) if size] or names
+    if all(name.startswith("STRICT") for name in with_rows):
+        assert where(found) == with_rows[0]
+    else:
+        assert where(found) is None
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_nan_makes_everything_nan(op):
+    for dtype in ("float32", "complex64"):
+        values = [np.array([1, 2], dtype), np.array([np.nan, 3], dtype), np.array([2, 0], dtype)]
+        for axis in (None, 0):
+            check_same(*both(op, values, axis))
+
+
+def test_one_replica_is_given_what_there_is():
+    found, wanted = both("SUM", [np.array([[1, 2], [3, 4]], np.int8)], 0)
+    check_same(found, wanted)
+    assert where(found) == "STRICT:0"
+
+
+def test_a_number_comes_of_it():
+    found, _ = both("MEAN", [np.ones(3, np.float32), np.zeros(1, np.float32)], 0)
+    assert found.shape == ()
+    assert float(found) == 0.75
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_rows_at_all(op):
+    values = [np.zeros((0, 2), np.float32), np.zeros((0, 2), np.float32)]
+    if op in ("MIN", "MAX"):
+        with pytest.raises(errors.ArgumentError, match=f"no replica has a row along axis 0, and {op} of none"):
+            both(op, values, 0)
+        return
+    found, wanted = both(op, values, 0)
+    check_same(found, wanted)
+    assert where(found) == "STRICT:0"
+
+
+def test_of_the_first_that_has_rows():
+    found, wanted = both("SUM", [np.zeros((0, 2), np.float32), np.ones((3, 2), np.float32)], 0)
+    check_same(found, wanted)
+    assert where(found) == "STRICT:1"
+
+
+def test_float16_is_as_on_the_cpu_where_devices_lack_it():
+    values = [np.full(3, 0.1, np.float16), np.full(2, 0.3, np.float16)]
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    given = strategy.run(lambda x: x, args=(PerReplica(values),))
+    cpu = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    check_same(strategy.reduce("MEAN", given, axis=0), cpu.reduce("MEAN", PerReplica(values), axis=0))
+
+
+def test_a_nest_in_one_tree():
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+
+    def step(x):
+        return {"a": x * 2, "b": (xp.sum(x), 3)}
+
+    found = strategy.reduce("SUM", strategy.run(step, args=(PerReplica([np.ones(2), np.ones(2)]),)), axis=None)
+    assert where(found["a"]) == where(found["b"][0]) == "STRICT:0"
+    assert here(found["a"]).tolist() == [4, 4]
+    assert (float(found["b"][0]), int(found["b"][1])) == (4, 6)
+
+
+def test_a_function_is_given_arrays_of_the_device():
+    seen = []
+
+    def larger(a, b):
+        seen.append((where(a), where(b), a.shape))
+        return xp.where(a > b, a, b)
+
+    values = [np.arange(6.0).reshape(3, 2), np.ones((2, 2))]
+    found = daskdist.MirroredStrategy(NAMES[:2]).reduce(larger, placed(values), axis=0)
+    check_same(found, np.array([4.0, 5.0]))
+    assert seen == [("STRICT:0",) * 2 + ((2,),)] * 2 + [("STRICT:1",) * 2 + ((2,),)] + [("STRICT:0",) * 2 + ((2,),)]
+
+
+@pytest.mark.parametrize("function", [np.logaddexp, np.logical_and, np.bitwise_xor, np.add, np.hypot], ids=str)
+@pytest.mark.parametrize("axis", [None, 0])
+def test_functions_of_numpy(function, axis):
+    dtype = "int32" if function is np.bitwise_xor else "float64"
+    rng = np.random.default_rng(3)
+    for size in (1, 3):
+        check_same(*both(function, [of_dtype(rng, (3, 2), dtype) for _ in range(size)], axis))
+
+
+def test_a_function_of_numpy_that_the_device_lacks():
+    with pytest.raises(errors.ArgumentError, match="arrays of STRICT devices have no gcd; give a function of two"):
+        both(np.gcd, [np.ones(2, int)] * 2, 0)
+
+
+def norm():
+    return Reduction(
+        lambda x, axis: {"squares": xp.sum(x * x, axis=axis)},
+        lambda a, b: {"squares": a["squares"] + b["squares"]},
+        lambda partial: xp.sqrt(partial["squares"]),
+        identity={"squares": 0},
+    )
+
+
+def test_a_reduction_of_ones_own_is_given_arrays_of_the_device():
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    found = strategy.reduce(norm(), placed([np.array([2.0, 4.0]), np.array([4.0])]), axis=0)
+    assert (where(found), float(found)) == ("STRICT:0", 6.0)
+    found = strategy.reduce(norm(), placed([np.zeros((0, 2)), np.zeros((0, 2))]), axis=0)
+    assert (where(found), here(found).tolist()) == ("STRICT:0", [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("op", "values", "axis", "words"),
+    [
+        ("MIN", [np.ones(2), np.ones(3)], None, "shapes differ over the replicas: \\(2,\\), \\(3,\\)"),
+        ("SUM", [np.ones((2, 2)), np.ones((2, 3))], 0, "once reduced along axis 0, the values' shapes differ"),
+        ("SUM", [np.ones(2), np.ones(2)], 1, "axis 1 of a value of shape \\(2,\\)"),
+        ("SUM", [np.ones((2, 2))] * 2, (0, -2), "names an axis twice"),
+    ],
+    ids=["rows", "columns", "axis", "twice"],
+)
+def test_errors_are_those_of_the_cpu(op, values, axis, words, no_copies):
+    with pytest.raises(errors.ArgumentError, match=words):
+        both(op, values, axis)
+    assert not no_copies
+
+
+def test_the_same_bits_in_every_run():
+    rng = np.random.default_rng(0)
+    given = placed([rng.random((1000, 3)).astype(np.float32) for _ in range(3)])
+    strategy = daskdist.MirroredStrategy(NAMES)
+    runs = {here(strategy.reduce("SUM", given, axis=0)).tobytes() for _ in range(5)}
+    assert len(runs) == 1
+
+
+def test_a_library_that_goes_from_device_to_device_is_used(monkeypatch):
+    calls = []
+
+    def combined(self, how, arrays):
+        calls.append((self.index, how, [where(each) for each in arrays]))
+        return self.put(sum(map(here, arrays)))
+
+    monkeypatch.setattr(strict_device.StrictDevice, "combined", combined)
+    values = [np.arange(3, dtype=np.float32) + k for k in range(3)]
+    for op in ("SUM", "MEAN"):
+        check_same(*both(op, values, None))
+    assert calls == [(0, "SUM", NAMES)] * 2
+
+
+# --- gathered ---
+
+
+def test_gathered_on_the_first_device(no_copies):
+    strategy = daskdist.MirroredStrategy(NAMES)
+    values = [np.arange(3, dtype=np.int32), np.zeros(0, np.int32), np.arange(2.0)]
+    found = strategy.gather(placed(values), axis=0)
+    assert not no_copies
+    check_same(found, np.concatenate(values))
+    assert where(found) == "STRICT:0"
+    mixed = daskdist.MirroredStrategy(["STRICT:1", "CPU:0"])
+    found = mixed.gather(placed([np.ones((2, 1)), np.zeros((2, 2))], ["STRICT:1", "CPU:0"]), axis=1)
+    assert type(found) is np.ndarray
+    assert found.tolist() == [[1, 0, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "axis", "words"),
+    [
+        ([np.float64(1), np.float64(2)], 0, "is a scalar, and has no axis 0; use local_results"),
+        ([np.ones(2)] * 2, 1, "axis 1 of a value of shape \\(2,\\); give 0 to 0"),
+        ([np.ones((2, 2)), np.ones((2, 3))], 0, "they may differ along axis 0 only"),
+    ],
+    ids=["scalar", "axis", "shapes"],
+)
+def test_errors_of_gather_are_those_of_the_cpu(values, axis, words):
+    with pytest.raises(errors.ArgumentError, match=words):
+        daskdist.MirroredStrategy(NAMES[:2]).gather(placed(values), axis=axis)
+
+
+# --- together ---
+
+
+def context():
+    return daskdist.get_replica_context()
+
+
+@pytest.mark.parametrize("names", [NAMES[:1], NAMES, ["CPU:0", "STRICT:0"], ["STRICT:1", "CPU:0"]], ids="-".join)
+def test_all_reduce_and_gather_give_each_its_own(names):
+    strategy = daskdist.MirroredStrategy(names)
+    size = len(names)
+    values = [np.array([k + 0.1, 2], np.float32) for k in range(size)]
+
+    def step(x):
+        both = context().all_reduce("SUM", {"x": x, "mean": xp.mean(x) if device_of(x) else x.mean()})
+        return {**both, "max": context().all_reduce("MAX", x), "all": context().all_gather(x, 0)}
+
+    found = strategy.local_results(strategy.run(step, args=(PerReplica(values),)))
+    cpu = daskdist.MirroredStrategy([f"CPU:{k}" for k in range(size)])
+    wanted = cpu.local_results(cpu.run(step, args=(PerReplica(values),)))
+    for name, own, plain in zip(names, found, wanted, strict=True):
+        assert {where(each) for each in own.values()} == {None if name.startswith("CPU") else name}
+        for key, value in own.items():
+            check_same(value, plain[key])
+    for key in ("x", "mean", "max", "all"):
+        assert len({np.asarray(here(own[key])).tobytes() for own in found}) == 1
+        arrays = [own[key]._array if device_of(own[key]) else np.asarray(own[key]) for own in found]
+        for one, other in itertools.combinations(arrays, 2):
+            assert not np.shares_memory(one, other)
+
+
+def test_what_differs_is_told_as_on_the_cpu():
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    with pytest.raises(errors.CollectiveError, match="replica 0 gives \\(1,\\), replica 1 gives \\(2,\\)"):
+        strategy.run(lambda x: context().all_reduce("SUM", x), args=(placed([np.ones(1), np.ones(2)]),))
+
+
+def test_merge_call_on_devices():
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    seen = []
+
+    def merged(strategy, x):
+        seen.append([where(each) for each in x.values])
+        return strategy.reduce("SUM", x, axis=None), PerReplica([np.ones(1), np.zeros(1)]), x
+
+    found = strategy.run(lambda x: context().merge_call(merged, args=(x,)), args=(placed([np.ones(2), np.ones(2)]),))
+    assert seen == [["STRICT:0", "STRICT:1"]]
+    for number, own in enumerate(strategy.local_results(found)):
+        assert [where(each) for each in own] == [f"STRICT:{number}"] * 3
+        assert [here(each).tolist() for each in own] == [[2, 2], [1 - number], [1, 1]]
+
+
+def test_what_one_device_made_is_given_to_all():
+    strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1", "CPU:0"])
+    total = strategy.reduce("SUM", placed([np.ones(2)] * 3, NAMES), axis=None)
+    found = strategy.run(lambda x, total: (x + total, total), args=(PerReplica([np.ones(2)] * 3), total))
+    for name, (result, given) in zip(["STRICT:0", "STRICT:1", None], strategy.local_results(found), strict=True):
+        assert where(result) == where(given) == name
+        assert here(result).tolist() == [4, 4]
+
+
+# --- extended ---
+
+
+def test_reduced_to_a_destination():
+    strategy = daskdist.MirroredStrategy(["STRICT:0", "STRICT:1", "CPU:0"])
+    extended = strategy.extended
+    value = placed([np.ones(2)] * 3, ["STRICT:0", "STRICT:1", "CPU:0"])
+    for name in ("STRICT:0", "STRICT:1"):
+        assert where(extended.reduce_to("SUM", value, name)) == name
+    assert type(extended.reduce_to("SUM", value, "CPU:0")) is np.ndarray
+    found = extended.reduce_to("SUM", value, None)
+    assert [where(each) for each in found.values] == ["STRICT:0", "STRICT:1", None]
+    assert [here(each).tolist() for each in found.values] == [[3, 3]] * 3
+
+
+def test_broadcast_and_update():
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    extended = strategy.extended
+    sent = extended.broadcast_to({"w": named("STRICT:1").put(np.ones(2)), "name": "x"}, None)
+    assert [where(each) for each in sent["w"].values] == NAMES[:2]
+    assert sent["name"].values == ("x", "x")
+    found = extended.update(sent["w"], lambda w, x: w * x, args=(2.0,), group=False)
+    assert [where(each) for each in found] == NAMES[:2]
+    assert where(extended.broadcast_to(np.ones(2), "STRICT:1")) == "STRICT:1"
+
+
+# --- variables ---
+
+
+def test_variables_stay_on_the_device(no_copies):
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    with strategy.scope():
+        total = daskdist.Variable(np.zeros(3, np.float32), aggregation="SUM")
+        own = daskdist.Variable(np.zeros(3), synchronization="ON_READ", aggregation="SUM")
+        same = daskdist.Variable(named("STRICT:1").put(np.zeros(3, np.float32)))
+        first = daskdist.Variable(np.zeros(3, np.float32), aggregation="ONLY_FIRST_REPLICA")
+    no_copies.clear()
+
+    def step(x):
+        total.assign_add(x)
+        own.assign_add(xp.astype(x, xp.float64))
+        first.assign(x)
+        kept = total.read_value()
+        before = list(no_copies)
+        same.assign(total)
+        return before, where(kept), where(total + x), where(total * 2.0), float(total[0])
+
+    found = strategy.local_results(strategy.run(step, args=(placed([np.ones(3, np.float32)] * 2),)))
+    # What all are to give the same of is compared on the host; nothing else is copied.
+    assert found[0][0] == []
+    assert [each[1:] for each in found] == [("STRICT:0",) * 3 + (2.0,), ("STRICT:1",) * 3 + (2.0,)]
+    for variable, wanted in [(total, 2), (own, 2), (same, 2), (first, 1)]:
+        value = variable.state_dict()["value"]
+        assert type(value) is np.ndarray
+        assert value.tolist() == [wanted] * 3
+    assert [type(each) for each in total.values.values] == [np.ndarray] * 2
+    total.assign(named("STRICT:0").put(np.full(3, 7, np.float32)))
+    own.assign(named("STRICT:1").put(np.full(3, 8, np.float32)))
+    assert total.numpy().tolist() == [7] * 3
+    assert np.asarray(own).tolist() == [8] * 3
+
+
+def test_what_is_assigned_is_not_shared():
+    strategy = daskdist.MirroredStrategy(NAMES[:1])
+    with strategy.scope():
+        made = daskdist.Variable(np.zeros(2))
+
+    def step(x):
+        made.assign(x)
+        x[...] = 5.0
+
+    strategy.run(step, args=(np.ones(2),))
+    assert made.numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(np.ones(2), "has shape \\(2,\\); the variable has \\(3,\\)"), (np.ones(3, complex), "has dtype complex128")],
+    ids=["shape", "dtype"],
+)
+def test_what_does_not_fit_is_told_without_a_copy(value, words, no_copies):
+    strategy = daskdist.MirroredStrategy(NAMES[:1])
+    with strategy.scope():
+        made = daskdist.Variable(np.zeros(3))
+    no_copies.clear()
+    with pytest.raises(errors.ArgumentError, match=words):
+        strategy.run(lambda x: made.assign(x), args=(value,))
+    assert not no_copies
+
+
+# --- printed ---
+
+
+def test_large_ones_are_not_copied_to_be_printed(no_copies):
+    value = placed([np.zeros((100, 100), np.float32), np.arange(2)])
+    text = repr(value)
+    assert "0: <array of shape (100, 100), float32, on STRICT:0>" in text
+    assert "1: Array([0," in text
+    assert "(100, 100)" in value._repr_html_()
+    assert not no_copies
+
+
+# --- on worker processes ---
+
+
+def _register(folder):
+    if folder not in sys.path:
+        sys.path.append(folder)
+    import strict_device
+
+    strict_device.register(2)
+
+
+def _unregister():
+    devices.KINDS.pop("STRICT", None)
+
+
+@pytest.fixture
+def on_workers(client):
+    """A strategy of three replicas on two workers; once it is made, this process knows no such devices."""
+    client.run(_register, str(Path(__file__).parent))
+    slots = [("0", "STRICT:0"), ("0", "STRICT:1"), ("1", "STRICT:0")]
+    strategy = daskdist.MultiWorkerMirroredStrategy(client, daskdist.DeviceAssignment(slots))
+    devices.KINDS.pop("STRICT")
+    yield strategy
+    strategy.close()
+    client.run(_unregister)
+
+
+def doubled(x):
+    return x * 2
+
+
+def place_of(x):
+    return where(x)
+
+
+def all_here(nest):
+    """The leaves of results, all of which are NumPy's."""
+    found = np.asarray(nest.result() if hasattr(nest, "result") else nest)
+    assert found.dtype != object
+    return found
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("op", OPS)
+def test_as_on_the_cpu_between_workers(on_workers, op):
+    rng = np.random.default_rng(1)
+    for dtype, axis in itertools.product(["bool", "int32", "float32", "complex64"], [None, 0, (0, 1)]):
+        values = [of_dtype(rng, (3 if axis is None else n, 2), dtype) for n in (3, 0, 2)]
+        moved = on_workers.run(lambda x: x, args=(PerReplica(values),))
+        found = on_workers.reduce(op, moved, axis).result()
+        cpu = daskdist.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+        assert isinstance(found, (np.ndarray, np.generic))
+        check_same(found, cpu.reduce(op, PerReplica(values), axis))
+
+
+@pytest.mark.cluster
+def test_what_leaves_a_worker_is_of_the_host(on_workers):
+    batch = PerReplica([np.full(2, float(k)) for k in range(3)])
+    value = on_workers.run(doubled, args=(batch,))
+    assert on_workers.local_results(on_workers.run(place_of, args=(value,))) == ("STRICT:0", "STRICT:1", "STRICT:0")
+    total = on_workers.reduce("SUM", value, axis=None)
+    places = on_workers.local_results(on_workers.run(place_of, args=(total,)))
+    assert places == ("STRICT:0", "STRICT:1", "STRICT:0")
+    for found in (*on_workers.local_results(value), total.result(), on_workers.gather(value, 0).result()):
+        assert type(found) is np.ndarray
+    assert total.result().tolist() == [6, 6]
+    assert on_workers.gather(value, 0).result().tolist() == [0, 0, 2, 2, 4, 4]
+    assert "0: array([0., 0.])" in repr(on_workers.run(doubled, args=(batch,)))
+
+
+@pytest.mark.cluster
+def test_values_are_numpys_for_who_does_something_with_them(on_workers):
+    batch = PerReplica([np.full(2, float(k)) for k in range(3)])
+    first, _, last = on_workers.run(doubled, args=(batch,)).values
+    found = (np.sqrt(last) + first * 2.0 + np.ones(2)).result()
+    assert type(found) is np.ndarray
+    np.testing.assert_allclose(found, 3)
+    (computed,) = dask.compute(on_workers.run(doubled, args=(batch,)))
+    assert [type(each) for each in computed.values] == [np.ndarray] * 3
+    (kept,) = dask.persist(on_workers.run(doubled, args=(batch,)))
+    assert [all_here(each).tolist() for each in kept.values] == [[0, 0], [2, 2], [4, 4]]
+
+
+@pytest.mark.cluster
+def test_all_reduce_between_workers(on_workers):
+    def step(x):
+        both = context().all_reduce("SUM", {"x": x, "mean": xp.mean(x)})
+        found = {**both, "all": context().all_gather(x, 0), "min": context().all_reduce("MIN", x)}
+        return {key: (where(value), value) for key, value in found.items()}
+
+    large = 2**17
+    for size in (2, large):
+        values = [np.arange(size, dtype=np.float32) + k for k in range(3)]
+        found = on_workers.local_results(on_workers.run(step, args=(PerReplica(values),)))
+        for own, name in zip(found, ["STRICT:0", "STRICT:1", "STRICT:0"], strict=True):
+            assert {where for where, _ in own.values()} == {name}
+            check_same(own["x"][1], sum(values))
+            check_same(own["all"][1], np.concatenate(values))
+            check_same(own["min"][1], values[0])
+            assert float(own["mean"][1]) == pytest.approx(sum(map(np.mean, values)))
+        assert len({own["mean"][1].tobytes() for own in found}) == 1
+
+
+def _merged(strategy, x):
+    return sum(map(np.asarray, map(here, x.values))), PerReplica([np.full(1, k) for k in range(3)])
+
+
+@pytest.mark.cluster
+def test_merge_call_between_workers(on_workers):
+    def step(x):
+        total, own = context().merge_call(_merged, args=(x,))
+        return where(total), where(own), total, own
+
+    found = on_workers.local_results(on_workers.run(step, args=(PerReplica([np.ones(2)] * 3),)))
+    for number, (total_is, own_is, total, own) in enumerate(found):
+        assert total_is == own_is == ("STRICT:1" if number == 1 else "STRICT:0")
+        assert (total.tolist(), own.tolist()) == ([3, 3], [number])
+
+
+@pytest.mark.cluster
+def test_variables_on_workers(on_workers):
+    with on_workers.scope():
+        total = daskdist.Variable(np.zeros(2, np.float32), aggregation="SUM")
+        own = daskdist.Variable(np.zeros(2, np.float32), synchronization="ON_READ", aggregation="SUM")
+        first = daskdist.Variable(np.zeros(2, np.float32), aggregation="ONLY_FIRST_REPLICA")
+        same = daskdist.Variable(np.zeros(2, np.float32))
+
+    def step(x):
+        total.assign_add(x)
+        own.assign_add(x)
+        first.assign(x)
+        same.assign(total)
+        return [where(each.read_value()) for each in (total, own, first, same)]
+
+    batch = PerReplica([np.full(2, k + 1, np.float32) for k in range(3)])
+    found = on_workers.local_results(on_workers.run(step, args=(batch,)))
+    assert found == tuple([name] * 4 for name in ("STRICT:0", "STRICT:1", "STRICT:0"))
+    for variable, wanted in [(total, 6), (own, 6), (first, 1), (same, 6)]:
+        state = variable.state_dict()
+        assert type(state["value"]) is np.ndarray
+        assert state["value"].tolist() == [wanted] * 2
+        variable.load_state_dict({"value": np.full(2, 9, np.float32)})
+        assert variable.numpy().tolist() == [9, 9]
+    assert [type(each) for each in on_workers.local_results(total.values)] == [np.ndarray] * 3
+
+
+@pytest.mark.cluster
+def test_destinations_on_workers(on_workers, monkeypatch):
+    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
+    extended = on_workers.extended
+    value = on_workers.run(doubled, args=(PerReplica([np.full(2, float(k)) for k in range(3)]),))
+    for name in extended.worker_devices:
+        found = extended.reduce_to("SUM", value, name)
+        assert all_here(found).tolist() == [6, 6]
+    sent = extended.broadcast_to(np.ones(2), None)
+    places = on_workers.local_results(on_workers.run(place_of, args=(sent,)))
+    assert places == ("STRICT:0", "STRICT:1", "STRICT:0")

@@ -1,0 +1,446 @@
+"""Devices: the laws on those that can be had anywhere, what is said where one cannot, and who gets which."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import strict_device
+from strict_device import StrictDevice, StrictStream
+
+import daskdist
+from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
+from daskdist.devices import cupy as cupy_device
+from daskdist.devices import nvidia, present
+from daskdist.devices.cpu import CpuDevice
+from daskdist.devices.cupy import CupyDevice
+from daskdist.errors import ArgumentError, UnknownDeviceError
+from daskdist.strategy.dealing import Sight, deal
+from daskdist.strategy.replicas import Worker
+from daskdist.testing import DeviceLaws
+
+
+@pytest.fixture
+def _strict():
+    strict_device.register(2)
+    yield
+    strict_device.unregister()
+
+
+class TestCpu(DeviceLaws):
+    def make_device(self):
+        return CpuDevice(0)
+
+
+@pytest.mark.usefixtures("_strict")
+class TestStrict(DeviceLaws):
+    def make_device(self):
+        return StrictDevice(1)
+
+
+@pytest.mark.usefixtures("_strict")
+class TestStrictAndLate(DeviceLaws):
+    @pytest.fixture(autouse=True)
+    def _late(self, monkeypatch):
+        monkeypatch.setattr(StrictStream, "delay_s", 0.02)
+
+    def make_device(self):
+        return StrictDevice(0)
+
+
+@pytest.mark.usefixtures("_strict")
+def test_a_law_that_does_not_hold_is_told():
+    class Early(StrictDevice):
+        """Copies without regard to the stream, and from the wrong end."""
+
+        def copy(self, source, target, stream):
+            super().copy(source, target, stream)
+            stream.give(lambda: target._array.__setitem__(0, target._array[0] ^ 1))
+
+    class Broken(DeviceLaws):
+        def make_device(self):
+            return Early(0)
+
+    with pytest.raises(AssertionError, match="another stream waited and found other ones"):
+        Broken().test_copies_are_there_once_waited_for()
+
+
+# What is said where CuPy cannot be used.
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def cupy_that(count, *, built_for=13020, is_hip=False):
+    def get_device_count():
+        if isinstance(count, str):
+            raise CUDARuntimeError(count)
+        return count
+
+    runtime = SimpleNamespace(
+        getDeviceCount=get_device_count,
+        runtimeGetVersion=lambda: built_for,
+        is_hip=is_hip,
+        CUDARuntimeError=CUDARuntimeError,
+    )
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), __version__="14.2.0")
+
+
+@pytest.fixture
+def with_cupy(monkeypatch):
+    """Makes something CuPy, and the driver speak a CUDA; None is a CuPy that is not installed."""
+
+    def use(cupy, speaks=0):
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        monkeypatch.setattr(nvidia, "driver_version", lambda: speaks)
+        cupy_device._present.cache_clear()
+        cupy_device._cupy.cache_clear()
+
+    yield use
+    cupy_device._present.cache_clear()
+    cupy_device._cupy.cache_clear()
+
+
+NO_DRIVER = "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
+CASES = {
+    "not installed": (None, 0, ["CuPy is not installed", r"daskdist\[cuda13\]", r"daskdist\[cuda12\]"]),
+    "not installed, driver of 12": (None, 12040, [r"CuPy is not installed; pip install 'daskdist\[cuda12\]'$"]),
+    "no driver": (cupy_that(NO_DRIVER), 0, ["CuPy 14.2.0 is here", "no driver of NVIDIA's", NO_DRIVER, "nvidia-smi"]),
+    "older driver": (
+        cupy_that(NO_DRIVER),
+        12080,
+        ["built for CUDA 13.2, and the driver speaks CUDA 12.8", r"'daskdist\[cuda12\]' in place of this CuPy"],
+    ),
+    "no GPU": (cupy_that("cudaErrorNoDevice"), 13000, ["it finds no GPU", "cudaErrorNoDevice", r"daskdist\[cuda13\]"]),
+    "none is visible": (cupy_that(0), 13000, ["it finds no GPU", "CUDA_VISIBLE_DEVICES is ''"]),
+    "no GPU of AMD's": (cupy_that("hipErrorNoDevice", is_hip=True), 0, ["for ROCm, and no GPU is found", "rocm-smi"]),
+    "one": (cupy_that(1), 13000, ["sees only GPU:0, as CUDA_VISIBLE_DEVICES= has it"]),
+    "two": (cupy_that(2), 13000, ["this process sees 2, GPU:0 to GPU:1"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_that_is_not_there(case, with_cupy, monkeypatch):
+    cupy, speaks, said = CASES[case]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with_cupy(cupy, speaks)
+    for words in said:
+        with pytest.raises(UnknownDeviceError, match=f"^'GPU:7' cannot be used here: .*{words}"):
+            MirroredStrategy(["CPU:0", "GPU:7"])
+    assert len(present()) == CupyDevice.num_present() == (cupy_device._present()[0])
+
+
+def test_a_gpu_is_named_without_any(with_cupy):
+    with_cupy(None)
+    assert DeviceAssignment([("0", "GPU:3")]).replicas == (("0", "GPU:3"),)
+    assert MirroredStrategy().replicas[0].device == "CPU:0"
+
+
+def test_an_import_that_fails_is_told(monkeypatch, with_cupy, tmp_path):
+    (tmp_path / "cupy.py").write_text("raise ImportError('libcudart.so is\\n not to be found')")
+    with_cupy(None)
+    monkeypatch.delitem(sys.modules, "cupy")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownDeviceError, match=r"CuPy cannot be imported \(libcudart.so is not to be found\); pip"):
+        MirroredStrategy(["GPU:0"])
+
+
+def test_what_the_driver_does_not_tell(monkeypatch):
+    monkeypatch.setattr(nvidia, "_library", lambda name: None)
+    assert nvidia.driver_version() == 0
+    assert nvidia.uuid_of(0) is None
+    assert nvidia.memory_of("GPU-1") is None
+    # To ask CuPy for memory then makes no context more.
+    assert nvidia.is_in_use(0)
+
+
+# Who gets which of the devices that workers see.
+
+
+def seeing(*uuids, host="a", has_first=False):
+    return Sight(host, tuple(f"GPU:{k}" for k in range(len(uuids))), uuids, has_first)
+
+
+NONE = Sight("a")
+FOUR = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+TURNED = [seeing(*FOUR[k:], *FOUR[:k]) for k in range(4)]
+BOTH = seeing("GPU-a", "GPU-b")
+DEALT = {
+    "nobody sees one": ([NONE, NONE], None, [["CPU:0"], ["CPU:0"]]),
+    "nobody sees one, two each": ([NONE, NONE], 2, [["CPU:0", "CPU:1"]] * 2),
+    "one sees two": ([BOTH], None, [["GPU:0", "GPU:1"]]),
+    "one sees two, one wanted": ([BOTH], 1, [["GPU:0"]]),
+    "one sees some, the other none": ([BOTH, NONE], None, [["GPU:0", "GPU:1"], ["CPU:0"]]),
+    "one sees some, the other none, one wanted": ([NONE, BOTH], 1, [["CPU:0"], ["GPU:0"]]),
+    "each has its own": ([seeing("GPU-a"), seeing("GPU-b")], None, [["GPU:0"]] * 2),
+    "two hosts of two": ([BOTH, seeing("GPU-c", "GPU-d", host="b")], None, [["GPU:0", "GPU:1"]] * 2),
+    "two see the same two": ([BOTH, BOTH], None, [["GPU:0"], ["GPU:1"]]),
+    "two see the same two, one wanted": ([BOTH, BOTH], 1, [["GPU:0"], ["GPU:1"]]),
+    "two see the same four": ([seeing(*FOUR)] * 2, None, [["GPU:0", "GPU:2"], ["GPU:1", "GPU:3"]]),
+    "two see the same four, one wanted": ([seeing(*FOUR)] * 2, 1, [["GPU:0"], ["GPU:1"]]),
+    "two see the same four, two wanted": ([seeing(*FOUR)] * 2, 2, [["GPU:0", "GPU:2"], ["GPU:1", "GPU:3"]]),
+    "numbers of their own": ([seeing(*FOUR)] * 3, [1, 0, 3], [["GPU:0"], [], ["GPU:1", "GPU:2", "GPU:3"]]),
+    "two see three": ([seeing(*FOUR[:3])] * 2, None, [["GPU:0", "GPU:2"], ["GPU:1"]]),
+    "one gives way": ([BOTH, seeing("GPU-a")], 1, [["GPU:1"], ["GPU:0"]]),
+    "one gives way to who gives way": (
+        [BOTH, seeing("GPU-b", "GPU-c"), seeing("GPU-a")],
+        None,
+        [["GPU:1"], ["GPU:1"], ["GPU:0"]],
+    ),
+    "dask-cuda": (TURNED, None, [["GPU:0"]] * 4),
+    "dask-cuda, one wanted": (TURNED, 1, [["GPU:0"]] * 4),
+    "dask-cuda of two of four": (TURNED[:2], None, [["GPU:0"]] * 2),
+    "dask-cuda of two of four, two wanted": (TURNED[:2], 2, [["GPU:0", "GPU:2"], ["GPU:0", "GPU:2"]]),
+    "dask-cuda of one of four": ([seeing(*FOUR, has_first=True)], None, [["GPU:0"]]),
+    "dask-cuda in another order": ([TURNED[2], TURNED[0], TURNED[3]], None, [["GPU:0"]] * 3),
+    "dask-cuda on two hosts": (
+        [*TURNED[:2], seeing("GPU-e", "GPU-f", host="b"), seeing("GPU-f", "GPU-e", host="b")],
+        None,
+        [["GPU:0"]] * 4,
+    ),
+}
+
+
+def workers_of(sights):
+    return [Worker(f"tcp://{sight.host}:{number}", str(number), 1) for number, sight in enumerate(sights)]
+
+
+def counts(wanted, sights):
+    return wanted if isinstance(wanted, list) else [wanted] * len(sights)
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("case", DEALT)
+def test_devices_are_dealt(case, share):
+    sights, wanted, expected = DEALT[case]
+    found = deal(workers_of(sights), sights, counts(wanted, sights), share)
+    assert found == list(map(tuple, expected))
+
+
+def test_no_device_is_dealt_twice():
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        uuids = [f"GPU-{k}" for k in range(6)]
+        sights = [seeing(*rng.permutation(uuids)[: rng.integers(0, 5)]) for _ in range(rng.integers(1, 5))]
+        wanted = [None if rng.random() < 0.5 else int(rng.integers(0, max(2, len(each.names)))) for each in sights]
+        try:
+            found = deal(workers_of(sights), sights, wanted)
+        except ArgumentError:
+            # Then sharing finds a way, if each sees as many as it wants.
+            found = deal(workers_of(sights), sights, wanted, True)
+            assert len(set(_uuids(sights, found))) < len(_uuids(sights, found))
+        else:
+            assert len(set(_uuids(sights, found))) == len(_uuids(sights, found))
+        for sight, own, count in zip(sights, found, wanted, strict=True):
+            assert len(own) == count or (count is None and len(own) >= 1)
+            assert len(set(own)) == len(own)
+            assert set(own) <= set(sight.names or own)
+
+
+def _uuids(sights, found):
+    return [s.uuids[s.names.index(name)] for s, own in zip(sights, found, strict=True) for name in own if s.names]
+
+
+REFUSED = {
+    "three see two": (
+        [BOTH] * 3,
+        None,
+        r"workers 0, 1, 2 on a are to have 3 devices, and see 2 of kind GPU between them \(GPU-a, GPU-b\); start one "
+        r"worker a device, .*share_devices=True",
+    ),
+    "two see two, two wanted": ([BOTH] * 2, 2, "workers 0, 1 on a are to have 4 devices, and see 2"),
+    "dask-cuda, two wanted": (TURNED, 2, "workers 0, 1, 2, 3 on a are to have 8 devices, and see 4"),
+    "more than it sees": (
+        [NONE, BOTH],
+        3,
+        "worker '1' is to have 3 replicas and sees GPU:0, GPU:1; give num_replicas_per_worker 2 or less",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_too_few_devices_are_told(case):
+    sights, wanted, said = REFUSED[case]
+    with pytest.raises(ArgumentError, match=said):
+        deal(workers_of(sights), sights, counts(wanted, sights))
+
+
+SHARED = {
+    "four see one": ([seeing("GPU-a")] * 4, None, [["GPU:0"]] * 4),
+    "four see two": ([BOTH] * 4, None, [["GPU:0"], ["GPU:1"], ["GPU:0"], ["GPU:1"]]),
+    "two see two, two wanted": ([BOTH] * 2, 2, [["GPU:0", "GPU:1"]] * 2),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_devices_are_shared(case):
+    sights, wanted, expected = SHARED[case]
+    assert deal(workers_of(sights), sights, counts(wanted, sights), True) == list(map(tuple, expected))
+
+
+def test_more_than_it_sees_is_not_shared_either():
+    with pytest.raises(ArgumentError, match="is to have 3 replicas and sees GPU:0, GPU:1"):
+        deal(workers_of([BOTH]), [BOTH], [3], True)
+
+
+def test_share_devices_is_a_choice():
+    with pytest.raises(ArgumentError, match="share_devices is 1; give True or False"):
+        MultiWorkerMirroredStrategy("", share_devices=1)
+    with pytest.raises(ArgumentError, match=r"device_assignment names them.*leave share_devices out"):
+        MultiWorkerMirroredStrategy("", DeviceAssignment([("0", "GPU:0")]), share_devices=True)
+
+
+# The same on worker processes.
+
+
+@pytest.fixture
+def see(client):
+    """Makes worker processes see devices of the strict kind, by UUIDs, each its own."""
+    addresses = [client.run(lambda dask_worker: dask_worker.name)]
+    by_name = {str(name): address for address, name in addresses[0].items()}
+    client.run(_importable, str(Path(strict_device.__file__).parent))
+    strict_device.register(2)
+
+    def make(*uuids):
+        for name, own in enumerate(uuids):
+            client.run(_register, own, workers=[by_name[str(name)]])
+
+    yield make
+    client.run(_unregister)
+    strict_device.unregister()
+
+
+def _importable(folder):
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _register(uuids):
+    import strict_device
+
+    strict_device.register(uuids=uuids)
+
+
+def _unregister():
+    import strict_device
+
+    strict_device.unregister()
+
+
+def kind_and_sum(x):
+    import array_api_strict
+
+    return type(x).__name__, float(array_api_strict.sum(x))
+
+
+ON_CLUSTER = {
+    "each its own": ([["s-0"], ["s-1"]], {}, [["STRICT:0"], ["STRICT:0"]]),
+    "two each": ([["s-0", "s-1"], ["s-2", "s-3"]], {}, [["STRICT:0", "STRICT:1"]] * 2),
+    "two each, one wanted": (
+        [["s-0", "s-1"], ["s-2", "s-3"]],
+        {"num_replicas_per_worker": 1},
+        [["STRICT:0"], ["STRICT:0"]],
+    ),
+    "the same": ([["s-0", "s-1"]] * 2, {}, [["STRICT:0"], ["STRICT:1"]]),
+    "turned": ([["s-0", "s-1"], ["s-1", "s-0"]], {}, [["STRICT:0"], ["STRICT:0"]]),
+    "one has none": ([["s-0"], []], {}, [["STRICT:0"], ["CPU:0"]]),
+    "shared": ([["s-0"]] * 2, {"share_devices": True}, [["STRICT:0"]] * 2),
+    "one takes no part": ([["s-0"]] * 2, {"num_replicas_per_worker": [0, 1]}, [[], ["STRICT:0"]]),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", ON_CLUSTER)
+def test_replicas_are_on_what_workers_see(case, client, see):
+    seen, options, expected = ON_CLUSTER[case]
+    see(*seen)
+    with MultiWorkerMirroredStrategy(client, **options) as strategy:
+        found = [[each.device for each in strategy.replicas if each.worker == worker] for worker in strategy.workers]
+        assert found == [each for each in expected if each]
+        kinds = [each.partition(":")[0] for own in expected for each in own]
+        values = strategy.experimental_distribute_values_from_function(
+            lambda context: np.full(2, context.replica_id_in_sync_group, np.float32)
+        )
+        if "CPU" not in kinds:
+            results = strategy.experimental_local_results(strategy.run(kind_and_sum, args=(values,)))
+            assert [(str(kind), float(total)) for kind, total in results] == [
+                ("Array", 2.0 * number) for number in range(len(kinds))
+            ]
+
+
+@pytest.mark.cluster
+def test_workers_that_see_too_few_are_told(client, see):
+    see(["s-0"], ["s-0"])
+    with pytest.raises(ArgumentError, match=r"workers 0, 1 on .* 2 devices, and see 1 of kind STRICT .*\(s-0\)"):
+        MultiWorkerMirroredStrategy(client)
+    with pytest.raises(ArgumentError, match="worker '0' is to have 2 replicas and sees STRICT:0"):
+        MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2)
+
+
+@pytest.mark.cluster
+def test_a_device_that_a_worker_lacks_is_told(client, see):
+    see(["s-0"], ["s-1", "s-2"])
+    with pytest.raises(UnknownDeviceError, match=r"'STRICT:1' cannot be used on worker '0' \(tcp://.*\): there are 1"):
+        MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:1"), ("1", "STRICT:1")]))
+    with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])) as strategy:
+        assert [each.device for each in strategy.replicas] == ["STRICT:0", "STRICT:1"]
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(bool(CupyDevice.num_present()), reason="there is a GPU here")
+def test_a_gpu_that_a_worker_lacks_is_told(client):
+    with pytest.raises(UnknownDeviceError, match=r"'GPU:0' cannot be used on worker '1' \(tcp://.*\): .*pip install"):
+        MultiWorkerMirroredStrategy(client, DeviceAssignment([("1", "GPU:0")]))
+
+
+# What there is, listed.
+
+
+@pytest.mark.usefixtures("_strict")
+def test_devices_of_this_process_are_listed():
+    assert [each.name for each in daskdist.list_devices() if each.name[:3] != "GPU"] == ["CPU:0"]
+    strict_device.register(uuids=["s-7", "s-8"])
+    *_, first, second, last = daskdist.list_devices()
+    assert [(each.name, each.uuid, each.worker) for each in (first, second)] == [
+        ("STRICT:0", "s-7", None),
+        ("STRICT:1", "s-8", None),
+    ]
+    assert (first.total_bytes, last.name) == (2**30, "CPU:0")
+    assert 0 <= last.free_bytes <= last.total_bytes
+    assert all(each.device.startswith(("STRICT", "GPU")) for each in MirroredStrategy().replicas)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("of", ["client", "cluster", "address", "resolver"])
+def test_devices_of_workers_are_listed(of, client, see):
+    see(["s-0", "s-1"], ["s-1"])
+    address = client.scheduler.address
+    given = {
+        "client": client,
+        "cluster": client.cluster,
+        "address": address,
+        "resolver": daskdist.ClusterResolver(address, num_workers=2),
+    }[of]
+    found = [each for each in daskdist.list_devices(given) if each.name[:3] != "GPU"]
+    assert [(each.worker, each.name, each.uuid) for each in found if each.name != "CPU:0"] == [
+        ("0", "STRICT:0", "s-0"),
+        ("0", "STRICT:1", "s-1"),
+        ("1", "STRICT:0", "s-1"),
+    ]
+    assert [each.worker for each in found if each.name == "CPU:0"] == ["0", "1"]
+    assert {each.address for each in found} == set(client.scheduler_info(n_workers=-1)["workers"])
+
+
+@pytest.mark.usefixtures("_strict")
+def test_devices_print_as_a_table():
+    strict_device.register(uuids=["s-7"])
+    header, *rows = str(daskdist.list_devices()).splitlines()
+    assert header.split() == ["name", "free", "total", "uuid", "description"]
+    row = next(each for each in rows if each.startswith("STRICT:0"))
+    assert row.split()[2:] == ["GiB", "1.0", "GiB", "s-7", "arrays", "of", "array_api_strict"]
+    assert rows[-1].startswith("CPU:0  ")
+    assert row.index("s-7") == header.index("uuid")

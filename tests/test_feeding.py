@@ -1,0 +1,787 @@
+"""Steps put on the devices of replicas ahead of use, on a device whose copies are late."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import threading
+import time
+import weakref
+
+import dask
+import numpy as np
+import pytest
+import strict_device
+from conftest import mirrored
+from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
+
+import daskdist
+from daskdist import Dataset, DeviceAssignment, InputOptions, MirroredStrategy, Options, errors
+from daskdist.core.ragged import Ragged
+from daskdist.devices import device, on_host
+from daskdist.execute import feeding, packing
+from daskdist.execute.copying import pinned_empty
+from daskdist.execute.feeding import Ahead
+from daskdist.sharding import AutoShardPolicy
+from daskdist.strategy import loops, sharing
+
+KIB = 2**10
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """The device's kind, for a test."""
+    strict_device.register()
+    yield
+    StrictStream.delay_s = 0.0
+    LIMITS.clear()
+    join(feed_threads())
+    strict_device.unregister()
+
+
+@pytest.fixture
+def late():
+    StrictStream.delay_s = 0.002
+
+
+def feed_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("daskdist-feed")]
+
+
+def join(threads):
+    """Threads end, or else the test does."""
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def on_device(num_replicas=1):
+    return MirroredStrategy([f"STRICT:{number}" for number in range(num_replicas)])
+
+
+def told(element):
+    """A nest as lists of dtypes, shapes and values, wherever its arrays are."""
+    if isinstance(element, dict):
+        return {name: told(value) for name, value in element.items()}
+    if isinstance(element, (tuple, list)):
+        return [told(value) for value in element]
+    if isinstance(element, Ragged):
+        return [row.tolist() for row in element]
+    array = np.asarray(on_host(element))
+    return [array.dtype.name, list(array.shape), array.tolist()]
+
+
+def steps_of(strategy, distributed, most=None):
+    return [[told(each) for each in strategy.local_results(step)] for step in itertools.islice(iter(distributed), most)]
+
+
+def arrays(*shapes, num_steps=8, dtype=np.float64):
+    """Steps for one replica, with other values each."""
+    return [
+        [[np.arange(np.prod(shape), dtype=dtype).reshape(shape) + 1000 * step for shape in shapes]]
+        for step in range(num_steps)
+    ]
+
+
+def taken_bytes(index=0):
+    gc.collect()
+    return TAKEN.get(index, 0)
+
+
+def eventually(condition):
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+# --- the same as on the host ---
+
+
+def many_dtypes(x):
+    return {
+        "bool": x % 2 == 0,
+        "int8": x.astype(np.int8),
+        "uint16": x.astype(np.uint16),
+        "float32": x / np.float32(2),
+        "complex": x + 1j * x,
+        "big": x.astype(">i4"),
+        # What the device lacks stays on the host.
+        "half": x.astype(np.float16),
+        "text": x.astype(np.dtypes.StringDType()),
+    }
+
+
+def with_options(dataset, **options):
+    return dataset.with_options(Options(**options))
+
+
+PIPELINES = {
+    "plain": lambda: Dataset.from_tensor_slices(np.arange(120, dtype=np.float32).reshape(40, 3)).batch(8),
+    "shuffled": lambda: Dataset.range(100).shuffle(16, seed=3).batch(12),
+    "dtypes": lambda: Dataset.range(37).batch(6).map(many_dtypes),
+    "nested": lambda: Dataset.range(40).map(lambda x: {"x": x, "pair": (x * 2, x / 2)}).batch(6),
+    "columns_of_rows": lambda: Dataset.range(40).batch(8).map(lambda x: np.stack([x, -x], axis=1).T),
+    "short_last_batch": lambda: Dataset.range(13).batch(10),
+    "a_replica_without_rows": lambda: Dataset.range(9).batch(4),
+    "rows_left_out": lambda: Dataset.range(40).batch(8).map(lambda x: x[x % 3 == 0]),
+    "uneven_dropped": lambda: with_options(Dataset.range(43).batch(10), drop_uneven=True),
+    "threads": lambda: with_options(Dataset.range(64).batch(4), num_threads=2),
+    "ragged": lambda: Dataset.range(20).map(lambda x: {"n": x, "row": np.arange(x % 4)}).ragged_batch(4),
+    "large": lambda: Dataset.from_tensor_slices(np.arange(2**20, dtype=np.float64).reshape(8, -1)).batch(4),
+    "empty": lambda: Dataset.range(0).batch(4),
+}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_values_and_order_are_those_of_the_host(late, name, num_replicas):
+    dataset = PIPELINES[name]()
+    here, there = mirrored(num_replicas), on_device(num_replicas)
+    expected = steps_of(here, here.distribute_dataset(dataset))
+    distributed = there.distribute_dataset(dataset)
+    # Another pass has another order where it is shuffled anew.
+    assert steps_of(there, distributed) == expected
+    second = here.distribute_dataset(dataset)
+    steps_of(here, second)
+    assert steps_of(there, distributed) == steps_of(here, second)
+
+
+def test_what_a_device_has_is_there_and_what_it_lacks_is_here(late):
+    strategy = on_device(2)
+    (step,) = strategy.distribute_dataset(Dataset.range(4).batch(4).map(many_dtypes))
+    where = {name: [StrictDevice.holds(value) for value in each.values] for name, each in step.items()}
+    assert where == {name: [name not in ("half", "text")] * 2 for name in where}
+    ragged = PIPELINES["ragged"]()
+    for step in on_device().distribute_dataset(ragged):
+        assert StrictDevice.holds(step["n"])
+        assert isinstance(step["row"], Ragged)
+
+
+def test_elements_without_an_axis(late):
+    strategy = on_device(2)
+
+    def numbers(context):
+        return Dataset.range(6).map(lambda x: {"number": x, "half": x / 2})
+
+    steps = list(strategy.distribute_datasets_from_function(numbers))
+    found = [strategy.local_results(step["number"]) for step in steps]
+    assert all(StrictDevice.holds(each) and each.shape == () for pair in found for each in pair)
+    assert [[int(each) for each in pair] for pair in found] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_devices_and_the_host_side_by_side(late):
+    strategy = MirroredStrategy(["CPU:0", "STRICT:1"])
+    steps = list(strategy.distribute_dataset(Dataset.range(11).batch(4)))
+    kinds = [[type(each) for each in step.values] for step in steps]
+    assert kinds == [[np.ndarray, type(StrictDevice(1).empty((), np.int64))]] * 3
+    # A replica without rows has none of its device.
+    assert told(steps[-1].values) == [["int64", [2], [8, 9]], ["int64", [1], [10]]]
+    assert told(list(strategy.distribute_dataset(Dataset.range(5).batch(4)))[-1].values)[1] == ["int64", [0], []]
+
+
+def test_left_on_the_host_where_asked():
+    strategy = on_device(2)
+    distributed = strategy.distribute_dataset(Dataset.range(8).batch(4), InputOptions(fetch_to_device=False))
+    iterator = iter(distributed)
+    assert all(type(each) is np.ndarray for step in iterator for each in step.values)
+    assert "device" not in iterator.stats()
+    assert strategy.run(lambda it: {type(each) for each in it} == {np.ndarray}, args=(distributed,)).values == (
+        True,
+        True,
+    )
+
+
+def test_an_endless_dataset_left_early(late):
+    here, there = mirrored(2), on_device(2)
+    dataset = Dataset.range(10).repeat().batch(4)
+    distributed = there.distribute_dataset(dataset)
+    assert steps_of(there, distributed, 7) == steps_of(here, here.distribute_dataset(dataset), 7)
+    gc.collect()
+    join(feed_threads())
+
+
+def fails_at_hundred(x):
+    if 100 in x:
+        raise ValueError("not a hundred")
+    return x
+
+
+def up_to_the_error(strategy, dataset):
+    iterator, found = iter(strategy.distribute_dataset(dataset)), []
+    while len(found) < 100:
+        try:
+            found.append(told(next(iterator).values))
+        except errors.UserFunctionError as error:
+            with pytest.raises(errors.UserFunctionError, match="not a hundred"):
+                next(iterator)
+            return found, str(error)
+    return None
+
+
+def test_an_error_comes_in_its_place(late):
+    dataset = Dataset.range(200).batch(4).map(fails_at_hundred)
+    found = up_to_the_error(on_device(2), dataset)
+    assert found == up_to_the_error(mirrored(2), dataset)
+    assert len(found[0]) > 5
+    join(feed_threads())
+
+
+def test_a_step_is_given_to_functions_as_it_is(late):
+    strategy = on_device(2)
+    iterator = iter(strategy.distribute_dataset(Dataset.range(16).batch(8)))
+
+    def double(x):
+        return StrictDevice.holds(x), x + x
+
+    are_there, doubled = strategy.run(double, args=(next(iterator),))
+    assert are_there.values == (True, True)
+    assert told(doubled.values) == [["int64", [4], [0, 2, 4, 6]], ["int64", [4], [8, 10, 12, 14]]]
+
+
+# --- units, and memory of the host ---
+
+
+def test_leaves_are_packed_and_what_lies_together_is_copied_together():
+    whole = np.arange(64, dtype=np.float64)
+    steps = [[whole[8 * k : 8 * k + 8], np.arange(3, dtype=np.int16) + k] for k in range(4)]
+    layout = packing.layout_of(device("STRICT:0"), steps)
+    # One piece for the chunks of the array, and one each for the others.
+    assert [piece.num_bytes for piece in layout.packed] == [4 * 64, 6, 6, 6, 6]
+    assert all(piece.offset % 256 == 0 for piece in layout.packed)
+    assert [step[0].offset for step in layout.steps] == [0, 64, 128, 192]
+    memory = np.zeros(layout.packed_bytes, np.uint8)
+    layout.pack(memory, None)
+    for step, placed in zip(steps, layout.steps, strict=True):
+        for leaf, at in zip(step, placed, strict=True):
+            np.testing.assert_array_equal(np.ndarray(at.shape, at.dtype, memory, at.offset), leaf)
+
+
+def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
+    strict = device("STRICT:0")
+    whole = pinned_empty(strict)((4, 2**14), np.float64)
+    whole[...] = np.random.default_rng(0).random(whole.shape)
+    assert strict.is_pinned(whole)
+    copied = []
+    monkeypatch.setattr(packing.Layout, "pack", lambda self, *args: copied.append(self))
+    StrictStream.delay_s = 0.002
+    expected = whole.copy()
+    found = list(Ahead(iter([[[row]] for row in whole]), [strict]))
+    for row, ((leaf,),) in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(on_host(leaf), row)
+    assert not copied
+
+
+def test_what_is_pinned_stays_as_it_is_until_it_is_copied():
+    strict = device("STRICT:0")
+    StrictStream.delay_s = 0.01
+    kept = []
+
+    def source():
+        for number in range(4):
+            leaf = pinned_empty(strict)((2**14,), np.float64)
+            leaf[:] = number
+            kept.append(weakref.ref(leaf))
+            yield [[leaf]]
+
+    ahead = Ahead(source(), [strict])
+    for number, ((leaf,),) in enumerate(ahead):
+        assert on_host(leaf).tolist()[::5000] == [number] * 4
+    join(feed_threads())
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 4
+
+
+def test_small_and_other_arrays_are_not_pinned():
+    empty = pinned_empty(device("STRICT:0"))
+    assert not StrictDevice(0).is_pinned(empty((3,), np.int64))
+    assert not StrictDevice(0).is_pinned(empty((2**16,), np.float16))
+    assert empty((2**10, 2**5), np.complex64).shape == (2**10, 2**5)
+
+
+def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
+    seen = []
+    layout_of = packing.layout_of
+
+    def noted(device, steps):
+        layout = layout_of(device, steps)
+        seen.append((len(layout.direct), layout.packed_bytes))
+        return layout
+
+    monkeypatch.setattr(feeding, "layout_of", noted)
+    rows = np.random.default_rng(0).random((256, 2**10))
+    strategy = on_device()
+    dataset = Dataset.from_tensor_slices(rows).shuffle(64, seed=1).batch(32)
+    here = mirrored(1)
+    assert steps_of(strategy, strategy.distribute_dataset(dataset)) == steps_of(here, here.distribute_dataset(dataset))
+    assert seen
+    assert all(num_direct and not packed_bytes for num_direct, packed_bytes in seen)
+
+
+def test_large_arrays_are_packed_by_several_threads(late):
+    wide = np.random.default_rng(0).random((2**10, 2**11))
+    # Bytes that lie together, rows that do not, and just one row.
+    leaves = [wide, wide[:, ::2], wide.T, wide.reshape(1, -1)[:, ::2]]
+    ((found,),) = Ahead(iter([[leaves]]), [device("STRICT:0")])
+    for leaf, each in zip(leaves, found, strict=True):
+        np.testing.assert_array_equal(on_host(each), leaf)
+    join([thread for thread in threading.enumerate() if thread.name.startswith("daskdist-copy")])
+
+
+def values_by(source_steps, **options):
+    ahead = Ahead(iter(source_steps), [device("STRICT:0")], unit_bytes=64 * KIB, **options)
+    found = []
+    for ((leaf,),) in ahead:
+        found.append(on_host(leaf))
+    return found
+
+
+def test_memory_of_the_host_is_written_to_again_only_when_it_is_copied():
+    StrictStream.delay_s = 0.01
+    steps = arrays((2**13,), num_steps=10)
+    for found, ((leaf,),) in zip(values_by(steps), steps, strict=True):
+        np.testing.assert_array_equal(found, leaf)
+
+
+def test_that_would_be_seen_if_it_were_not(monkeypatch):
+    StrictStream.delay_s = 0.01
+    monkeypatch.setattr(packing.Slot, "is_free", True)
+    monkeypatch.setattr(packing.Slot, "wait", lambda self: None)
+    steps = arrays((2**13,), num_steps=10)
+    found = values_by(steps)
+    assert not all(np.array_equal(each, leaf) for each, ((leaf,),) in zip(found, steps, strict=True))
+
+
+def test_slots_are_used_again(monkeypatch):
+    made = []
+    pinned = StrictDevice.pinned
+    monkeypatch.setattr(StrictDevice, "pinned", lambda self, size: made.append(size) or pinned(self, size))
+    StrictStream.delay_s = 0.002
+    values_by(arrays((2**13,), num_steps=20))
+    assert 1 <= len(made) <= 2
+    made.clear()
+    # What takes more than there is gets more.
+    values_by([*arrays((2**13,), num_steps=4), *arrays((2**18,), num_steps=2)])
+    assert max(made) == 2 * 2**20
+    assert len(made) <= 4
+
+
+# --- memory of the device ---
+
+
+def test_chunks_that_are_kept_stay_as_they_are(late):
+    ahead = Ahead(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")], unit_bytes=KIB)
+    kept = [leaf for ((leaf,),) in ahead]
+    for step, leaf in enumerate(kept):
+        np.testing.assert_array_equal(on_host(leaf), np.arange(2**12) + 1000.0 * step)
+    assert ahead.stats()["num_grown"] >= 6
+
+
+def test_chunks_that_are_let_go_of_take_no_more_memory():
+    ahead = Ahead(iter(arrays((2**12,), num_steps=20)), [device("STRICT:0")], unit_bytes=KIB)
+    for step in ahead:
+        del step
+    assert ahead.stats()["num_grown"] == 0
+    del ahead
+    join(feed_threads())
+    assert taken_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "num_chunks"),
+    [({"num_units": 1}, 1), ({"num_units": 3}, 3), ({"num_units": 9, "num_bytes": 2 * 32 * KIB + 5}, 2)],
+    ids=["one", "three", "bytes"],
+)
+def test_no_more_than_so_much_is_ahead(options, num_chunks):
+    num_read = 0
+
+    def source():
+        nonlocal num_read
+        for step in arrays((2**12,), num_steps=16):
+            num_read += 1
+            yield step
+
+    chunk_bytes = 32 * KIB
+    ahead = Ahead(source(), [device("STRICT:0")], unit_bytes=KIB, **options)
+    for number in range(5):
+        first = next(ahead)
+        # One is here, and one is read that there is no room for.
+        eventually(lambda number=number: num_read == number + num_chunks + 2)
+        assert taken_bytes() == (num_chunks + 1) * chunk_bytes
+        del first
+    ahead.close()
+    join(feed_threads())
+    assert taken_bytes() == 0
+
+
+def test_small_steps_share_a_copy():
+    ahead = Ahead(iter(arrays((4,), num_steps=100)), [device("STRICT:0")])
+    num_copies = 0
+    copy = StrictDevice.copy
+
+    def counted(self, *args):
+        nonlocal num_copies
+        num_copies += 1
+        copy(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StrictDevice, "copy", counted)
+        assert [on_host(leaf)[0] for ((leaf,),) in ahead] == [1000 * step for step in range(100)]
+    assert num_copies < 30
+
+
+def test_out_of_memory_less_is_ahead(late, caplog):
+    chunk_bytes = 32 * KIB
+    LIMITS[0] = 3 * chunk_bytes
+    steps = arrays((2**12,), num_steps=12)
+    ahead = Ahead(iter(steps), [device("STRICT:0")], num_units=4, unit_bytes=4 * chunk_bytes)
+    found = []
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        for ((leaf,),) in ahead:
+            found.append(on_host(leaf))
+            del leaf
+    for each, ((leaf,),) in zip(found, steps, strict=True):
+        np.testing.assert_array_equal(each, leaf)
+    assert ahead.stats()["is_shrunk"]
+    (record,) = caplog.records
+    assert "STRICT:0 has no memory for" in record.message
+    assert "from here on one step is copied to it ahead of use" in record.message
+
+
+def test_what_is_let_go_of_is_used_again_when_there_is_nothing_else():
+    # The consumer has one, and lets go of it only when it has got the next; two are just what there is.
+    LIMITS[0] = 2 * 32 * KIB
+    found = []
+    for ((leaf,),) in Ahead(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
+        found.append(on_host(leaf)[0])
+    assert found == [1000.0 * step for step in range(6)]
+
+
+def test_a_step_that_does_not_fit_at_all():
+    LIMITS[0] = 10 * KIB
+    strategy = on_device()
+    iterator = iter(strategy.distribute_dataset(Dataset.range(10_000).batch(5_000)))
+    words = r"STRICT:0 has no room for the next step: it takes 40192 bytes, of 10240 there are \d+ free.*smaller"
+    with pytest.raises(errors.DeviceMemoryError, match=words) as caught:
+        next(iterator)
+    assert isinstance(caught.value, MemoryError)
+    with pytest.raises(errors.DeviceMemoryError, match="has no room"):
+        next(iterator)
+    join(feed_threads())
+
+
+def test_what_came_before_is_handed_out_though_the_next_does_not_fit():
+    LIMITS[0] = 4 * 32 * KIB
+    ahead = Ahead(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")])
+    kept = [next(ahead) for _ in range(4)]
+    with pytest.raises(errors.DeviceMemoryError, match="keep fewer of them"):
+        next(ahead)
+    assert [on_host(leaf)[0] for ((leaf,),) in kept] == [0.0, 1000.0, 2000.0, 3000.0]
+
+
+# --- the thread ---
+
+
+def test_the_source_is_used_and_closed_by_one_thread():
+    threads = set()
+
+    class Source:
+        def __init__(self):
+            self.rest = iter(arrays((3,)))
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            threads.add(threading.current_thread())
+            return next(self.rest)
+
+        def close(self):
+            threads.add((threading.current_thread(), "closed"))
+
+    ahead = Ahead(Source(), [device("STRICT:0")])
+    next(ahead)
+    ahead.close()
+    (thread,) = (each for each in threads if not isinstance(each, tuple))
+    assert thread is not threading.current_thread()
+    assert (thread, "closed") in threads
+    assert not thread.is_alive()
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_one_that_was_never_begun_closes_its_source():
+    closed = []
+
+    class Source:
+        def __next__(self):
+            raise AssertionError
+
+        def close(self):
+            closed.append(1)
+
+    Ahead(Source(), [device("STRICT:0")]).close()
+    assert closed == [1]
+    Ahead(Source(), [device("STRICT:0")])
+    gc.collect()
+    assert closed == [1, 1]
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_thread_ends_though_nobody_takes_what_there_is(is_closed):
+    strategy = on_device(2)
+    iterator = iter(strategy.distribute_dataset(Dataset.range(10).repeat().batch(4)))
+    next(iterator)
+    threads = feed_threads()
+    assert len(threads) == 1
+    if is_closed:
+        iterator.close()
+    del iterator
+    gc.collect()
+    join(threads)
+    assert taken_bytes(0) == taken_bytes(1) == 0
+
+
+def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
+    monkeypatch.setattr(feeding, "_PATIENCE_S", 0.05)
+    waits, go_on, then = threading.Event(), threading.Event(), threading.Event()
+
+    def source():
+        yield [[np.arange(3)]]
+        waits.set()
+        go_on.wait(20)
+
+    ahead = Ahead(source(), [device("STRICT:0")])
+    next(ahead)
+    (thread,) = feed_threads()
+    assert waits.wait(10)
+    ahead.close(then.set)
+    assert thread.is_alive()
+    assert not then.is_set()
+    go_on.set()
+    assert then.wait(10)
+    join([thread])
+
+
+def test_what_there_is_does_not_wait_for_what_is_not():
+    taken = [threading.Event() for _ in range(6)]
+
+    def source():
+        for number, before in enumerate([None, *taken[:-1]]):
+            # Nothing more before the last one is used.
+            assert before is None or before.wait(10)
+            yield [[np.array([number])]]
+
+    for number, ((leaf,),) in enumerate(Ahead(source(), [device("STRICT:0")])):
+        assert on_host(leaf).tolist() == [number]
+        taken[number].set()
+    assert number == 5
+
+
+def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
+    monkeypatch.setattr(feeding, "_PATIENCE_S", 0.05)
+    go_on = threading.Event()
+
+    def numbers():
+        yield 0
+        go_on.wait(20)
+
+    dataset = Dataset.from_generator(numbers, output_signature=daskdist.TensorSpec((), np.int64)).batch(1)
+    iterator = iter(on_device().distribute_dataset(dataset))
+    assert on_host(next(iterator)).tolist() == [0]
+    threads = feed_threads()
+    iterator.close()
+    go_on.set()
+    join(threads)
+
+
+# --- figures ---
+
+
+def test_figures_of_the_copies():
+    StrictStream.delay_s = 0.005
+    iterator = iter(on_device(2).distribute_dataset(Dataset.range(4096).batch(512)))
+    assert iterator.stats()["device"]["num_bytes"] == 0
+    for step in iterator:
+        for value in step.values:
+            on_host(value)
+        time.sleep(0.03)
+    found = iterator.stats()["device"]
+    assert found["num_bytes"] == 4096 * 8
+    assert found["copy_s"] >= 0.03
+    assert found["gb_per_s"] == pytest.approx(4096 * 8 / found["copy_s"] / 1e9)
+    # All but the first were there when they were asked for.
+    assert 0.3 < found["overlap"] < 1
+    assert found["num_stalls"] >= 1
+    assert found["stall_s"] > 0
+    assert (found["num_grown"], found["is_shrunk"]) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_buffer_size": 0}, "device_buffer_size is 0; give 1 or more"),
+        ({"device_buffer_size": 2.5}, "device_buffer_size is 2.5; give a whole number"),
+        ({"device_buffer_bytes": 0}, "device_buffer_bytes is 0; give 1 or more"),
+    ],
+    ids=["size", "no_size", "bytes"],
+)
+def test_options_that_are_wrong(options, message):
+    with pytest.raises(ValueError, match=message):
+        InputOptions(**options)
+
+
+def test_options_have_their_say():
+    LIMITS[0] = 2**21
+    num_rows = 2**13
+    options = InputOptions(device_buffer_size=8, device_buffer_bytes=3 * 8 * num_rows)
+    iterator = iter(on_device().distribute_dataset(Dataset.range(20 * num_rows).batch(num_rows), options))
+    step = next(iterator)
+    eventually(lambda: taken_bytes() == 4 * 8 * num_rows)
+    assert StrictDevice.holds(step)
+    iterator.close()
+
+
+# --- loops on replicas ---
+
+
+def passes_of(iterator, num_passes):
+    assert repr(iterator).startswith("<ReplicaIterator of replica")
+    found = []
+    for _ in range(num_passes):
+        for element in iterator:
+            found.append((StrictDevice.holds(element["x"]), told(element)))
+    return repr((found, iterator.stats()["num_elements"], iterator.stats()["device"]["num_bytes"] > 0))
+
+
+def on_the_host(iterator, num_passes):
+    found = [(True, told(element)) for _ in range(num_passes) for element in iterator]
+    return repr((found, len(found) // num_passes, True))
+
+
+LOOPS = {
+    "in_memory": lambda: Dataset.range(50).shuffle(16, seed=3).map(lambda x: {"x": x}).batch(12),
+    "threads": lambda: with_options(Dataset.range(50).map(lambda x: {"x": x}).batch(12), num_threads=2),
+    "short_last_batch": lambda: Dataset.range(13).map(lambda x: {"x": x, "text": str(1)}).batch(12),
+    "uneven": lambda: with_options(Dataset.range(26).map(lambda x: {"x": x}).batch(6), drop_uneven=True),
+}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_in_this_process(late, name, num_replicas):
+    here, there = mirrored(num_replicas), on_device(num_replicas)
+    dataset = LOOPS[name]()
+    expected = here.run(on_the_host, args=(here.distribute_dataset(dataset), 2))
+    found = there.run(passes_of, args=(there.distribute_dataset(dataset), 2))
+    assert there.local_results(found) == here.local_results(expected)
+    assert not feed_threads()
+
+
+def test_loops_left_early_leave_nothing(late):
+    strategy = on_device(2)
+    distributed = strategy.distribute_dataset(Dataset.range(10).repeat().batch(4))
+
+    def first_two(iterator):
+        return [on_host(each).tolist() for each, _ in zip(iterator, range(2), strict=False)]
+
+    found = strategy.run(first_two, args=(distributed,))
+    assert [each.values for step in found for each in step] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert not feed_threads()
+    assert taken_bytes(0) == taken_bytes(1) == 0
+
+
+def test_replicas_that_wait_for_each_other_in_a_loop(late):
+    strategy = on_device(2)
+    distributed = strategy.distribute_dataset(Dataset.range(64).batch(8))
+
+    def totals(iterator):
+        context = daskdist.get_replica_context()
+        return str([float(context.all_reduce("SUM", float(on_host(x).sum()))) for x in iterator])
+
+    expected = str([float(sum(range(8 * k, 8 * k + 8))) for k in range(8)])
+    assert strategy.run(totals, args=(distributed,)).values == (expected, expected)
+
+
+def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
+    monkeypatch.setattr(sharing, "_PATIENCE_S", 60.0)
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.range(2**16).batch(2**10))
+    with dask.config.set({"daskdist.window-bytes": "16 KiB"}):
+        meeting = sharing.Meeting(loops._plans_of(strategy, distributed).plans[0].reading, [0, 1])
+        shared = meeting.begin(0, 0)
+        # The other one takes part, and nothing of its own.
+        assert meeting.begin(1, 0) is shared
+        taken = []
+        thread = threading.Thread(target=lambda: taken.extend(shared.parts(0)), daemon=True)
+        thread.start()
+        eventually(lambda: shared._num_waiting)
+        meeting.wake(0)
+        thread.join(10)
+    assert not thread.is_alive()
+    assert 0 < sum(len(part.places) for part in taken) < 64
+
+
+def test_a_loop_that_fails(late):
+    def seen_by(strategy):
+        distributed = strategy.distribute_dataset(Dataset.range(200).batch(4).map(fails_at_hundred))
+        seen = []
+
+        def all_of(iterator):
+            for x in iterator:
+                seen.append(on_host(x).tolist())
+
+        with pytest.raises(errors.UserFunctionError, match="not a hundred"):
+            strategy.run(all_of, args=(distributed,))
+        return seen
+
+    found = seen_by(on_device(2))
+    assert len(found) > 5
+    assert found == seen_by(mirrored(2))
+    assert not feed_threads()
+
+
+@pytest.fixture
+def on_workers(client):
+    """Two replicas, each on a device in a process of its own."""
+    client.run(strict_device.register)
+    with daskdist.MultiWorkerMirroredStrategy(
+        client, device_assignment=DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])
+    ) as strategy:
+        yield strategy
+    client.run(strict_device.unregister)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_on_workers(on_workers, client, name):
+    client.run(set_delay, 0.002)
+    here = mirrored(2)
+    dataset = with_options(LOOPS[name](), auto_shard_policy=AutoShardPolicy.DATA)
+    with daskdist.MultiWorkerMirroredStrategy(client) as plain:
+        expected = plain.local_results(plain.run(on_the_host, args=(plain.distribute_dataset(dataset), 2)))
+        expected = list(map(str, expected))
+    found = on_workers.run(passes_of, args=(on_workers.distribute_dataset(dataset), 2))
+    assert list(map(str, on_workers.local_results(found))) == expected
+    assert here.num_replicas_in_sync == len(expected)
+    assert set(client.run(num_feed_threads).values()) == {0}
+    client.run(set_delay, 0.0)
+
+
+@pytest.mark.cluster
+def test_steps_given_to_workers_are_on_their_devices(on_workers):
+    distributed = on_workers.distribute_dataset(Dataset.range(16).batch(8))
+    found = [
+        on_workers.local_results(on_workers.run(lambda x: (StrictDevice.holds(x), x), args=(x,))) for x in distributed
+    ]
+    assert [[bool(flag) for flag, _ in step] for step in found] == [[True, True]] * 2
+
+
+def set_delay(delay_s):
+    StrictStream.delay_s = delay_s
+
+
+def num_feed_threads():
+    return len(feed_threads())

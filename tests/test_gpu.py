@@ -1,0 +1,210 @@
+"""GPUs, by CuPy: the laws of devices, and what a training loop does, against what it gives on processors.
+
+``pytest -v -rs -m gpu tests/test_gpu.py`` runs these alone, and says of each that is skipped why. Where pytest has
+none of the plugins that the other tests use, ``-c /dev/null --rootdir .`` before the path does without.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Variable
+from daskdist.devices import nvidia, on_host
+from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
+from daskdist.testing import DeviceLaws
+
+with warnings.catch_warnings():
+    # Of several CuPys that are installed, say: it is loaded here first.
+    warnings.simplefilter("ignore")
+    WHY_NOT = CupyDevice(0).missing()
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(WHY_NOT is not None, reason=f"no GPU: {WHY_NOT}")]
+
+needs_two = pytest.mark.skipif(CupyDevice.num_present() < 2, reason=f"two GPUs are needed, {WHY_NOT or 'one is here'}")
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+class TestCupy(DeviceLaws):
+    def make_device(self):
+        return CupyDevice(0)
+
+
+@needs_two
+class TestCupySecond(DeviceLaws):
+    """Of a GPU that is not the thread's current one."""
+
+    def make_device(self):
+        return CupyDevice(1)
+
+
+def test_the_uuid_is_nvidia_smis(cupy):
+    if cupy.cuda.runtime.is_hip:
+        pytest.skip("of AMD's GPUs it is another")
+    uuid = CupyDevice(0).uuid
+    # As CuPy tells it, up to the first byte that is zero.
+    told = bytes(cupy.cuda.runtime.getDeviceProperties(0)["uuid"])
+    assert bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")).startswith(told[:16])
+    assert len(uuid) == len("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")
+
+
+def test_memory_is_told_without_a_context(cupy):
+    if cupy.cuda.runtime.is_hip:
+        pytest.skip("AMD's driver is not asked")
+    cupy.zeros(1)
+    assert nvidia.is_in_use(0)
+    told = nvidia.memory_of(CupyDevice(0).uuid)
+    _, total = CupyDevice(0).memory_info()
+    # Some of it the driver has for itself.
+    assert told is None or 0.9 * total < told[1] < 1.2 * total
+
+
+def test_large_arrays_come_back_piece_by_piece():
+    device = CupyDevice(0)
+    for num_bytes in (_PIECE_BYTES - 1, _PIECE_BYTES, _PIECE_BYTES + 1, 3 * _PIECE_BYTES + 5):
+        array = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, np.uint8)
+        assert np.array_equal(device.get(device.put(array)), array)
+
+
+def test_get_is_after_what_the_stream_computes(cupy):
+    device = CupyDevice(0)
+    stream = device.stream()
+    with device.using(stream):
+        array = cupy.zeros((2000, 2000), np.float32)
+        for _ in range(50):
+            array = array @ array + 1
+            array /= array.max()
+        found = device.get(array)
+    assert np.array_equal(found, np.ones((2000, 2000), np.float32))
+
+
+def test_memory_comes_from_the_allocator_of_the_user(cupy):
+    pool = cupy.cuda.MemoryPool()
+    device = CupyDevice(0)
+    with cupy.cuda.using_allocator(pool.malloc):
+        array = device.put(np.zeros(1 << 20, np.uint8))
+        buffer = device.empty((1 << 20,), np.uint8)
+        assert pool.used_bytes() >= 2 << 20
+        assert device.held_bytes() == pool.total_bytes()
+        del array, buffer
+        device.free_unused()
+        assert pool.total_bytes() == 0
+
+
+@needs_two
+def test_an_array_of_another_gpu_is_copied(cupy):
+    first, second = CupyDevice(0), CupyDevice(1)
+    array = first.put(np.arange(1000.0))
+    with first.using(first.stream()):
+        for _ in range(100):
+            array = array + 1
+        moved = second.put(array)
+    assert moved.device.id == 1
+    assert np.array_equal(second.get(moved), np.arange(1000.0) + 100)
+
+
+# What a training loop does, on a GPU and on a processor.
+
+X = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
+LABELS = np.arange(96) % 3
+
+
+def batches(num_rows=16):
+    return Dataset.from_tensor_slices({"x": X, "label": LABELS, "name": LABELS.astype(str)}).batch(num_rows)
+
+
+def sums(batch):
+    x = batch["x"]
+    return {"squares": (x * x).sum(axis=0), "labels": batch["label"].sum()}
+
+
+def steps(strategy):
+    return [strategy.run(sums, args=(batch,)) for batch in strategy.distribute_dataset(batches())]
+
+
+def totals(strategy):
+    return [
+        {name: np.asarray(on_host(strategy.reduce("SUM", value, axis=None))) for name, value in each.items()}
+        for each in steps(strategy)
+    ]
+
+
+def check_close(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-5)
+
+
+def test_run_gives_cupy_arrays_and_the_numbers_of_processors(cupy):
+    strategy = MirroredStrategy(["GPU:0"])
+    results = steps(strategy)
+    assert all(isinstance(leaf, cupy.ndarray) for each in results for leaf in each.values())
+    check_close(totals(strategy), totals(MirroredStrategy(["CPU:0"])))
+
+
+def test_gpu_and_processor_are_replicas_of_one_strategy():
+    check_close(totals(MirroredStrategy(["GPU:0", "CPU:0"])), totals(MirroredStrategy(["CPU:0", "CPU:1"])))
+
+
+@needs_two
+def test_two_gpus_are_replicas_of_one_strategy():
+    check_close(totals(MirroredStrategy(["GPU:0", "GPU:1"])), totals(MirroredStrategy(["CPU:0", "CPU:1"])))
+
+
+def test_all_gpus_are_replicas_if_none_is_named():
+    names = [each.device for each in MirroredStrategy().replicas]
+    assert names == [f"GPU:{k}" for k in range(CupyDevice.num_present())]
+
+
+def test_a_distributed_dataset_gives_cupy_arrays_that_stay_as_they_are(cupy):
+    kept = list(MirroredStrategy(["GPU:0"]).distribute_dataset(batches(5)))
+    for each in kept:
+        assert isinstance(each["x"], cupy.ndarray)
+        assert isinstance(each["label"], cupy.ndarray)
+        # No GPU has text.
+        assert isinstance(each["name"], np.ndarray)
+    assert np.array_equal(np.concatenate([each["x"].get() for each in kept]), X)
+    assert np.array_equal(np.concatenate([each["label"].get() for each in kept]), LABELS)
+
+
+def test_a_variable_is_on_the_gpu(cupy):
+    strategy = MirroredStrategy(["GPU:0"])
+    with strategy.scope():
+        weights = Variable(np.zeros(4, np.float32))
+
+    def step(batch):
+        assert isinstance(weights.read_value(), cupy.ndarray)
+        weights.assign_add(batch["x"].sum(axis=0))
+
+    for batch in strategy.distribute_dataset(batches()):
+        strategy.run(step, args=(batch,))
+    np.testing.assert_allclose(weights.numpy(), X.sum(axis=0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.cluster
+def test_what_leaves_a_worker_is_numpys(start_cluster):
+    client = start_cluster(1, 1)
+    expected = totals(MirroredStrategy(["CPU:0"]))
+    with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "GPU:0")])) as strategy:
+        on_gpu = strategy.run(lambda: type(np.asarray(0)).__name__)
+        assert str(on_gpu) == "ndarray"
+        check_close(totals(strategy), expected)
+    with MultiWorkerMirroredStrategy(client) as strategy:
+        assert [each.device for each in strategy.replicas] == [f"GPU:{k}" for k in range(CupyDevice.num_present())]
+
+
+@pytest.mark.cluster
+def test_gpus_of_a_worker_are_listed(start_cluster):
+    here = [each for each in daskdist.list_devices() if each.name != "CPU:0"]
+    there = [each for each in daskdist.list_devices(start_cluster(1, 1)) if each.name != "CPU:0"]
+    assert [(each.name, each.uuid) for each in there] == [(each.name, each.uuid) for each in here]
+    assert all(each.total_bytes > 0 and each.free_bytes <= each.total_bytes for each in (*here, *there))

@@ -1,0 +1,469 @@
+"""Rows picked on a device: the order and the bits of the host, blocks that go up once, and memory that comes back."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import strict_device
+from distributed import Client
+from hypothesis import HealthCheck, Phase, given, settings
+from pipelines import pipelines
+from strict_device import LIMITS, TAKEN, StrictDevice, StrictMemoryError, StrictStream
+
+from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
+from daskdist.core.block import Block
+from daskdist.core.selection import BlockRef, Groups, Selection
+from daskdist.core.structure import LONE
+from daskdist.devices import device, is_on_device, on_host
+from daskdist.errors import ArgumentError, StackError
+from daskdist.execute import gather_on_device
+from daskdist.execute.callers import Now, Threads, embedded
+from daskdist.execute.delivery import Delivery
+from daskdist.execute.gather import Picks, gather
+from daskdist.execute.gather_on_device import OnDevice, on_device, on_devices, told
+from daskdist.execute.interpreter import Interpreter
+from daskdist.passes.plan import plan
+from daskdist.testing import same_elements
+
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    strict_device.register(4)
+    gather_on_device._on_device.cache_clear()
+    monkeypatch.setattr(StrictStream, "delay_s", 0.0003)
+    yield
+    gather_on_device._on_device.cache_clear()
+    strict_device.unregister()
+
+
+def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = None) -> list[list[Any]]:
+    """What each consumer is given, step by step, as leaves; None where that has no rows."""
+    primitive = plan(dataset.node)
+    caller = caller or embedded(dataset.node)
+    hooks = on_devices(list(map(device, names)), primitive)
+    delivery = Delivery(Interpreter(caller), primitive, (epoch,), (None,) * len(names), on_devices=hooks)
+    found = []
+    for stretch in delivery:
+        for step in range(len(stretch)):
+            row = []
+            for lane in stretch.lanes:
+                place = lane.places[step]
+                row.append(None if place < 0 else caller.result(lane.ref.handle).item(place))  # type: ignore[union-attr]
+            found.append(row)
+    caller.close()
+    return found
+
+
+def _assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for leaves, wanted in zip(one, other, strict=True):
+            assert (leaves is None) == (wanted is None)
+            for leaf, want in zip(leaves or (), wanted or (), strict=True):
+                leaf = on_host(leaf)
+                assert isinstance(leaf, (np.ndarray, np.generic))
+                assert leaf.dtype == want.dtype
+                assert np.array_equal(leaf, want)
+
+
+def _table(num_rows: int) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    return {
+        "id": np.arange(num_rows),
+        "x": rng.normal(size=(num_rows, 3)).astype(np.float32),
+        "small": rng.integers(0, 255, num_rows).astype(np.uint8),
+        "yes": rng.integers(0, 2, num_rows).astype(bool),
+        "wave": (rng.normal(size=num_rows) + 1j).astype(np.complex64),
+    }
+
+
+def _of_blocks(num_rows: int, rows_a_block: int) -> Dataset:
+    """Rows that are read in blocks of so many."""
+    starts = range(0, num_rows, rows_a_block)
+    return functools.reduce(Dataset.concatenate, [Dataset.range(start, start + rows_a_block) for start in starts])
+
+
+ROWS = _table(1000)
+
+PIPELINES: dict[str, Callable[[], Dataset]] = {
+    "batch": lambda: Dataset.from_tensor_slices(ROWS).batch(64),
+    "shuffle": lambda: Dataset.from_tensor_slices(ROWS).shuffle(300, seed=1).batch(32),
+    "take_skip": lambda: Dataset.from_tensor_slices(ROWS).shuffle(100, seed=2).skip(11).take(500).batch(7),
+    "shard": lambda: Dataset.from_tensor_slices(ROWS).shard(3, 1).batch(10, drop_remainder=True),
+    "repeat": lambda: Dataset.from_tensor_slices(ROWS).take(90).shuffle(50, seed=3).repeat(3).batch(16),
+    "rebatch": lambda: Dataset.from_tensor_slices(ROWS).batch(50).rebatch([7, 3]),
+    "zip": lambda: Dataset.zip((Dataset.from_tensor_slices(ROWS), Dataset.range(1000))).shuffle(200, seed=4).batch(9),
+    "interleave": lambda: (
+        Dataset.range(6).interleave(lambda k: Dataset.range(k * 40, k * 40 + 40), cycle_length=3).batch(8)
+    ),
+    "concatenate": lambda: Dataset.range(100).concatenate(Dataset.range(100, 250)).shuffle(64, seed=5).batch(12),
+    "shuffled_batches": lambda: Dataset.from_tensor_slices(ROWS).batch(10).shuffle(20, seed=6),
+    "batches_of_batches": lambda: Dataset.from_tensor_slices(ROWS).shuffle(99, seed=7).batch(5).batch(4),
+    "rows": lambda: Dataset.from_tensor_slices(ROWS).shuffle(50, seed=8).take(80),
+    "mapped": lambda: Dataset.range(300).map(lambda x: (x, x * 2.5)).shuffle(70, seed=9).batch(20),
+    "small_blocks": lambda: _of_blocks(240, 4).shuffle(60, seed=10).batch(25),
+    "window": lambda: Dataset.range(60).window(4).flat_map(lambda w: w.batch(4)).shuffle(5, seed=11),
+}
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_order_and_the_bits_are_those_of_the_host(name: str, num_threads: int) -> None:
+    dataset = PIPELINES[name]()
+
+    def caller() -> Any:
+        return Threads(num_threads) if num_threads else Now()
+
+    for epoch in range(2):
+        expected = _by_steps(dataset, epoch, ["CPU:0"], caller())
+        _assert_same(_by_steps(dataset, epoch, ["STRICT:0"], caller()), expected)
+    expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1", "CPU:2"], caller())
+    _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1", "CPU:0"], caller()), expected)
+
+
+@given(pipelines())
+@settings(
+    max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
+def test_any_pipeline_comes_to_the_same(pipeline: Any) -> None:
+    with pipeline.settings():
+        try:
+            dataset = pipeline.dataset().shuffle(6, seed=1)
+            expected: Any = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
+        except Exception as error:
+            expected = error
+        if isinstance(expected, Exception):
+            with pytest.raises(type(expected)):
+                _by_steps(pipeline.dataset().shuffle(6, seed=1), 0, ["STRICT:0", "STRICT:1"], Now())
+            return
+        found = _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now())
+    host = [tuple(map(on_host, leaves or ())) for row in found for leaves in row]
+    same_elements(host, [tuple(leaves or ()) for row in expected for leaves in row])
+
+
+def test_what_can_be_on_the_device_is() -> None:
+    text = {"name": np.array([f"row {k}" for k in range(100)]), "id": np.arange(100), "half": np.zeros(100, np.float16)}
+    dataset = Dataset.from_tensor_slices(text).shuffle(30, seed=1).batch(8)
+    found = _by_steps(dataset, 0, ["STRICT:0"])
+    _assert_same(found, _by_steps(dataset, 0, ["CPU:0"]))
+    half, number, name = found[0][0]
+    assert is_on_device(number)
+    assert isinstance(name, np.ndarray)
+    # The device has no such floats.
+    assert isinstance(half, np.ndarray)
+
+
+def test_rows_of_different_lengths_stay_on_the_host() -> None:
+    dataset = Dataset.range(40).map(lambda x: (x, np.arange(x % 3 + 1)), vectorized=False).shuffle(10, seed=1).batch(1)
+    found = _by_steps(dataset, 0, ["STRICT:0"])
+    _assert_same(found, _by_steps(dataset, 0, ["CPU:0"]))
+    assert is_on_device(found[0][0][0])
+    assert isinstance(found[0][0][1], np.ndarray)
+    with pytest.raises(StackError, match=r"their leaf \[1\] comes as"):
+        _by_steps(dataset.unbatch().batch(5), 0, ["STRICT:0"])
+
+
+def test_what_is_computed_at_the_end_stays_on_the_host() -> None:
+    dataset = Dataset.range(100).shuffle(10, seed=1).batch(8).map(lambda x: x + 1)
+    assert on_devices([StrictDevice(0)], plan(dataset.node)) == []
+    assert on_devices([device("CPU:0")], plan(dataset.node.source)) == []  # type: ignore[attr-defined]
+
+
+class Counting(Now):
+    """Makes small bundles, and counts the blocks that are read and those made of what is left of others."""
+
+    bundle_bytes = 4096
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_read = self.num_compacted = 0
+
+    def source(self, function: Any, *args: Any, on: str | None = None, name: str) -> Any:
+        self.num_read += 1
+        return super().source(function, *args, on=on, name=name)
+
+    def call(self, function: Any, handles: Any, *args: Any, name: str, **kwargs: Any) -> Any:
+        self.num_compacted += name == "compact"
+        return super().call(function, handles, *args, name=name, **kwargs)
+
+
+def test_blocks_go_up_once_each_and_what_is_left_of_them_not_again() -> None:
+    dataset = _of_blocks(60_000, 2_000).shuffle(10_000, seed=1).batch(500)
+    caller = Counting()
+    found = _by_steps(dataset, 0, ["STRICT:0"], caller)
+    assert caller.num_compacted > 2
+    assert caller.num_read >= 30
+    assert on_device(StrictDevice(0)).num_uploads == caller.num_read
+    _assert_same(found, _by_steps(dataset, 0, ["CPU:0"], Counting()))
+
+
+def test_each_device_is_given_each_block_once() -> None:
+    dataset = _of_blocks(8_000, 500).shuffle(1_000, seed=1).batch(20)
+    caller = Counting()
+    _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], caller)
+    for index in (0, 1):
+        # What is made of the rest of blocks none of which was asked for before goes up, too.
+        num_uploads = on_device(StrictDevice(index)).num_uploads
+        assert caller.num_read <= num_uploads <= caller.num_read + caller.num_compacted
+
+
+def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
+    gc.collect()
+    before, most = TAKEN.get(0, 0), 0
+    rows = np.arange(20_000).repeat(100).reshape(-1, 100)
+    parts = [Dataset.from_tensor_slices(rows[start : start + 200]) for start in range(0, 20_000, 200)]
+    dataset = functools.reduce(Dataset.concatenate, parts).shuffle(600, seed=1).batch(50)
+    primitive = plan(dataset.node)
+    hooks = on_devices([StrictDevice(0)], primitive)
+    delivery = Delivery(Interpreter(Counting()), primitive, (0,), on_devices=hooks)
+    for _ in delivery:
+        most = max(most, TAKEN[0] - before)
+    # Of 16 MB a buffer of half a megabyte is alive at a time, in blocks of which some have few rows in it.
+    assert 500_000 < most < 5_000_000
+    del delivery, _
+    gc.collect()
+    assert TAKEN[0] == before
+
+
+def test_blocks_that_are_kept_stay_there_for_the_next_pass() -> None:
+    dataset = Dataset.range(1000).cache().shuffle(100, seed=1).batch(50)
+    made = on_device(StrictDevice(0))
+    _by_steps(dataset, 0, ["STRICT:0"], Now())
+    first = made.num_uploads
+    _by_steps(dataset, 1, ["STRICT:0"], Now())
+    again = made.num_uploads - first
+    _by_steps(dataset, 2, ["STRICT:0"], Now())
+    assert made.num_uploads - first == again == 0
+
+
+def test_running_out_of_memory_is_told() -> None:
+    dataset = Dataset.from_tensor_slices(np.zeros((1000, 100))).shuffle(100, seed=1).batch(10)
+    LIMITS[0] = TAKEN.get(0, 0) + 10_000
+    try:
+        with pytest.raises(StrictMemoryError):
+            _by_steps(dataset, 0, ["STRICT:0"])
+    finally:
+        del LIMITS[0]
+    assert len(_by_steps(dataset, 0, ["STRICT:0"])) == 100
+
+
+def test_less_is_asked_for_where_there_is_not_so_much() -> None:
+    made = OnDevice(StrictDevice(0))
+    blocks = [Block.concat([_block(64 * k, 64)]) for k in range(5)]
+    run = Groups(Selection(_refs(blocks), np.arange(64).repeat(5), np.tile(np.arange(5), 64)), np.arange(0, 321, 16))
+    gc.collect()
+    LIMITS[0] = TAKEN.get(0, 0) + 64 * 8 * 5 + 10_000
+    try:
+        found = made(blocks, Picks.of(run))
+    finally:
+        del LIMITS[0]
+    expected = gather(blocks, Picks.of(run))
+    _assert_same([[found.item(k)] for k in range(20)], [[expected.item(k)] for k in range(20)])
+
+
+def _block(first: int, num_rows: int) -> Block:
+    return Block(LONE, [np.arange(first, first + num_rows)])
+
+
+def _refs(blocks: Sequence[Block]) -> tuple[BlockRef, ...]:
+    return tuple(BlockRef(block, len(block), block.nbytes) for block in blocks)
+
+
+def test_rows_of_several_pieces_of_memory_come_in_order() -> None:
+    made = OnDevice(StrictDevice(0))
+    rng = np.random.default_rng(0)
+    blocks: list[Block] = []
+    for sizes in ([10], [30, 5], [100, 1, 60]):
+        blocks += [_block(1000 * len(blocks) + 1000 * k, size) for k, size in enumerate(sizes)]
+        which = rng.integers(0, len(blocks), 200)
+        rows = np.array([rng.integers(len(blocks[place])) for place in which])
+        picks = Picks.of(Groups(Selection(_refs(blocks), rows, which), np.array([0, 50, 50, 200])))
+        found, expected = made(blocks, picks), gather(blocks, picks)
+        assert len(found) == 3
+        _assert_same([[found.item(k)] for k in range(3)], [[expected.item(k)] for k in range(3)])
+    assert made.num_uploads == 6
+
+
+def test_large_rows_go_up_in_pieces() -> None:
+    rows = np.random.default_rng(0).integers(0, 255, (6, 3 * 2**20), np.uint8)
+    dataset = Dataset.from_tensor_slices(rows).shuffle(4, seed=1).batch(2)
+    _assert_same(_by_steps(dataset, 0, ["STRICT:0"]), _by_steps(dataset, 0, ["CPU:0"]))
+
+
+def test_what_stays_on_the_host_is_told() -> None:
+    dataset = Dataset.from_tensor_slices({"a": np.arange(4), "b": np.array(["x"] * 4)}).batch(2)
+    assert "; but for ['b'], which is on the host" in told(plan(dataset.node), dataset.node.spec)
+    numbers = Dataset.range(4).batch(2)
+    assert told(plan(numbers.node), numbers.node.spec) == "rows are put in order on the devices"
+    mapped = numbers.map(lambda x: x)
+    assert "on the host, as map makes" in told(plan(mapped.node), mapped.node.spec)
+
+
+def _strategy_steps(distributed: Any) -> list[Any]:
+    steps = []
+    for step in distributed:
+        leaves = step.values() if isinstance(step, dict) else [step]
+        steps.append([on_host(value).tolist() for leaf in leaves for value in getattr(leaf, "values", [leaf])])
+    return steps
+
+
+def _shuffled(option: bool | None = None) -> Dataset:
+    rows = {**_table(500), "name": np.array([f"row {k}" for k in range(500)])}
+    dataset = Dataset.from_tensor_slices(rows).shuffle(150, seed=3).batch(24).prefetch(1)
+    return dataset if option is None else dataset.with_options(Options(shuffle_on_device=option))
+
+
+class TestStrategies:
+    """The option, on replicas of a strategy."""
+
+    @pytest.mark.parametrize("num_replicas", [1, 3])
+    def test_steps_are_the_same(self, num_replicas: int) -> None:
+        names = [f"STRICT:{index}" for index in range(num_replicas)]
+        strategy = MirroredStrategy(names)
+        on, off = strategy.distribute_dataset(_shuffled(True)), strategy.distribute_dataset(_shuffled(False))
+        for _ in range(2):
+            assert _strategy_steps(on) == _strategy_steps(off)
+        assert all(on_device(StrictDevice(index)).num_uploads for index in range(num_replicas))
+
+    def test_memory_comes_back(self) -> None:
+        gc.collect()
+        before = TAKEN.get(0, 0)
+        strategy = MirroredStrategy(["STRICT:0"])
+        iterator = iter(strategy.distribute_dataset(_shuffled(True)))
+        for _ in range(3):
+            next(iterator)
+        iterator.close()
+        del iterator
+        gc.collect()
+        assert TAKEN[0] == before
+
+    def test_loops_are_the_same(self) -> None:
+        strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
+        found = []
+        for option in (True, False):
+            distributed = strategy.distribute_dataset(_shuffled(option))
+            loops = strategy.run(_two_passes, args=(distributed,))
+            found.append([str(each) for each in loops.values])
+        assert found[0] == found[1]
+        assert len(set(found[0])) == 2
+        assert on_device(StrictDevice(1)).num_uploads
+
+    def test_plans_tell(self) -> None:
+        strategy = MirroredStrategy(["STRICT:0"])
+        said = strategy.distribute_dataset(_shuffled(True)).explain()
+        assert "shuffle_on_device=True" in said
+        assert "rows are put in order on the devices; but for ['name'], which is on the host" in said
+        mapped = _shuffled(True).map(lambda row: row["id"])
+        said = strategy.distribute_dataset(mapped).explain()
+        assert "shuffle_on_device: rows are put in order on the host, as map makes elements of them after that" in said
+        on_cpus = MirroredStrategy(["CPU:0"]).distribute_dataset(_shuffled(True)).explain()
+        assert "shuffle_on_device: of no effect, as all replicas are on the host" in on_cpus
+        assert "\nshuffle_on_device" not in strategy.distribute_dataset(_shuffled()).explain()
+
+    def test_the_option_is_checked_and_merged(self) -> None:
+        with pytest.raises(ArgumentError, match="Options: shuffle_on_device is 1; give True or False"):
+            Options(shuffle_on_device=1)  # type: ignore[arg-type]
+        options = _shuffled(True).with_options(Options(seed=1)).options()
+        assert options.shuffle_on_device is True
+        assert _shuffled().options().shuffle_on_device is None
+
+    def test_running_out_of_memory_names_the_device(self) -> None:
+        dataset = Dataset.from_tensor_slices(np.zeros((1000, 100))).shuffle(100, seed=1).batch(10)
+        distributed = MirroredStrategy(["STRICT:0"]).distribute_dataset(
+            dataset.with_options(Options(shuffle_on_device=True))
+        )
+        LIMITS[0] = TAKEN.get(0, 0) + 20_000
+        try:
+            with pytest.raises(StrictMemoryError):
+                list(distributed)
+        finally:
+            del LIMITS[0]
+
+
+def _two_passes(iterator: Any) -> str:
+    from daskdist.devices import is_on_device, on_host
+
+    found = []
+    for _ in range(2):
+        for batch in iterator:
+            assert is_on_device(batch["id"])
+            found.append({key: on_host(value).tolist() for key, value in batch.items()})
+    return str(found)
+
+
+def _register(path: str, delay_s: float) -> None:
+    if path not in sys.path:
+        sys.path.insert(0, path)
+    import strict_device
+
+    strict_device.register(2)
+    strict_device.StrictStream.delay_s = delay_s
+
+
+def _num_uploads() -> int:
+    from daskdist.devices import device
+    from daskdist.execute.gather_on_device import on_device
+
+    return on_device(device("STRICT:0")).num_uploads
+
+
+@pytest.mark.cluster
+def test_loops_on_workers_are_the_same(client: Client) -> None:
+    client.run(_register, str(Path(__file__).parent), 0.0003)
+    workers = list(client.scheduler_info(n_workers=-1)["workers"])
+    strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
+    found = []
+    for option in (True, False):
+        distributed = strategy.distribute_dataset(_shuffled(option))
+        found.append([str(each) for each in strategy.run(_two_passes, args=(distributed,)).values])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 2
+    assert all(client.run(_num_uploads).values())
+    strategy.close()
+    client.run(_register, str(Path(__file__).parent), 0.0)
+
+
+class TestEmpty:
+    """Copies into memory of the consumer's choice."""
+
+    @pytest.mark.parametrize("name", PIPELINES)
+    def test_the_same_elements_in_memory_that_was_asked_for(self, name: str) -> None:
+        dataset = PIPELINES[name]()
+        primitive = plan(dataset.node)
+        made: list[Any] = []
+
+        def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+            array = np.full(shape, 7).astype(dtype)
+            made.append(array)
+            return array
+
+        found = []
+        for stretch in Delivery(Interpreter(Now()), primitive, (0,), (None,) * 2, empty=empty):
+            for step in range(len(stretch)):
+                places = [(lane.ref, lane.places[step]) for lane in stretch.lanes]
+                found.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
+        _assert_same(found, _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now()))
+        # Batches of each lane are several rows of blocks, at least once.
+        shared = [leaf for row in found for leaves in row if leaves for leaf in leaves]
+        assert any(np.shares_memory(leaf, array) for leaf in shared for array in made) or name == "window"
+
+    def test_text_and_objects_are_not_asked_for(self) -> None:
+        rows = {"a": np.arange(50), "b": np.array(["x"] * 50), "c": np.array([b"y"] * 50, object)}
+        dataset = Dataset.from_tensor_slices(rows).shuffle(20, seed=1).batch(5)
+        kinds = set()
+
+        def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+            kinds.add(dtype.kind)
+            return np.empty(shape, dtype)
+
+        list(Delivery(Interpreter(Now()), plan(dataset.node), (0,), empty=empty))
+        assert kinds == {"i"}
