@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -255,7 +256,7 @@ class CupyDevice:
 
 
 def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
-    # What shares memory by DLPack shares the stream: what one lets go of is used again after what the other has done.
+    # What shares memory by DLPack shares the stream: what one lets go of is used again once the other is done with it.
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
         return contextlib.nullcontext()
