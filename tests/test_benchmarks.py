@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from daskdist.devices.cupy import CupyDevice
+
+WHY_NO_GPU = CupyDevice(0).missing()
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SPINE = BENCHMARKS / "spine.py"
 OPERATIONS = BENCHMARKS / "operations.py"
@@ -182,6 +185,7 @@ def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.skipif(WHY_NO_GPU is not None, reason=f"no GPU: {WHY_NO_GPU}")
 @pytest.mark.parametrize(
     ("name", "num_figures"),
     [("feeding", 2), ("small-chunks", 1), ("behind-steps", 1), ("shuffling", 3), ("reducing", 2)],

@@ -185,6 +185,18 @@ class TestEmbedded:
         with pytest.raises(daskdist.core.spec.SpecUnknown, match="on a made-up element"):
             _ = distributed.element_spec
 
+    def test_it_is_tried_once_and_not_for_each_pass(self) -> None:
+        seen = []
+        strategy = MirroredStrategy(["STRICT:0"])
+        distributed = strategy.distribute_dataset(
+            Dataset.range(4).batch(2).map(lambda x: seen.append(x) or x, device=True)
+        )
+        assert len(list(distributed)) == 2
+        seen.clear()
+        for _ in range(2):
+            list(distributed)
+        assert len(seen) == 4
+
     def test_an_error_names_the_replica_and_its_device(self) -> None:
         strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
         iterator = iter(strategy.distribute_dataset(Dataset.range(8).batch(4).map(fails_on_seven, device=True)))

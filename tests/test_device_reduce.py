@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import numpy as np
 import pytest
 
 import daskdist
-from daskdist import PerReplica, Reduction, devices, errors
+from daskdist import PerReplica, PerReplicaSpec, Reduction, devices, errors
 from daskdist.devices import device_of, named
+from daskdist.execute.pickling import dumps_on_host
+from daskdist.frameworks.keras import joined
+from daskdist.strategy.device_values import in_stream_of, moved
+from daskdist.strategy.picks import Returned
 
 xp = pytest.importorskip("array_api_strict")
 
@@ -465,6 +471,77 @@ def test_what_does_not_fit_is_told_without_a_copy(value, words, no_copies):
     assert not no_copies
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.longdouble])
+def test_variables_of_what_the_device_lacks_stay_on_the_host(dtype):
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    with strategy.scope():
+        made = daskdist.Variable(np.zeros(3, dtype), aggregation="SUM")
+
+    def step(x):
+        made.assign_add(x)
+        return type(made.read_value())
+
+    for given in (np.ones(3, dtype), placed([np.ones(3, np.float32)] * 2)):
+        assert set(strategy.local_results(strategy.run(step, args=(given,)))) == {np.ndarray}
+    assert made.numpy().dtype == dtype
+    assert made.numpy().tolist() == [4] * 3
+
+
+# --- what leaves a device ---
+
+
+def test_keras_is_given_arrays_of_the_host():
+    values = [np.arange(3), np.arange(2)]
+    found = joined({"x": placed(values), "y": placed(values[:1])})
+    assert [type(each) for each in found.values()] == [np.ndarray] * 2
+    assert (found["x"].tolist(), found["y"].tolist()) == ([0, 1, 2, 0, 1], [0, 1, 2])
+
+
+def test_arrays_of_devices_are_of_a_signature():
+    strategy = daskdist.MirroredStrategy(NAMES[:2])
+    spec = daskdist.TensorSpec((None,), np.float64)
+    total = daskdist.function(lambda x: strategy.reduce("SUM", x, 0), input_signature=[PerReplicaSpec(spec, spec)])
+    check_same(total(placed([np.ones(2), np.ones(3)], NAMES[1:])), np.float64(5))
+    with pytest.raises(errors.ArgumentError, match=r"has shape \(2,\) and dtype int32; input_signature has"):
+        total(placed([np.ones(2, np.int32)] * 2, NAMES[1:]))
+
+
+def test_what_leaves_is_taken_in_the_stream_that_made_it(monkeypatch):
+    device, get = named("STRICT:1"), strict_device.StrictDevice.get
+    streams = []
+
+    def seen(self, array):
+        streams.append(self.current_stream())
+        return get(self, array)
+
+    monkeypatch.setattr(strict_device.StrictDevice, "get", seen)
+    array = device.put(np.arange(3))
+    deep = SimpleNamespace(array=[array])
+    for found in (
+        pickle.loads(pickle.dumps(Returned.of(array))).leaves[0],
+        pickle.loads(dumps_on_host(deep)).array[0],
+        pickle.loads(dumps_on_host(deep, by_value=True)).array[0],
+    ):
+        assert type(found) is np.ndarray
+        assert found.tolist() == [0, 1, 2]
+    assert streams == [devices.stream_of(device)] * 3
+
+
+def test_what_goes_to_another_device_goes_in_the_stream_that_made_it(monkeypatch):
+    one, other, put = named("STRICT:0"), named("STRICT:1"), strict_device.StrictDevice.put
+    array, streams = one.put(np.arange(3)), []
+
+    def seen(self, array):
+        # Where what is not in one piece is made so.
+        streams.append(one.current_stream())
+        return put(self, array)
+
+    monkeypatch.setattr(strict_device.StrictDevice, "put", seen)
+    with in_stream_of(other):
+        assert where(moved(array, other)) == "STRICT:1"
+    assert streams == [devices.stream_of(one)]
+
+
 # --- printed ---
 
 
@@ -634,3 +711,42 @@ def test_destinations_on_workers(on_workers, monkeypatch):
     sent = extended.broadcast_to(np.ones(2), None)
     places = on_workers.local_results(on_workers.run(place_of, args=(sent,)))
     assert places == ("STRICT:0", "STRICT:1", "STRICT:0")
+
+
+@pytest.mark.cluster
+def test_what_is_deep_in_objects_and_errors_leaves_the_device(on_workers):
+    batch = PerReplica([np.full(2, float(k)) for k in range(3)])
+    found = on_workers.local_results(on_workers.run(lambda x: SimpleNamespace(x=[x]), args=(batch,)))
+    assert [type(each.x[0]) for each in found] == [np.ndarray] * 3
+    assert [each.x[0].tolist() for each in found] == [[0, 0], [1, 1], [2, 2]]
+
+    def fail(x):
+        raise ValueError("no", x + 1)
+
+    with pytest.raises(ValueError, match="no") as raised:
+        on_workers.local_results(on_workers.run(fail, args=(batch,)))
+    assert type(raised.value.args[1]) is np.ndarray
+    assert raised.value.args[1].tolist() == [1, 1]
+
+
+@pytest.mark.cluster
+def test_the_programs_own_arrays_of_devices_go_to_workers_as_numpys(on_workers, monkeypatch):
+    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
+    own = named("STRICT:1").put(np.arange(3.0))
+
+    def leaves(self, protocol):
+        raise TypeError("an array of a device leaves the process")
+
+    monkeypatch.setattr(type(own), "__reduce_ex__", leaves)
+    places = ("STRICT:0", "STRICT:1", "STRICT:0")
+    assert on_workers.local_results(on_workers.run(place_of, args=(own,))) == places
+    each = PerReplica([own] * 3)
+    assert on_workers.local_results(on_workers.run(place_of, args=(each,))) == places
+    assert all_here(on_workers.reduce("SUM", each, axis=None)).tolist() == [0, 3, 6]
+    assert all_here(on_workers.gather(each, 0)).tolist() == [0, 1, 2] * 3
+    with on_workers.scope():
+        made = daskdist.Variable(own)
+    made.assign(own + 1)
+    assert made.numpy().tolist() == [1, 2, 3]
+    sent = on_workers.extended.broadcast_to(own, None)
+    assert on_workers.local_results(on_workers.run(place_of, args=(sent,))) == places

@@ -14,7 +14,7 @@ from strict_device import StrictDevice, StrictStream
 import daskdist
 from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
 from daskdist.devices import cupy as cupy_device
-from daskdist.devices import nvidia, present
+from daskdist.devices import nccl, nvidia, present
 from daskdist.devices.cpu import CpuDevice
 from daskdist.devices.cupy import CupyDevice
 from daskdist.errors import ArgumentError, UnknownDeviceError
@@ -147,6 +147,36 @@ def test_an_import_that_fails_is_told(monkeypatch, with_cupy, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnknownDeviceError, match=r"CuPy cannot be imported \(libcudart.so is not to be found\); pip"):
         MirroredStrategy(["GPU:0"])
+
+
+def test_cupy_is_not_imported_without_a_driver(monkeypatch, with_cupy, tmp_path):
+    (tmp_path / "cupy.py").write_text("raise SystemError('imported')")
+    with_cupy(None)
+    monkeypatch.delitem(sys.modules, "cupy")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(cupy_device, "_OF_AMD", str(tmp_path / "kfd"))
+    assert MirroredStrategy().replicas[0].device == "CPU:0"
+    assert [each.name for each in daskdist.list_devices()] == ["CPU:0"]
+    # With AMD's there may be a GPU.
+    (tmp_path / "kfd").touch()
+    with pytest.raises(SystemError, match="imported"):
+        MirroredStrategy()
+
+
+@pytest.mark.parametrize("how", ["MIN", "MAX"])
+def test_nccl_is_not_asked_for_the_least_of_floats(how, monkeypatch):
+    # It leaves NaN out.
+    asked = []
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    monkeypatch.setattr(nccl, "_library", lambda: asked.append(how))
+    for dtype, is_asked in [("float16", False), ("float32", False), ("float64", False), ("int32", True)]:
+        asked.clear()
+        arrays = [
+            SimpleNamespace(nbytes=2**24, dtype=np.dtype(dtype), device=SimpleNamespace(id=number))
+            for number in range(2)
+        ]
+        assert nccl.combined(how, arrays) is None
+        assert bool(asked) == is_asked, dtype
 
 
 def test_what_the_driver_does_not_tell(monkeypatch):

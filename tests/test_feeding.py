@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
@@ -20,8 +21,8 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, InputOptions, MirroredStrategy, Options, errors
 from daskdist.core.ragged import Ragged
 from daskdist.devices import device, on_host
-from daskdist.execute import feeding, packing
-from daskdist.execute.copying import pinned_empty
+from daskdist.execute import feeding, gather_on_device, packing
+from daskdist.execute.copying import Channel, channel_of, pinned_empty
 from daskdist.execute.feeding import Ahead
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy import loops, sharing
@@ -416,6 +417,25 @@ def test_no_more_than_so_much_is_ahead(options, num_chunks):
     assert taken_bytes() == 0
 
 
+@pytest.mark.parametrize("where", ["on_the_device", "on_the_host"])
+def test_what_is_not_copied_counts_too(where):
+    num_read = 0
+
+    def source():
+        nonlocal num_read
+        for ((leaf,),) in arrays((2**12,), num_steps=100):
+            num_read += 1
+            yield [(device("STRICT:0").put(leaf) if where == "on_the_device" else leaf.astype("datetime64[s]"),)]
+
+    ahead = Ahead(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB)
+    for number in range(5):
+        next(ahead)
+        # Two units of one step each, and one that is read that there is no room for.
+        eventually(lambda number=number: num_read == number + 4)
+    ahead.close()
+    join(feed_threads())
+
+
 def test_small_steps_share_a_copy():
     ahead = Ahead(iter(arrays((4,), num_steps=100)), [device("STRICT:0")])
     num_copies = 0
@@ -642,6 +662,55 @@ def test_options_have_their_say():
     eventually(lambda: taken_bytes() == 4 * 8 * num_rows)
     assert StrictDevice.holds(step)
     iterator.close()
+
+
+# --- what all copies to a device share ---
+
+
+def gatherer_of(name):
+    return gather_on_device.on_device(device(name))
+
+
+@pytest.mark.parametrize(("of", "name"), [(channel_of, "STRICT:7"), (gatherer_of, "STRICT:8")], ids=["copies", "rows"])
+def test_threads_that_come_at_once_share_it(monkeypatch, of, name):
+    # Of a device that nobody has begun with.
+    made = StrictDevice.stream
+    is_second = threading.Event()
+
+    def stream(self):
+        # As long as it takes to begin with a device.
+        is_second.wait(0.05)
+        return made(self)
+
+    monkeypatch.setattr(StrictDevice, "stream", stream)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(of, [name] * 2)
+    assert one is other
+
+
+def test_no_consumer_is_forgotten_where_two_come_at_once():
+    class Slow:
+        """A stream beside which another one comes while it is told from a third."""
+
+        other = None
+
+        def __ne__(self, stream):
+            if self.other is not None:
+                thread = threading.Thread(target=channel.mind, args=(self.other,))
+                self.other = None
+                thread.start()
+                threads.append(thread)
+                thread.join(0.05)
+            return self is not stream
+
+    threads = []
+    channel = Channel(StrictDevice(1))
+    first, second, third = Slow(), Slow(), Slow()
+    channel.mind(first)
+    first.other = third
+    channel.mind(second)
+    join(threads)
+    assert {first, second, third} <= set(channel.consumers)
 
 
 # --- loops on replicas ---

@@ -108,6 +108,8 @@ def test_an_array_of_another_gpu_is_copied(cupy):
         moved = second.put(array)
     assert moved.device.id == 1
     assert np.array_equal(second.get(moved), np.arange(1000.0) + 100)
+    # CuPy itself copies none that is not in one piece.
+    assert np.array_equal(second.get(second.put(first.put(np.arange(1000.0))[::2])), np.arange(0.0, 1000, 2))
 
 
 # What a training loop does, on a GPU and on a processor.

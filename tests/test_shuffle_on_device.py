@@ -15,14 +15,14 @@ import strict_device
 from distributed import Client
 from hypothesis import HealthCheck, Phase, given, settings
 from pipelines import pipelines
-from strict_device import LIMITS, TAKEN, StrictDevice, StrictMemoryError, StrictStream
+from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
 from daskdist.core.block import Block
 from daskdist.core.selection import BlockRef, Groups, Selection
 from daskdist.core.structure import LONE
 from daskdist.devices import device, is_on_device, on_host
-from daskdist.errors import ArgumentError, StackError
+from daskdist.errors import ArgumentError, DeviceMemoryError, StackError
 from daskdist.execute import gather_on_device
 from daskdist.execute.callers import Now, Threads, embedded
 from daskdist.execute.delivery import Delivery
@@ -249,7 +249,7 @@ def test_running_out_of_memory_is_told() -> None:
     dataset = Dataset.from_tensor_slices(np.zeros((1000, 100))).shuffle(100, seed=1).batch(10)
     LIMITS[0] = TAKEN.get(0, 0) + 10_000
     try:
-        with pytest.raises(StrictMemoryError):
+        with pytest.raises(DeviceMemoryError, match="STRICT:0 has no room to put rows in order"):
             _by_steps(dataset, 0, ["STRICT:0"])
     finally:
         del LIMITS[0]
@@ -383,7 +383,7 @@ class TestStrategies:
         )
         LIMITS[0] = TAKEN.get(0, 0) + 20_000
         try:
-            with pytest.raises(StrictMemoryError):
+            with pytest.raises(DeviceMemoryError, match=r"leave Options\(shuffle_on_device=True\) out"):
                 list(distributed)
         finally:
             del LIMITS[0]

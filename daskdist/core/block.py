@@ -113,7 +113,7 @@ class Block:
 class Bundle:
     """Elements whose shapes may differ, such as the chunks one task builds: a tuple of leaves an element."""
 
-    __slots__ = ("_items", "label", "skipped", "structure")
+    __slots__ = ("__weakref__", "_items", "label", "skipped", "structure")
 
     def __init__(self, structure: Structure, items: Sequence[Leaves], label: str = "") -> None:
         self.structure = structure
@@ -168,7 +168,7 @@ class Batches:
         they are rows.
     """
 
-    __slots__ = ("bounds", "inners", "rows", "skipped")
+    __slots__ = ("__weakref__", "bounds", "inners", "rows", "skipped")
 
     def __init__(
         self, rows: Block | Bundle, bounds: Sequence[int], inners: tuple[tuple[int, ...], ...] | None = None

@@ -10,6 +10,7 @@ import functools
 import importlib
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
@@ -265,7 +266,12 @@ named = functools.lru_cache(maxsize=256)(device)
 
 def stream_of(device: Device) -> Stream:
     """The stream in which the replica on a device computes, in this process."""
-    return _stream_of(name_of(device))
+    with _making:
+        return _stream_of(name_of(device))
+
+
+# A cache does not keep two threads from making two.
+_making: Final = threading.RLock()
 
 
 @functools.lru_cache(maxsize=256)

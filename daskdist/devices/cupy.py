@@ -18,6 +18,8 @@ from daskdist.errors import ArgumentError
 
 # Bytes of the pieces in which arrays come back to the host: pinned memory is scarce, and is kept by CuPy.
 _PIECE_BYTES: Final = 8 * 2**20
+# What AMD's driver is asked by.
+_OF_AMD: Final = "/dev/kfd"
 _EITHER: Final = "pip install 'daskdist[cuda13]' where the driver speaks CUDA 13, 'daskdist[cuda12]' for CUDA 12"
 
 
@@ -99,7 +101,8 @@ class CupyDevice:
 
     @staticmethod
     def num_present() -> int:
-        return _present()[0]
+        # To import CuPy takes a second, and is for where there may be a GPU.
+        return _present()[0] if nvidia.driver_version() or os.path.exists(_OF_AMD) else 0
 
     def missing(self) -> str | None:
         count, why = _present()
@@ -132,7 +135,12 @@ class CupyDevice:
         if self.holds(array):
             if array.device.id != self.index:
                 # The copy is made in a stream of this device, and what it copies in one of the other.
-                before = CupyDevice(array.device.id).current_stream().record()
+                there = CupyDevice(array.device.id)
+                with there.using():
+                    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+                        # CuPy copies between devices what is in one piece.
+                        array = cupy.ascontiguousarray(array)
+                before = there.current_stream().record()
         else:
             array = np.asarray(array)
             if self.lacks(array.dtype):

@@ -43,6 +43,9 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
     first = arrays[0]
     if len(arrays) < 2 or first.nbytes < _LEAST_BYTES or first.dtype.name not in _DTYPES:
         return None
+    if how in ("MIN", "MAX") and first.dtype.kind == "f":
+        # Its least and largest leave NaN out, and NumPy's are NaN then.
+        return None
     numbers = tuple([int(array.device.id) for array in arrays])
     if len(set(numbers)) < len(numbers):
         return None

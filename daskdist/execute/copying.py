@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
+from threading import RLock
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from daskdist.execute.packing import Layout, Placed, Slots
 _MOST_STREAMS: Final = 8
 # Less than this is not worth pinned memory of its own: it is packed with other leaves.
 _LEAST_PINNED_BYTES: Final = 2**16
+_making: Final = RLock()
 
 
 def pinned_empty(device: Device) -> Empty:
@@ -41,19 +43,28 @@ class Channel:
         self.stream = device.stream()
         # Replaced as a whole, never changed: several threads read it. The first stays.
         self.consumers: tuple[Stream, ...] = (stream_of(device),)
+        # None is lost where two threads add theirs.
+        self._turn = RLock()
 
     def mind(self, stream: Stream) -> None:
         """Have copies wait for a stream in which somebody computes with what was copied."""
-        first, *others = self.consumers
-        if others and others[-1] == stream:
+        if len(self.consumers) > 1 and self.consumers[-1] == stream:
             return
-        others = [each for each in others if each != stream]
-        self.consumers = (first, *others[-(_MOST_STREAMS - 2) :], stream)
+        with self._turn:
+            first, *others = self.consumers
+            others = [each for each in others if each != stream]
+            self.consumers = (first, *others[-(_MOST_STREAMS - 2) :], stream)
+
+
+def channel_of(name: str) -> Channel:
+    """The channel of a device, by its name."""
+    # Of two threads that are the first to ask, neither may have one of its own.
+    with _making:
+        return _channel_of(name)
 
 
 @functools.lru_cache(maxsize=256)
-def channel_of(name: str) -> Channel:
-    """The channel of a device, by its name."""
+def _channel_of(name: str) -> Channel:
     return Channel(named(name))
 
 
@@ -138,12 +149,14 @@ class Unit:
         Of each replica.
     num_steps
         How many they are.
+    num_bytes
+        What the largest part takes, with what was on its device before.
     """
 
-    def __init__(self, parts: list[Part], num_steps: int) -> None:
+    def __init__(self, parts: list[Part], num_steps: int, num_bytes: int) -> None:
         self.parts = parts
         self.num_steps = num_steps
-        self.num_bytes = max(part.num_bytes for part in parts)
+        self.num_bytes = num_bytes
         self.num_handed_out = 0
 
     def next(self) -> list[Any]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from daskdist.config import num_threads
 from daskdist.devices import Device, name_of
 from daskdist.execute.copying import Copier, Life, NoRoomError, Part, Unit
-from daskdist.execute.packing import MIB, copied_bytes, layout_of
+from daskdist.execute.packing import MIB, bytes_of, layout_of
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -57,7 +57,7 @@ class _Feeder:
         self.turn = Condition(RLock())
         # Held while a unit is made of what is pending.
         self.sending = Lock()
-        # Steps, and how many bytes of each go to a device.
+        # Steps, and how many bytes each has for a device.
         self.pending: list[tuple[Any, int]] = []
         self.queue: deque[Unit] = deque()
         self.failure: BaseException | None = None
@@ -104,7 +104,7 @@ class _Feeder:
             finally:
                 self.is_reading = False
             pairs = zip(self.devices, step, strict=True)
-            step_bytes = max(0 if device.is_host else copied_bytes(device, leaves) for device, leaves in pairs)
+            step_bytes = max(0 if device.is_host else bytes_of(leaves) for device, leaves in pairs)
             if self._pending_bytes() + step_bytes > self.unit_bytes:
                 self._send_all()
             with self.turn:
@@ -171,11 +171,11 @@ class _Feeder:
     def _send(self) -> NoRoomError | None:
         # One unit of what is pending; what there is no room for stays pending, and there are fewer ahead from then on.
         with self.turn:
-            steps = [step for step, _ in (self.pending[:1] if self.is_shrunk else self.pending)]
-        if not steps:
+            pending = self.pending[:1] if self.is_shrunk else list(self.pending)
+        if not pending:
             return None
         try:
-            unit = self._unit(steps)
+            unit = self._unit([step for step, _ in pending], sum(num_bytes for _, num_bytes in pending))
         except NoRoomError as error:
             if not self.is_shrunk:
                 self.is_shrunk = True
@@ -187,13 +187,13 @@ class _Feeder:
                 )
             return error.with_traceback(None)
         with self.turn:
-            del self.pending[: len(steps)]
+            del self.pending[: len(pending)]
             if not self.is_stopping:
                 self.queue.append(unit)
             self.turn.notify_all()
         return None
 
-    def _unit(self, steps: list[Any]) -> Unit:
+    def _unit(self, steps: list[Any], num_bytes: int) -> Unit:
         parts: list[Part] = []
         life = Life(self.alive)
         copies = []
@@ -211,7 +211,7 @@ class _Feeder:
         for copier, layout, buffer, part in copies:
             copier.copy(layout, buffer, part, self._with_threads)
             self.num_bytes += part.num_bytes
-        return Unit(parts, len(steps))
+        return Unit(parts, len(steps), num_bytes)
 
     def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
         number = min(num_threads(), _MOST_THREADS)

@@ -14,7 +14,7 @@ from dask.sizeof import sizeof
 from distributed.protocol import dask_deserialize, dask_serialize
 
 from daskdist.errors import ArgumentError, DaskdistError
-from daskdist.execute.pickling import culprit
+from daskdist.execute.pickling import culprit, dumps_on_host
 
 # Stands for the task itself where an input is what an earlier call of it gave.
 OWN: Final = -1
@@ -43,7 +43,7 @@ class Failure:
         try:
             if isinstance(error, _ENDS_A_PROCESS):
                 raise TypeError("raised where a worker looks at it, it would end that")
-            pickled = cloudpickle.dumps((error, error.__traceback__))
+            pickled = dumps_on_host((error, error.__traceback__), by_value=True)
             cloudpickle.loads(pickled)
         except Exception:
             # What cannot travel is told.
@@ -170,12 +170,12 @@ dask_deserialize.register(Outputs)(_from_frames)
 
 def pickled_apart(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """A pickle and its buffers; as Dask does it, what the program itself defines goes by value."""
-    for dumps in (pickle.dumps, cloudpickle.dumps):
+    for by_value in (False, True):
         buffers: list[pickle.PickleBuffer] = []
         try:
-            pickled = dumps(value, protocol=5, buffer_callback=buffers.append)
+            pickled = dumps_on_host(value, by_value=by_value, buffer_callback=buffers.append)
         except Exception:
-            if dumps is cloudpickle.dumps:
+            if by_value:
                 raise
             continue
         if b"__main__" not in pickled:

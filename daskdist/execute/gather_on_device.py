@@ -14,6 +14,7 @@ own, and before it is written to again, what they were doing when it was taken a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -30,6 +31,7 @@ from daskdist.core.selection import Index
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.devices import Device, Event, Stream, name_of, named
+from daskdist.errors import DeviceMemoryError
 from daskdist.execute.copying import channel_of
 from daskdist.execute.gather import Empty, Joins, Picks, gather
 
@@ -47,6 +49,8 @@ _NUMBERS: Final = "biufc"
 
 # Of each leaf the shape of a row and the dtype; None for one that stays on the host.
 Layout = tuple[tuple[tuple[int, ...], Any] | None, ...]
+
+_making: Final = threading.RLock()
 
 
 class RowsOnDevice:
@@ -223,7 +227,13 @@ class OnDevice:
         apart: bool = False,
         empty: Empty | None = None,
     ) -> Any:
-        """As `gather`; here only where rows of columns are picked and nothing is made of them, else on the host."""
+        """As `gather`; here only where rows of columns are picked and nothing is made of them, else on the host.
+
+        Raises
+        ------
+        DeviceMemoryError
+            The device has no room for blocks, or for what is picked of them.
+        """
         columnar = [block for block in blocks if isinstance(block, Block)]
         are_alike = len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar))
         layout = self._layout(columnar[0]) if are_alike else ()
@@ -231,7 +241,7 @@ class OnDevice:
             return gather(blocks, picks, function, apart, empty)
         host = _gathered_here(columnar, picks, layout, empty)
         rows, which = picks.by_row()
-        with self._lock, self.device.using(self._stream):
+        with self._alone():
             residents = [self._resident(block, layout) for block in columnar] if len(rows) else []
             columns = self._made_for_consumers(layout, len(rows))
             self._fill(columns, residents, rows, which)
@@ -242,7 +252,7 @@ class OnDevice:
 
     def compacted(self, blocks: Sequence[Rows], picks: Picks, made: Block) -> None:
         """Make a block that was made of others be on the device too, if some of those are."""
-        with self._lock, self.device.using(self._stream):
+        with self._alone():
             columnar = [block for block in blocks if isinstance(block, Block)]
             if not len(made) or not any(block in self._residents for block in columnar):
                 return
@@ -254,6 +264,21 @@ class OnDevice:
             columns = {leaf: each[resident.start : stop, ...] for leaf, each in resident.segment.columns.items()}
             self._fill(columns, residents, *picks.by_row())
             self._residents[made] = resident
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        # One thread at a time, in the stream.
+        device = self.device
+        with self._lock, device.using(self._stream):
+            try:
+                yield
+            except device.out_of_memory as error:
+                free_bytes, all_bytes = device.memory_info()
+                raise DeviceMemoryError(
+                    f"{name_of(device)} has no room to put rows in order ({error}): of {all_bytes} bytes there are "
+                    f"{free_bytes} free, and this process holds {device.held_bytes()}. Blocks are there whole: make "
+                    "the shuffle's buffer, blocks or batches smaller, or leave Options(shuffle_on_device=True) out"
+                ) from None
 
     def _layout(self, block: Block) -> Layout:
         return tuple([self._kind(leaf) for leaf in block.leaves])
@@ -375,7 +400,9 @@ class CompactedOnDevices:
 
 def on_device(device: Device) -> OnDevice:
     """What gathers on a device, in this process."""
-    return _on_device(name_of(device))
+    # Two threads that are the first to ask share it, and what is on the device.
+    with _making:
+        return _on_device(name_of(device))
 
 
 @functools.lru_cache(maxsize=256)

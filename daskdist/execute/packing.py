@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from daskdist.devices import Device, Event
+from daskdist.devices import Device, Event, dtype_of, is_on_device
 
 MIB: Final = 2**20
 # What is packed begins at multiples of so many bytes, as what a device allocates does.
@@ -115,6 +116,18 @@ def is_copied(device: Device, leaf: Any) -> bool:
 def copied_bytes(device: Device, leaves: Sequence[Any]) -> int:
     """Bytes of a step's leaves that go to a device."""
     return sum(leaf.nbytes for leaf in leaves if is_copied(device, leaf))
+
+
+def bytes_of(leaves: Sequence[Any]) -> int:
+    """Bytes of a step's leaves, wherever they are and go: also those that are on a device already take its memory."""
+    return sum(map(_bytes_of, leaves))
+
+
+def _bytes_of(leaf: Any) -> int:
+    if hasattr(leaf, "nbytes"):
+        return int(leaf.nbytes)
+    # The array API has none.
+    return math.prod(leaf.shape) * int(dtype_of(leaf).itemsize) if is_on_device(leaf) else 0
 
 
 def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> Layout:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pickle
+from collections.abc import Callable
 from types import CellType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from daskdist.devices import are_loaded, device_of, stream_of
 from daskdist.execute.callers import is_future
 
 
@@ -77,6 +80,54 @@ class _Finder(cloudpickle.Pickler):  # type: ignore[misc]
         if is_future(obj):
             self.found[obj.key] = obj
         return super().reducer_override(obj)
+
+
+def dumps_on_host(
+    value: Any, *, by_value: bool = False, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None
+) -> bytes:
+    """A pickle in which arrays of devices are NumPy's, however deep they are in an object: who reads it may have none.
+
+    Parameters
+    ----------
+    value
+        Anything.
+    by_value
+        Whether what the program itself defines goes along, too.
+    buffer_callback
+        Takes what is to go apart from the pickle; nothing is if None.
+    """
+    if not are_loaded():
+        dumps = cloudpickle.dumps if by_value else pickle.dumps
+        return dumps(value, protocol=5, buffer_callback=buffer_callback)
+    file = io.BytesIO()
+    kind: Any = _ByValue if by_value else _ByReference
+    kind(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+    return file.getvalue()
+
+
+class _ByReference(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        return _on_host(obj) or NotImplemented
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        return _on_host(obj) or super().reducer_override(obj)
+
+
+def _on_host(value: Any) -> tuple[Any, ...] | None:
+    device = device_of(value)
+    if device is None:
+        return None
+    stream = stream_of(device)
+    with device.using():
+        stream.wait(device.current_stream().record())
+    with device.using(stream):
+        return _as_it_is, (device.get(value),)
+
+
+def _as_it_is(array: Any) -> Any:
+    return array
 
 
 def futures_in(value: Any) -> dict[Any, Any]:

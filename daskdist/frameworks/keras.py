@@ -11,6 +11,7 @@ import optree
 from daskdist.errors import ArgumentError
 from daskdist.frameworks.leaves import check_spec, checked_source, needs
 from daskdist.frameworks.torch import to_torch
+from daskdist.strategy.device_values import host_array
 from daskdist.strategy.gathering import concatenated
 from daskdist.strategy.values import AsyncValue, PerReplica, results_of
 
@@ -68,7 +69,7 @@ def joined(step: Any) -> Any:
     groups = [leaf.values if isinstance(leaf, PerReplica) else (leaf,) for leaf in leaves]
     values = [value for group in groups for value in group]
     here = iter(results_of(values) if any(isinstance(value, AsyncValue) for value in values) else values)
-    parts = [[next(here) for _ in group] for group in groups]
+    parts = [[host_array(next(here)) for _ in group] for group in groups]
     return optree.tree_unflatten(treespec, [part[0] if len(part) == 1 else concatenated(part, 0) for part in parts])
 
 

@@ -222,8 +222,10 @@ class Copy:
         self._shelf.put(variable._ordered.number, self.replica.replica_id_in_sync_group, found)
 
     def _own(self, leaf: Any, dtype: np.dtype[Any]) -> Any:
-        # An array of the device that nobody else has.
+        # An array of the device that nobody else has; of the host, where the device lacks the dtype.
         device = self.device
+        if device.lacks(dtype):
+            return np.array(host_array(leaf), dtype)
         if device.is_host or not is_on_device(leaf):
             return device.put(np.array(host_array(leaf), dtype))
         xp, here = device.namespace, moved(leaf, device)

@@ -105,7 +105,9 @@ def moved(array: Any, device: Device) -> Any:
         return device.put(host_array(array))
     own = stream_of(device)
     own.wait(_now(source))
-    found = device.put(array)
+    # What is done there before it goes is done after what made it.
+    with source.using(stream_of(source)):
+        found = device.put(array)
     # Its memory is not used for something else before.
     with source.using():
         stream_of(source).wait(_now(device))

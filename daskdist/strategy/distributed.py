@@ -143,9 +143,10 @@ class DistributedDataset:
         length = self._feeding.length(leaf.shape[0]) if leaf.shape else None
         return replace(leaf, shape=(length, *leaf.shape[1:])) if leaf.shape else leaf
 
-    @property
+    @cached_property
     def known_element_spec(self) -> Any:
         """The same; None where it is not known before there are elements."""
+        # Functions that replicas call are tried for it, and not again for each pass.
         try:
             return self.element_spec
         except SpecUnknown:

@@ -11,6 +11,7 @@ import numpy as np
 import optree
 
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
+from daskdist.devices import dtype_of, is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.execute.session import Session, session
 from daskdist.strategy.picks import Pick
@@ -190,8 +191,10 @@ def check_spec(
 ) -> None:
     """See that a wired value is of a spec."""
     value = filled(results, picks, nest)
+    if is_on_device(value):
+        value = TensorSpec(tuple(value.shape), dtype_of(value))
     if not spec.is_compatible_with(value):
-        given = TensorSpec.of(np.asarray(value))
+        given = value if isinstance(value, TensorSpec) else TensorSpec.of(np.asarray(value))
         raise ArgumentError(f"{what} has shape {given.shape} and dtype {given.dtype}; input_signature has {spec}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from distributed import Client, get_worker
 
+from daskdist.devices import named
 from daskdist.execute.bringing import Bring
 from daskdist.execute.callers import Now
 from daskdist.strategy.context import ReplicaContext
@@ -17,6 +18,7 @@ from daskdist.strategy.loops import Around, fed
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.rows_there import arrivals_of
 from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.team import told
 from daskdist.strategy.values import filled
@@ -103,6 +105,8 @@ def call_there(
     """Call a user's function, the first result, with wired leaves of its arguments, on the worker of a replica."""
     context = own.context(step)
     try:
+        if not named(own.replica.device).is_host:
+            results = list(map(arrivals_of(own.replica.device), results))
         given = filled(results, picks, leaves)
         with fed(given, treespec, own.replica, own.number, lambda: own.around(step)) as (args, kwargs):
             returned = Returned.of(call_on_replica(results[0], args, kwargs, own.replica, context))

@@ -23,6 +23,7 @@ from distributed import Client
 from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
+from daskdist.devices import is_on_device
 from daskdist.errors import ClusterError, DaskdistError
 from daskdist.execute.bringing import WithKept, holders_of
 from daskdist.execute.callers import Caller, Handle
@@ -40,6 +41,7 @@ from daskdist.strategy.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.copies import forget_there
 from daskdist.strategy.desk import dismiss, enrol
 from daskdist.strategy.device_assignment import DeviceAssignment, placing
+from daskdist.strategy.device_values import host_array
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
@@ -261,6 +263,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         if type(leaf) is PerReplica:
             return leaf.spread or PerReplica([self._packed(part, name) for part in leaf.values])
         if not self._parcels.goes_along(leaf):
+            if is_on_device(leaf):
+                # What leaves the process leaves the device: each replica puts it on its own.
+                return self._packed(host_array(leaf), name)
             return self._parcels(leaf, name)
         leaf = as_it_is_now(leaf)
         if isinstance(leaf, np.ndarray):

@@ -10,9 +10,9 @@ from dask.sizeof import sizeof
 
 from daskdist.core.block import Rows
 from daskdist.core.spec import TensorSpec
-from daskdist.devices import on_host
 from daskdist.errors import DaskdistError
 from daskdist.execute.callers import Caller, Handle
+from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import flattened
 
 
@@ -68,7 +68,7 @@ class Returned:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What leaves a device's process leaves the device: who gets it may have none, and puts it on its own.
-        return Returned, (list(map(on_host, self.leaves)), self.treespec)
+        return Returned, (list(map(host_array, self.leaves)), self.treespec)
 
 
 @dataclass(frozen=True, slots=True)

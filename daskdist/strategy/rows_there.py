@@ -1,0 +1,149 @@
+"""Batches that lie on a replica's worker, put on its device: a few at a time, and the next ones ahead of use."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+from daskdist.config import num_threads
+from daskdist.core.block import Rows
+from daskdist.devices import Device, named
+from daskdist.execute.copying import Copier, Life, NoRoomError, Part
+from daskdist.execute.packing import MIB, copied_bytes, layout_of
+
+# Batches are copied together up to so many bytes, and so many of them.
+_UNIT_BYTES: Final = 4 * MIB
+_MOST_STEPS: Final = 64
+_MOST_THREADS: Final = 8
+# Rows whose last elements stay on the device though they may not be used again.
+_MOST_ROWS: Final = 4
+
+
+class RowsThere(NamedTuple):
+    """The elements of some rows, on a device.
+
+    Parameters
+    ----------
+    rows
+        The rows, on the host.
+    copies
+        What of them is on the device.
+    """
+
+    rows: Rows
+    copies: _Copies
+
+    def item(self, place: int) -> Any:
+        """The leaves of an element; what devices lack is the host's.
+
+        Raises
+        ------
+        DeviceMemoryError
+            There is no room for it.
+        """
+        return self.copies.item(self.rows, place)
+
+
+class _Copies:
+    # Of rows, to a device; it does not hold on to the rows.
+    def __init__(self, way: _Way) -> None:
+        self._way = way
+        self._lock = threading.Lock()
+        # Where each of what was copied begins and stops: what is in use, and what comes after it.
+        self._parts: list[tuple[int, int, Part]] = []
+        self._last: tuple[int, Any] = -1, None
+
+    def item(self, rows: Rows, place: int) -> Any:
+        with self._lock:
+            if self._last[0] != place:
+                start, stop, part = self._part_of(rows, place)
+                self._last = place, part.leaves(place - start)
+                if place == start and stop < len(rows):
+                    self._parts = [(start, stop, part), self._way.begin(rows, stop)]
+            return self._last[1]
+
+    def _part_of(self, rows: Rows, place: int) -> tuple[int, int, Part]:
+        for each in self._parts:
+            if each[0] <= place < each[1]:
+                return each
+        # What is there has been used: its memory goes first.
+        self._parts, self._last = [], (-1, None)
+        found = self._way.begin(rows, place)
+        self._parts = [found]
+        return found
+
+
+class _Way:
+    # To one device: its pinned memory is for all calls on its replica.
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._copier = Copier(device, 2, _UNIT_BYTES)
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, rows: Rows, start: int) -> tuple[int, int, Part]:
+        """Begin to copy some elements, from one on."""
+        steps: list[Any] = []
+        num_bytes = 0
+        for place in range(start, min(len(rows), start + _MOST_STEPS)):
+            leaves = rows.item(place)
+            num_bytes += copied_bytes(self._device, leaves)
+            if steps and num_bytes > _UNIT_BYTES:
+                break
+            steps.append(leaves)
+        with self._lock:
+            self._copier.come()
+            layout = layout_of(self._device, steps)
+            part = Part(layout.steps, self._device, Life(set()))
+            try:
+                buffer = self._copier.buffer(layout.num_bytes)
+            except NoRoomError as error:
+                raise error.told() from None
+            self._copier.copy(layout, buffer, part, self._with_threads)
+        return start, start + len(steps), part
+
+    def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
+        number = min(num_threads(), _MOST_THREADS)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(number, thread_name_prefix="daskdist-copy")
+        return self._threads, number
+
+
+class Arrivals:
+    """What of a replica's rows is on its device, of the last of those that the worker has.
+
+    Parameters
+    ----------
+    device
+        The device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._way = _Way(device)
+        self._lock = threading.Lock()
+        self._found: OrderedDict[int, tuple[weakref.ref[Rows], _Copies]] = OrderedDict()
+
+    def __call__(self, result: Any) -> Any:
+        """Rows as those on the device; any other result as it is."""
+        if not isinstance(result, Rows):
+            return result
+        key = id(result)
+        with self._lock:
+            known = self._found.pop(key, None)
+            if known is None or known[0]() is not result:
+                # It goes with the rows, or when others have come.
+                known = weakref.ref(result, lambda _: self._found.pop(key, None)), _Copies(self._way)
+            self._found[key] = known
+            if len(self._found) > _MOST_ROWS:
+                self._found.popitem(last=False)
+        return RowsThere(result, known[1])
+
+
+@functools.lru_cache(maxsize=256)
+def arrivals_of(name: str) -> Arrivals:
+    """What has arrived on a device in this process, by its name."""
+    return Arrivals(named(name))

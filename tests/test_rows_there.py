@@ -1,0 +1,169 @@
+"""Batches that a program gives to replicas of a cluster, one by one, on their devices."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import strict_device
+from strict_device import StrictDevice, StrictStream
+
+import daskdist
+from daskdist import Dataset, DeviceAssignment, MultiWorkerMirroredStrategy
+from daskdist.core.block import Batches, Block
+from daskdist.core.structure import LONE
+from daskdist.devices import on_host
+from daskdist.execute.copying import channel_of
+from daskdist.strategy.rows_there import Arrivals
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    strict_device.register()
+    StrictStream.delay_s = 0.002
+    yield
+    StrictStream.delay_s = 0.0
+    strict_device.unregister()
+
+
+def batches(num_rows=400, size=4):
+    block = Block(LONE, [np.arange(num_rows * 3, dtype=np.float32).reshape(num_rows, 3)])
+    return Batches(block, range(0, num_rows + 1, size))
+
+
+def count_copies(monkeypatch):
+    copies = []
+    copy = StrictDevice.copy
+    monkeypatch.setattr(StrictDevice, "copy", lambda self, *args: (copies.append(len(args[0])), copy(self, *args)))
+    return copies
+
+
+def test_some_are_copied_together_and_the_next_ones_ahead(monkeypatch):
+    copies = count_copies(monkeypatch)
+    device, rows = StrictDevice(0), batches()
+    arrived = Arrivals(device)
+    for place in range(len(rows)):
+        (leaf,) = arrived(rows).item(place)
+        # The next 64 are on their way once the first of these is asked for.
+        assert len(copies) == 2
+        assert device.holds(leaf)
+        assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
+    # As much as a multiple of 256 bytes.
+    assert copies == [64 * 48, 7 * 256]
+
+
+def test_large_ones_are_copied_one_by_one(monkeypatch):
+    copies = count_copies(monkeypatch)
+    block = Block(LONE, [np.ones((6 * 2**18, 4), np.float32)])
+    rows = Batches(block, range(0, 6 * 2**18 + 1, 2**18))
+    arrived = Arrivals(StrictDevice(0))
+    arrived(rows).item(0)
+    assert copies == [2**22] * 2
+    arrived(rows).item(1)
+    assert copies == [2**22] * 3
+
+
+def test_any_order_and_what_is_asked_for_again():
+    device, rows = StrictDevice(0), batches()
+    arrived = Arrivals(device)
+    for place in [70, 3, 3, 99, 0, 64, 1, 98]:
+        (leaf,) = arrived(rows).item(place)
+        assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
+
+
+def test_what_is_kept_stays_valid_and_the_rest_goes():
+    device = StrictDevice(0)
+    gc.collect()
+    before = device.held_bytes()
+    arrived = Arrivals(device)
+    kept, expected = [], []
+    for _ in range(12):
+        rows = batches()
+        kept += arrived(rows).item(5)
+        expected.append(rows.item(5)[0].tolist())
+    assert [on_host(leaf).tolist() for leaf in kept] == expected
+    # Each holds on to those that were copied with it, and the last rows have others ahead.
+    assert device.held_bytes() - before <= 12 * 64 * 48 + 2 * 64 * 48
+    del kept, rows
+    # What is on its way arrives first.
+    channel_of("STRICT:0").stream.synchronize()
+    gc.collect()
+    assert device.held_bytes() == before
+
+
+def test_no_room_is_told():
+    strict_device.LIMITS[0] = StrictDevice(0).held_bytes() + 1000
+    try:
+        with pytest.raises(daskdist.errors.DeviceMemoryError, match="STRICT:0 has no room for the next step"):
+            Arrivals(StrictDevice(0))(batches()).item(0)
+    finally:
+        del strict_device.LIMITS[0]
+
+
+def test_other_results_are_as_they_are():
+    value = object()
+    assert Arrivals(StrictDevice(0))(value) is value
+
+
+# --- on workers ---
+
+
+def set_delay(delay_s):
+    StrictStream.delay_s = delay_s
+
+
+@pytest.fixture
+def on_workers(client):
+    client.run(strict_device.register)
+    client.run(set_delay, 0.002)
+    with MultiWorkerMirroredStrategy(
+        client, device_assignment=DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])
+    ) as strategy:
+        yield strategy
+    client.run(set_delay, 0.0)
+    client.run(strict_device.unregister)
+
+
+def told(batch):
+    return repr({name: (StrictDevice.holds(leaf), on_host(leaf).tolist()) for name, leaf in batch.items()})
+
+
+@pytest.mark.cluster
+def test_each_step_is_what_it_is_on_the_host(on_workers, client):
+    rows = {"x": np.arange(3000, dtype=np.float32).reshape(1000, 3), "y": np.arange(1000), "t": np.arange(1000) * 1j}
+    dataset = Dataset.from_tensor_slices(rows).shuffle(100, seed=3).batch(8)
+    with MultiWorkerMirroredStrategy(client) as plain:
+        expected = [plain.local_results(plain.run(told, args=(step,))) for step in plain.distribute_dataset(dataset)]
+        expected = [tuple(str(each).replace("False", "True") for each in step) for step in expected]
+    found = [on_workers.run(told, args=(step,)) for step in on_workers.distribute_dataset(dataset)]
+    assert [tuple(map(str, on_workers.local_results(step))) for step in found] == expected
+
+
+@pytest.mark.cluster
+def test_text_stays_on_the_host(on_workers):
+    words = Dataset.from_tensor_slices({"n": np.arange(8), "w": np.array(list("abcdefgh"), np.dtypes.StringDType())})
+
+    def kinds(batch):
+        return repr([type(batch["n"]).__name__, type(batch["w"]).__name__, batch["w"].tolist()])
+
+    (step,) = on_workers.distribute_dataset(words.batch(8))
+    found = list(map(str, on_workers.local_results(on_workers.run(kinds, args=(step,)))))
+    assert found == ["['Array', 'ndarray', ['a', 'b', 'c', 'd']]", "['Array', 'ndarray', ['e', 'f', 'g', 'h']]"]
+
+
+@pytest.mark.cluster
+def test_in_a_function_of_many_steps(on_workers):
+    dataset = Dataset.from_tensor_slices(np.arange(4000.0).reshape(1000, 4)).batch(10)
+
+    @daskdist.function
+    def total(steps):
+        found = 0.0
+        for step in steps:
+            sums = on_workers.run(lambda x: x.__array_namespace__().sum(x), args=(step,))
+            found = found + on_workers.reduce("SUM", sums, axis=None)
+        return found
+
+    assert float(total(on_workers.distribute_dataset(dataset))) == sum(range(4000))
