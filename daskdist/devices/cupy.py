@@ -212,8 +212,7 @@ class CupyDevice:
             return CupyStream(_cupy().cuda.Stream(non_blocking=True), self.index)
 
     def current_stream(self) -> CupyStream:
-        with self.using():
-            return CupyStream(_cupy().cuda.get_current_stream(), self.index)
+        return CupyStream(_cupy().cuda.get_current_stream(self.index), self.index)
 
     @contextlib.contextmanager
     def using(self, stream: Any = None) -> Iterator[None]:

@@ -233,16 +233,19 @@ class Copier:
             layout.pack(slot.memory, threads)
         with device.using(stream):
             begun = stream.record()
-            if slot is not None:
-                target = device.view(buffer, 0, (layout.packed_bytes,), np.uint8)
-                device.copy(slot.memory[: layout.packed_bytes], target, stream)
-            for piece in layout.direct:
-                device.copy(piece.memory, device.view(buffer, piece.offset, (piece.num_bytes,), np.uint8), stream)
-            over = stream.record()
-        if slot is not None:
-            slot.event = over
-        if layout.direct:
-            self._sources.append((over, layout.direct))
+            try:
+                if slot is not None:
+                    target = device.view(buffer, 0, (layout.packed_bytes,), np.uint8)
+                    device.copy(slot.memory[: layout.packed_bytes], target, stream)
+                for piece in layout.direct:
+                    device.copy(piece.memory, device.view(buffer, piece.offset, (piece.num_bytes,), np.uint8), stream)
+            finally:
+                # Of what has been begun the host's memory is in use until then, whatever came after it.
+                over = stream.record()
+                if slot is not None:
+                    slot.event = over
+                if layout.direct:
+                    self._sources.append((over, layout.direct))
         part.hold(buffer, layout.num_bytes, begun, over)
 
     def close(self) -> None:

@@ -59,6 +59,7 @@ class _Feeder:
         self.sending = Lock()
         # Steps, and how many bytes each has for a device.
         self.pending: list[tuple[Any, int]] = []
+        self.pending_bytes = 0
         self.queue: deque[Unit] = deque()
         self.failure: BaseException | None = None
         self.is_reading = self.is_starving = self.is_shrunk = self.is_stopping = self.is_over = False
@@ -105,20 +106,18 @@ class _Feeder:
                 self.is_reading = False
             pairs = zip(self.devices, step, strict=True)
             step_bytes = max(0 if device.is_host else bytes_of(leaves) for device, leaves in pairs)
-            if self._pending_bytes() + step_bytes > self.unit_bytes:
+            if self.pending_bytes + step_bytes > self.unit_bytes:
                 self._send_all()
             with self.turn:
                 self.pending.append((step, step_bytes))
+                self.pending_bytes += step_bytes
                 if self.is_starving:
                     self.turn.notify_all()
             del step, pairs
-            if len(self.pending) >= num_steps or self.is_shrunk or self._pending_bytes() >= self.unit_bytes:
+            if len(self.pending) >= num_steps or self.is_shrunk or self.pending_bytes >= self.unit_bytes:
                 self._send_all()
                 num_steps = min(2 * num_steps, _MOST_STEPS)
         self._send_all()
-
-    def _pending_bytes(self) -> int:
-        return sum(num_bytes for _, num_bytes in self.pending)
 
     def _send_all(self) -> None:
         while self.pending and self._waited(self._has_room):
@@ -141,7 +140,7 @@ class _Feeder:
             return True
         if len(self.queue) >= (1 if self.is_shrunk else self.num_units):
             return False
-        return sum(unit.num_bytes for unit in self.queue) + self._pending_bytes() <= self.most_bytes
+        return sum(unit.num_bytes for unit in self.queue) + self.pending_bytes <= self.most_bytes
 
     def _waited(self, condition: Callable[[], bool]) -> bool:
         # Whether it has come true; not where all is to end.
@@ -160,6 +159,7 @@ class _Feeder:
             finally:
                 del self.source
                 self.pending.clear()
+                self.pending_bytes = 0
                 for copier in self.copiers:
                     if copier is not None:
                         copier.close()
@@ -175,7 +175,8 @@ class _Feeder:
         if not pending:
             return None
         try:
-            unit = self._unit([step for step, _ in pending], sum(num_bytes for _, num_bytes in pending))
+            num_bytes = sum(num_bytes for _, num_bytes in pending)
+            unit = self._unit([step for step, _ in pending], num_bytes)
         except NoRoomError as error:
             if not self.is_shrunk:
                 self.is_shrunk = True
@@ -188,6 +189,7 @@ class _Feeder:
             return error.with_traceback(None)
         with self.turn:
             del self.pending[: len(pending)]
+            self.pending_bytes -= num_bytes
             if not self.is_stopping:
                 self.queue.append(unit)
             self.turn.notify_all()
@@ -297,12 +299,14 @@ class _Feeder:
                 self.turn.release()
 
     def _sum_up(self) -> None:
-        while self._timed and (times := self._timed[0]()) is not None:
-            self._timed.popleft()
-            num_bytes, copy_s, waited_s = times
-            self._timed_bytes += num_bytes
-            self._copy_s += copy_s
-            self._waited_s += waited_s
+        # Of several threads that ask, one at a time.
+        with self.turn:
+            while self._timed and (times := self._timed[0]()) is not None:
+                self._timed.popleft()
+                num_bytes, copy_s, waited_s = times
+                self._timed_bytes += num_bytes
+                self._copy_s += copy_s
+                self._waited_s += waited_s
 
     def stats(self) -> dict[str, Any]:
         """See `Ahead.stats`."""

@@ -124,7 +124,7 @@ def bytes_of(leaves: Sequence[Any]) -> int:
 
 
 def _bytes_of(leaf: Any) -> int:
-    if hasattr(leaf, "nbytes"):
+    if type(leaf) is np.ndarray or hasattr(leaf, "nbytes"):
         return int(leaf.nbytes)
     # The array API has none.
     return math.prod(leaf.shape) * int(dtype_of(leaf).itemsize) if is_on_device(leaf) else 0
