@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,6 @@ class Stretched:
     def which_rows(self) -> Index:
         """The place of each row's block."""
         return np.repeat(self.which, np.diff(self.bounds))
-
-    def triples(self) -> Iterator[tuple[int, int, int]]:
-        """The place of each stretch's block, and where in it the stretch starts and stops."""
-        stops = self.starts + np.diff(self.bounds)
-        return zip(self.which.tolist(), self.starts.tolist(), stops.tolist(), strict=True)
 
     def spans(self, starts: Index, stops: Index) -> Stretched:
         """What is between each start and its stop."""

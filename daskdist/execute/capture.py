@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from daskdist.execute.fused import (
 )
 from daskdist.execute.graph import placed_graph
 from daskdist.execute.joining import join
-from daskdist.execute.noting import Capture, Column, Deferred, Lanes, Noted, Pickled, Results, SentTask, Taken
+from daskdist.execute.noting import Capture, Deferred, Noted, Pickled, SentTask, Taken
 from daskdist.execute.session import Sent, Session, current_session, sending_because, sent_because
 from daskdist.execute.submit import LOOK_EVERY_S, Picks, Submit
 
@@ -35,8 +36,12 @@ Tell: TypeAlias = Callable[[tuple[OfLane, ...], Sequence[int], Exception], Await
 # Tasks that a result may be made of. Dask keeps note of all of them for as long as the result is there; one that is
 # made of more is sent anew.
 _MOST_ANCESTORS: Final = 400
-# Steps of sessions that wait for others, beyond which no more are made though a graph under way has as many.
+# Steps of sessions that wait for others, beyond which no more are made though a graph under way has as many: so many,
+# or as many as are done in so many seconds.
 _MOST_TOGETHER: Final = 256
+_TOGETHER_S: Final = 0.25
+# What no graph takes less than, for the clock's sake.
+_LEAST_S: Final = 1e-3
 # Sessions that wait for others.
 _MOST_OVER: Final = 64
 # Of calls in one graph: Dask warns of graphs of 10 MiB.
@@ -77,6 +82,8 @@ class Capturing(Submit):
         # Graphs under way, the oldest first: the tasks of each that are not over, and its calls of `run`. Those whose
         # results nobody keeps are to be made all the same; once they are, Dask may forget them.
         self._under_way: deque[tuple[set[Future], int]] = deque()
+        # Steps a second of the graph that was over last, and when that was.
+        self._pace, self._last_over = 0.0, 0.0
         # Told of when something is over.
         self._lock = threading.Condition()
         # Of sessions that are over, what waits.
@@ -86,7 +93,8 @@ class Capturing(Submit):
         self._sender = ThreadPoolExecutor(1, "daskdist-sender")
 
     def together(self) -> contextlib.AbstractContextManager[Capture]:
-        """Send the calls made in a ``with`` block together, or with those of the session there is."""
+        """Send the calls noted in a ``with`` block together, or with those of the session there is."""
+        self._check_open()
         current = current_session()
         return self._together() if current is None else contextlib.nullcontext(self._captured(current))
 
@@ -126,43 +134,8 @@ class Capturing(Submit):
         is_apart: bool = False,
         name: str,
     ) -> Deferred:
-        self._check_open()
         with self.together() as capture:
             return capture.add(function, handles, args, on, name, is_pinned=is_pinned, is_apart=is_apart)
-
-    def call_on_all(
-        self,
-        function: Callable[..., Any],
-        columns: Sequence[Column],
-        *args: Any,
-        own: Sequence[tuple[Any, ...]] | None = None,
-        lanes: Lanes,
-        name: str,
-        step: int | None = None,
-        after: Sequence[Results] = (),
-        kept: Sequence[Any] = (),
-    ) -> Results:
-        """Make a call on all lanes, each on its worker or not at all.
-
-        Parameters
-        ----------
-        function
-            Called as ``function(results, *args, *args of the lane)``.
-        columns
-            Each a result for all lanes, a tuple of one for each, or what an earlier such call gave.
-        own
-            For each lane, what is given after ``args``.
-        step
-            What ``tell`` is told where it is not made; None where nobody is to know.
-        after
-            What earlier such calls gave: it is made after those, though it is given nothing of them. It fails where one
-            of their tasks does.
-        kept
-            What is to live until it is over.
-        """
-        self._check_open()
-        with self.together() as capture:
-            return capture.add_to_all(function, columns, args, own, lanes, name, step, after, kept)
 
     def send(self, parts: Sequence[Taken]) -> None:
         """Send what was noted, as one graph if that is not too large; what fails is raised by who asks for a result."""
@@ -244,10 +217,15 @@ class Capturing(Submit):
         tasks = set(futures)
         with self._lock:
             self._under_way.append((tasks, num_steps))
-        self.client.loop.add_callback(self._go_on_after, tasks, lanes, kept)
+        self.client.loop.add_callback(self._go_on_after, tasks, num_steps, lanes, kept, time.monotonic())
 
     async def _go_on_after(
-        self, tasks: set[Future], lanes: dict[Future, tuple[Any, list[int]]], kept: list[Any]
+        self,
+        tasks: set[Future],
+        num_steps: int,
+        lanes: dict[Future, tuple[Any, list[int]]],
+        kept: list[Any],
+        sent_at: float,
     ) -> None:
         # Not `Future.add_done_callback`, which complains at the end of a program that does not wait.
         rest = [future for future in tasks if future not in lanes]
@@ -256,6 +234,10 @@ class Capturing(Submit):
         kept.clear()
         with self._lock:
             tasks.clear()
+            # One goes on where the one before it ends.
+            begun, self._last_over = max(sent_at, self._last_over), time.monotonic()
+            if num_steps:
+                self._pace = num_steps / max(self._last_over - begun, _LEAST_S)
             self._lock.notify_all()
         # Not here, in the client's own thread: what pickles may look at results. Refused at the end of a program.
         with contextlib.suppress(RuntimeError):
@@ -289,7 +271,10 @@ class Capturing(Submit):
             num_graphs = self._num_under_way() + bool(self._waiting.num_steps)
             with self._lock:
                 largest = max((number for _, number in self._under_way), default=0)
-                num_graphs += num_over > max(most, min(largest, _MOST_TOGETHER))
+                together = most
+                if largest > most:
+                    together = max(most, min(largest, _MOST_TOGETHER), self._pace * _TOGETHER_S)
+                num_graphs += num_over > together
                 num_steps = self._waiting.num_steps + num_over + sum(number for _, number in self._under_way)
                 if num_graphs <= _MOST_GRAPHS or num_steps <= most or not self._under_way:
                     return

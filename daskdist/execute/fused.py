@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import cloudpickle
+import numpy as np
 from dask.sizeof import sizeof
 from distributed.protocol import dask_deserialize, dask_serialize
 
@@ -18,6 +19,8 @@ from daskdist.execute.pickling import culprit, dumps_on_host
 
 # Stands for the task itself where an input is what an earlier call of it gave.
 OWN: Final = -1
+_NUMBERS: Final = (float, int, np.number)
+_NUMBER_BYTES: Final = 32
 _ENDS_A_PROCESS: Final = (SystemExit, KeyboardInterrupt)
 
 # Where an input comes from: which of the results that the task is given, and which of the outputs of that; None
@@ -114,7 +117,12 @@ class Outputs:
 
     def __sizeof__(self) -> int:
         # Dask asks for it, and knows the sizes of what there is in it.
-        return object.__sizeof__(self) + sum(int(sizeof(value)) for value in self.made.values())
+        return object.__sizeof__(self) + sum(map(size_of, self.made.values()))
+
+
+def size_of(value: Any) -> int:
+    """The bytes of a value, as Dask counts them; of numbers, which come by the thousand, about."""
+    return _NUMBER_BYTES if isinstance(value, _NUMBERS) else int(sizeof(value))
 
 
 @dataclass(frozen=True)

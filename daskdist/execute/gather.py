@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.origin import Chosen, Origin
-from daskdist.core.ragged import Ragged
+from daskdist.core.ragged import Ragged, concat
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
 from daskdist.core.stretched import Stretched
 from daskdist.core.structure import Leaves, Structure
@@ -151,7 +152,7 @@ def _gathered(
 def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str, empty: Empty | None) -> Block:
     first, rows, which = blocks[0], picks.rows, picks.which
     if isinstance(rows, Stretched):
-        return _one_after_another(blocks, rows.triples(), label, empty)
+        return _one_after_another(blocks, rows, label, empty)
     if isinstance(rows, range):
         return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label)
     if which is None:
@@ -202,20 +203,54 @@ def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
     return np.take(leaf, rows, axis=0, out=found, mode="clip")
 
 
-def _one_after_another(
-    blocks: Sequence[Block], stretches: Iterable[tuple[int, int, int]], label: str, empty: Empty | None
-) -> Block:
-    parts = [blocks[place].slice(start, stop) for place, start, stop in stretches]
-    if empty is None:
-        return Block.concat(parts, label)
-    leaves: list[Any] = []
-    for column in zip(*[part.leaves for part in parts], strict=True):
-        if isinstance(column[0], Ragged):
-            leaves.append(Ragged.concat(column))
-            continue
-        found = _empty((sum(map(len, column)), *column[0].shape[1:]), column[0].dtype, empty)
-        leaves.append(np.concatenate(column, out=found))
-    return Block(blocks[0].structure, leaves, label)
+def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str, empty: Empty | None) -> Block:
+    series = _in_series(stretches)
+    columns = zip(*[block.leaves for block in blocks], strict=True)
+    return Block(blocks[0].structure, [_strung(column, series, empty) for column in columns], label)
+
+
+class _Series(NamedTuple):
+    # Stretches of one block that are equally long and equally far apart, such as a replica's rows of each batch.
+    place: int
+    start: int
+    length: int
+    times: int
+    step: int
+
+    def of(self, leaf: Any) -> Any:
+        """The rows of one leaf, shape ``(times, length, ...)``: a view."""
+        rows = leaf[self.start :]
+        if self.times == 1:
+            return rows[None, : self.length]
+        shape, strides = leaf.shape[1:], leaf.strides
+        return as_strided(rows, (self.times, self.length, *shape), (self.step * strides[0], *strides), writeable=False)
+
+
+def _in_series(stretches: Stretched) -> list[_Series]:
+    which, starts, lengths = stretches.which, stretches.starts, np.diff(stretches.bounds)
+    steps = np.diff(starts)
+    goes_on = (steps > 0) & (which[1:] == which[:-1]) & (lengths[1:] == lengths[:-1])
+    # Where another step begins after one that went on, another series does.
+    goes_on[1:] &= ~goes_on[:-1] | (steps[1:] == steps[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+    counts = np.diff(first, append=len(starts))
+    columns = (which[first], starts[first], lengths[first], counts, np.append(steps, 0)[first])
+    return list(map(_Series, *[column.tolist() for column in columns]))
+
+
+def _strung(column: Sequence[Any], series: Sequence[_Series], empty: Empty | None) -> Any:
+    # Of one leaf of all blocks the rows of some stretches, one after the other: one copy.
+    first = column[0]
+    if isinstance(first, Ragged) or first.dtype.kind not in _NUMBERS:
+        # What NumPy has no views of at will.
+        starts = [(each, each.start + number * each.step) for each in series for number in range(each.times)]
+        return concat([column[each.place][start : start + each.length] for each, start in starts])
+    found = _empty((sum(each.times * each.length for each in series), *first.shape[1:]), first.dtype, empty)
+    end = 0
+    for each in series:
+        begin, end = end, end + each.times * each.length
+        found[begin:end].reshape(each.times, each.length, *first.shape[1:])[...] = each.of(column[each.place])
+    return found
 
 
 def _is_consecutive(index: Index) -> bool:
@@ -238,15 +273,13 @@ def _dealt(number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Seque
     return found
 
 
-def _stretches(rows: Index, which: Index, at_most: int) -> list[tuple[int, int, int]] | None:
-    # Of rows one after the other in a block: the block's place, and where in it they start and stop.
+def _stretches(rows: Index, which: Index, at_most: int) -> Stretched | None:
+    # Rows in stretches, where these are few.
     starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1])) + 1
     if len(starts) >= at_most:
         return None
     starts = np.concatenate([[0], starts])
-    lengths = np.diff(starts, append=len(rows))
-    first = rows[starts]
-    return list(zip(which[starts].tolist(), first.tolist(), (first + lengths).tolist(), strict=True))
+    return Stretched(which[starts], rows[starts], np.append(starts, len(rows)))
 
 
 def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:

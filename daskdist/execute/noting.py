@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from distributed import Future
 
@@ -89,6 +89,9 @@ class Results(Sequence[Deferred]):
         if self._found is None:
             self._found = tuple([Deferred(self.noted, each) for each in range(self._size)])
         return self._found[lane]
+
+
+_NOTED: Final = frozenset({Deferred, Results})
 
 
 @dataclass(frozen=True)
@@ -357,27 +360,52 @@ class Capture:
         is_pinned: bool,
         is_apart: bool,
     ) -> Deferred:
-        """Note a call, to be made in one task with others where that can be and it is not to be apart."""
+        """Note a call, to be made in one task with others where that can be and it is not to be apart.
+
+        `Results` among the handles stand for those of all their lanes, in order.
+        """
         for each in handles:
             self._get_ready(each)
         with self._lock:
             group = self._group(handles, on, name, is_pinned=is_pinned, is_apart=is_apart)
-            inputs = tuple([self._inputs(group, each) for each in handles])
-            return Deferred(group.note(Call(function, inputs, args)))
+            inputs: list[Any] = []
+            for each in handles:
+                if type(each) is Results:
+                    inputs += self._inputs_of_all(group, each)
+                else:
+                    inputs.append(self._inputs(group, each))
+            return Deferred(group.note(Call(function, tuple(inputs), args)))
 
     def add_to_all(
         self,
         function: Callable[..., Any],
         columns: Sequence[Column],
-        args: tuple[Any, ...],
-        own: Sequence[tuple[Any, ...]] | None,
+        *args: Any,
+        own: Sequence[tuple[Any, ...]] | None = None,
         lanes: Lanes,
         name: str,
         step: int | None = None,
         after: Sequence[Results] = (),
         kept: Sequence[Any] = (),
     ) -> Results:
-        """Note a call on all lanes; ``own`` is what it is given on each, after ``args``, where that differs."""
+        """Note a call on all lanes, which is made on the worker of each or not at all.
+
+        Parameters
+        ----------
+        function
+            Called as ``function(results, *args, *args of the lane)``.
+        columns
+            Each a result for all lanes, a tuple of one for each, or what an earlier such call gave.
+        own
+            For each lane, what is given after ``args``, where that differs.
+        step
+            What `Capturing`'s ``tell`` is told where it is not made; None where nobody is to know.
+        after
+            What earlier such calls gave: it is made after those, though it is given nothing of them. It fails where one
+            of their tasks does.
+        kept
+            What is to live until it is over.
+        """
         newest = self._newest.get(lanes)
         known = newest.inputs if newest is not None else {}
         for column in columns:
@@ -444,9 +472,10 @@ class Capture:
 
     def _group(self, handles: Sequence[Handle], on: str | None, name: str, *, is_pinned: bool, is_apart: bool) -> Group:
         # Of what is not sent yet, that which comes last.
-        stage, latest, is_one = 0, None, True
+        stage, is_one = 0, True
+        latest: Group | None = None
         for each in handles:
-            needed = each.noted.group if type(each) is Deferred else None
+            needed: Group | None = each.noted.group if type(each) in _NOTED else None
             if needed is None or (latest is not None and needed.stage < stage):
                 continue
             if latest is None or needed.stage > stage:
@@ -505,15 +534,31 @@ class Capture:
             need, place = _source(group, column, 0 if len(group.lanes.workers) == 1 else None)
             if need is group:
                 return OWN, place
-            # A part of one task is given by many handles.
-            key = (id(need.group), need.lane) if type(need) is Part else id(need)
-            there = group.inputs.get(key)
-            number = group.need(need) if there is None else there[1][0]
-            group.inputs[key] = need, (number, None)
-            return number, place
+            return self._number(group, need), place
         # With the column, so that nothing else comes to be at its address.
         group.inputs[id(column)] = column, found
         return found
+
+    def _inputs_of_all(self, group: Group, results: Results) -> list[Inputs]:
+        # Of a single call, those of the results of all lanes.
+        noted = results.noted
+        own, place = noted.group, noted.place
+        if own is None or own is group:
+            return [self._inputs(group, each) for each in results]
+        _taken(group, own, noted)
+        known = group.inputs.get(id(own))
+        if known is None:
+            known = own, [self._number(group, Part(own, lane)) for lane in range(len(results))]
+            group.inputs[id(own)] = known
+        return [(number, place) for number in known[1]]
+
+    def _number(self, group: Group, need: Any) -> int:
+        # A part of one task is given by many handles.
+        key = (id(need.group), need.lane) if type(need) is Part else id(need)
+        there = group.inputs.get(key)
+        if there is None:
+            there = group.inputs[key] = need, (group.need(need), None)
+        return there[1][0]
 
     def _inputs_of_lanes(self, group: Group, column: Sequence[Handle]) -> Inputs:
         sources = [_source(group, each, lane) for lane, each in enumerate(column)]

@@ -162,6 +162,11 @@ class Parcels:
             return self._function(value, name)
         return self._object(value, name)
 
+    def last_of(self, function: Callable[..., Any]) -> Parcel | None:
+        """The parcel of a function as it was when it was asked for last; None where that is not known."""
+        known = self._functions.get(id(function))
+        return None if known is None else known[1]
+
     def _function(self, value: FunctionType, name: Callable[[], str]) -> Parcel:
         # To pickle it takes longer than to see that it is what it was.
         made_of = all_of(value)
@@ -170,7 +175,9 @@ class Parcels:
             if known is not None and made_of is not None and _are_same(known[0], made_of):
                 return known[1]
             parcel = self._object(value, name)
-            if made_of is not None:
+            if made_of is None:
+                self._functions.pop(id(value), None)
+            else:
                 # What it is made of is kept, so that nothing else comes to be at its address.
                 if id(value) not in self._functions:
                     weakref.finalize(value, self._functions.pop, id(value), None).atexit = False

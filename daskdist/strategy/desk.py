@@ -38,9 +38,13 @@ class Stretches:
 
     def add(self, number: int) -> None:
         """Have a number more, if it has not got it."""
+        ends = self._ends
+        if ends and ends[-1][1] == number - 1:
+            # As good as always.
+            ends[-1][1] = number
+            return
         if number in self:
             return
-        ends = self._ends
         place = len(ends)
         while place and ends[place - 1][0] > number:
             place -= 1

@@ -19,7 +19,7 @@ from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
 from daskdist.ops.with_options import merged_options
 from daskdist.strategy.inputs import InputOptions
-from daskdist.strategy.picks import PickFromRows, Remote, Spread
+from daskdist.strategy.picks import Remote, Spread, pick_from_rows
 from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.values import AsyncValue, PerReplica
 
@@ -343,8 +343,8 @@ class DistributedIterator:
         are_alike = numbers.count(first) == len(numbers)
         found = []
         for leaf, spec in enumerate(self._specs):
-            alike = PickFromRows(first, leaf)
-            picks = alike if are_alike else tuple([PickFromRows(place, leaf) for place in numbers])
+            alike = pick_from_rows(first, leaf)
+            picks = alike if are_alike else tuple([pick_from_rows(place, leaf) for place in numbers])
             found.append(PerReplica.of(Spread(self._caller, self._handles, picks, self._workers, spec)))
         return found
 
@@ -355,7 +355,7 @@ class DistributedIterator:
         # Not the reference, but its handle: what was handed out is the consumer's, and counts no longer as read ahead.
         handle, worker = ref.handle, ref.worker  # type: ignore[union-attr]
         return [
-            AsyncValue(self._caller, Remote(handle, PickFromRows(place, number), worker), spec)
+            AsyncValue(self._caller, Remote(handle, pick_from_rows(place, number), worker), spec)
             for number, spec in enumerate(self._specs)
         ]
 

@@ -457,18 +457,20 @@ class Around(NamedTuple):
     ask: Ask
 
 
-@contextlib.contextmanager
 def fed(
     leaves: list[Any], treespec: Any, replica: Replica, number: int, around: Callable[[], Around] | None = None
-) -> Iterator[Any]:
+) -> contextlib.AbstractContextManager[Any]:
     """What a function is called with on a replica, with iterators in the places of plans; they end with the block.
 
     On a worker ``around`` gives what there is around it.
     """
     nest = treespec.unflatten(leaves)
-    if not any(type(leaf) is Plan for leaf in leaves):
-        yield nest
-        return
+    is_plain = Plan not in map(type, leaves)
+    return contextlib.nullcontext(nest) if is_plain else _with_iterators(nest, replica, number, around)
+
+
+@contextlib.contextmanager
+def _with_iterators(nest: Any, replica: Replica, number: int, around: Callable[[], Around] | None) -> Iterator[Any]:
     with contextlib.ExitStack() as opened:
 
         def iterator(each: Any) -> Any:

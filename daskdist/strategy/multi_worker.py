@@ -146,6 +146,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._in_order = threading.RLock()
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
+        self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
 
     def close(self) -> None:
         """Close the connection, and the cluster if the strategy made it.
@@ -290,7 +291,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                     used |= _ordered_of(leaf)
             with self._in_order if used else contextlib.nullcontext():
                 step = next(self._step_numbers)
-                results = self._steps.call_on_all(
+                results = capture.add_to_all(
                     call_there,
                     columns,
                     treespec,
@@ -334,6 +335,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         return PerReplica.of(Spread(self._steps, handles, pick, self._worker_of, is_step=True))
 
     def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
+        # What is the very same function gives the same; to find out whether one is as good as another takes longer.
+        parcel = self._parcels.last_of(fn)
+        layout = None if parcel is None else self._layout_of.get(parcel)
+        if layout is None:
+            layout = self._layout_of_like(fn, handles)
+            if parcel is not None and not any(layout.are_none):
+                self._layout_of[parcel] = layout
+        return layout
+
+    def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
         made_of = _made_of(fn)
         key = tuple(map(id, made_of))
         known = self._layouts.get(key)
@@ -350,8 +361,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         layout = known[0]
         if current is not None and any(layout.are_none):
             # Nobody would look at it to see it fail.
-            for seen in self._steps.call_on_all(see_none, [handles], layout, lanes=self._lanes, name="see"):
-                current.wait_for(self._steps, seen)
+            with self._steps.together() as capture:
+                for seen in capture.add_to_all(see_none, [handles], layout, lanes=self._lanes, name="see"):
+                    current.wait_for(self._steps, seen)
         return layout
 
     def _learned(self, handles: Sequence[Handle]) -> Layout:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
-
-from dask.sizeof import sizeof
 
 from daskdist.core.block import Rows
 from daskdist.core.spec import TensorSpec
 from daskdist.errors import DaskdistError
 from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.fused import size_of
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import flattened
 
@@ -27,7 +27,7 @@ class Pick(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PickFromRows:
-    """One leaf of one element of a block."""
+    """One leaf of one element of a block; not made directly, but by `pick_from_rows`."""
 
     place: int
     leaf: int
@@ -35,10 +35,16 @@ class PickFromRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Many go with each graph, and what dataclasses have for it takes five times as long.
-        return PickFromRows, (self.place, self.leaf)
+        return pick_from_rows, (self.place, self.leaf)
 
     def __call__(self, result: Rows) -> Any:
         return result.item(self.place)[self.leaf]
+
+
+@lru_cache(maxsize=2**14)
+def pick_from_rows(place: int, leaf: int) -> PickFromRows:
+    """One leaf of one element of a block; places begin anew in each block, and so it was as a rule made before."""
+    return PickFromRows(place, leaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class PickAll:
         return result
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: each step makes some, and that takes three times as long.
+@dataclass(slots=True)
 class Returned:
     """What a function gave on a replica, as leaves."""
 
@@ -64,7 +71,7 @@ class Returned:
 
     def __sizeof__(self) -> int:
         # Dask asks for it, and knows the sizes of what there is in it.
-        return object.__sizeof__(self) + int(sizeof(self.leaves))
+        return object.__sizeof__(self) + sum(map(size_of, self.leaves))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What leaves a device's process leaves the device: who gets it may have none, and puts it on its own.

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, reduce
 from typing import Any, Final
 
 import numpy as np
@@ -142,13 +143,21 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
         return self._apply(getattr(ufunc, method), *inputs, **kwargs)
 
     def __add__(self, other: Any) -> Any:
-        # As the mixin has it, which asks NumPy, which asks the value: what every loop adds up is quicker without.
-        return self._apply(np.add, self, other) if type(other) in _PLAIN else super().__add__(other)
+        # As the mixin has it, which asks NumPy, which asks the value: what every loop adds up is quicker without. And
+        # a sum of many is one operation, rather than one in the other in another.
+        if type(other) not in _PLAIN:
+            return super().__add__(other)
+        source = self._source
+        if type(source) is Applied and source.function is _added_up:
+            more = other._source.num_operations if type(getattr(other, "_source", None)) is Applied else 0
+            operations = source.num_operations + 1 + more
+            return AsyncValue(self._caller, Applied(_added_up, (*source.args, other), {}, operations))
+        return self._apply(_added_up, self, other)
 
     __iadd__ = __add__
 
     def __radd__(self, other: Any) -> Any:
-        return self._apply(np.add, other, self) if type(other) in _PLAIN else super().__radd__(other)
+        return self._apply(_added_up, other, self) if type(other) in _PLAIN else super().__radd__(other)
 
     def __getitem__(self, key: Any) -> AsyncValue:
         return self._apply(operator.getitem, self, key)
@@ -215,6 +224,10 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = None  # type: ignore[assignment]
 
 
+def _added_up(*values: Any) -> Any:
+    return reduce(np.add, values)
+
+
 _looking: Final = threading.Lock()
 # Added to a value without more ado.
 _PLAIN: Final = frozenset({AsyncValue, int, float, np.float32, np.float64})
@@ -244,7 +257,13 @@ class Slot:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Slot, (self.number,)
+        return _slot, (self.number,)
+
+
+@lru_cache(maxsize=256)
+def _slot(number: int) -> Slot:
+    # One for all steps: in a pickle, what is the same object is there once.
+    return Slot(number)
 
 
 class Expression:
@@ -317,7 +336,7 @@ class Wiring:
         number = self._numbers.setdefault(id(handle), place)
         if number == place:
             handles.append(handle)
-        slot = Slot(len(picks))
+        slot = _slot(len(picks))
         picks.append((number, pick))
         return slot
 
