@@ -437,3 +437,38 @@ def test_what_a_function_returns_is_learned_anew_where_what_it_calls_changed(on_
 
     assert len(on_cluster.run(repeated(2), args=(floats(1, 2),))) == 2
     assert len(on_cluster.run(repeated(3), args=(floats(1, 2),))) == 3
+
+
+# Of no module, and so sent as they are.
+SOURCE = """
+addend = 10
+
+def with_addend(x):
+    return x + addend
+
+def made_with(constant):
+    def fn(x, factor=2):
+        return with_addend(x) * factor + constant
+    return fn
+"""
+
+
+def test_a_function_is_looked_at_anew_where_any_part_of_it_changed(on_cluster):
+    names = {}
+    exec(SOURCE, names)
+    fn = names["made_with"](1)
+
+    def found():
+        return [float(each) for each in on_cluster.run(fn, args=(PerReplica([1.0, 2.0]),)).values]
+
+    assert found() == [23, 25]
+    names["addend"] = 20
+    assert found() == [43, 45]
+    fn.__defaults__ = (3,)
+    assert found() == [64, 67]
+    fn.__closure__[0].cell_contents = 5
+    assert found() == [68, 71]
+    names["with_addend"] = abs
+    assert found() == [8, 11]
+    fn.__code__ = (lambda constant: lambda x, factor=2: x - factor - constant)(0).__code__
+    assert found() == [-7, -6]

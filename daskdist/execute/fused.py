@@ -7,6 +7,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import cloudpickle
@@ -116,7 +117,11 @@ class Outputs:
         return Outputs({number - first: value for number, value in self.made.items() if number >= first})
 
     def __sizeof__(self) -> int:
-        # Dask asks for it, and knows the sizes of what there is in it.
+        # Dask asks for it, several times, and knows the sizes of what there is in it.
+        return self._num_bytes
+
+    @cached_property
+    def _num_bytes(self) -> int:
         return object.__sizeof__(self) + sum(map(size_of, self.made.values()))
 
 

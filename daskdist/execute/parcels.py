@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
@@ -107,7 +108,7 @@ class Parcels:
         # Digests of arrays that went along with a call.
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         # Of functions, by identity, what they were made of; until they are gone.
-        self._functions: OrderedDict[int, tuple[list[Any], Parcel]] = OrderedDict()
+        self._functions: OrderedDict[int, tuple[MadeOf, Parcel]] = OrderedDict()
         # Of arrays that nobody can change, by identity.
         self._digests: dict[int, bytes] = {}
 
@@ -169,11 +170,11 @@ class Parcels:
 
     def _function(self, value: FunctionType, name: Callable[[], str]) -> Parcel:
         # To pickle it takes longer than to see that it is what it was.
-        made_of = all_of(value)
         with self._lock:
             known = self._functions.get(id(value))
-            if known is not None and made_of is not None and _are_same(known[0], made_of):
+            if known is not None and known[0].is_still_of(value):
                 return known[1]
+            made_of = MadeOf.of(value)
             parcel = self._object(value, name)
             if made_of is None:
                 self._functions.pop(id(value), None)
@@ -263,37 +264,87 @@ _FOR_GOOD: Final = (
 )
 
 
-def all_of(function: FunctionType) -> list[Any] | None:
-    """All that a function is made of; None where some of that may change without being another object."""
-    found: list[Any] = []
-    seen: set[int] = set()
-    waiting = [function]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if each.__kwdefaults__ or each.__dict__:
-            return None
-        code = each.__code__
-        found.append(code)
-        parts = [each.__globals__[name] for name in code.co_names if name in each.__globals__]
-        parts += [cell.cell_contents for cell in each.__closure__ or () if cell != CellType()]
-        parts += each.__defaults__ or ()
-        if any(isinstance(constant, CodeType) for constant in code.co_consts):
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class MadeOf:
+    """All that a function is made of, where none of that changes without being another object.
+
+    Parameters
+    ----------
+    code, defaults
+        Its own.
+    functions
+        Those it refers to, and they refer to; with the code and the defaults of each.
+    names
+        Where they and it look a name up, the name, and what is there.
+    cells
+        Variables of functions around them, and what they hold.
+    """
+
+    code: CodeType
+    defaults: Any
+    functions: list[tuple[FunctionType, CodeType, Any]]
+    names: list[tuple[dict[str, Any], str, Any]]
+    cells: list[tuple[CellType, Any]]
+
+    @classmethod
+    def of(cls, function: FunctionType) -> MadeOf | None:
+        """What a function is made of; None where some of that may change."""
+        made = cls(function.__code__, function.__defaults__, [], [], [])
+        seen: set[int] = set()
+        waiting = [function]
+        while waiting:
+            each = waiting.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            code, variables = each.__code__, each.__globals__
             # Of a function in it, the names are its own.
-            return None
-        for part in parts:
-            if type(part) is FunctionType:
-                waiting.append(part)
-            elif not isinstance(part, _FOR_GOOD) and not (isinstance(part, type) and part.__module__ != "__main__"):
+            if each.__kwdefaults__ or each.__dict__ or any(isinstance(part, CodeType) for part in code.co_consts):
                 return None
-            found.append(part)
-    return found
+            names = [(variables, name, variables.get(name, _MISSING)) for name in code.co_names]
+            cells = [(cell, _held(cell)) for cell in each.__closure__ or ()]
+            for part in (*[value for *_, value in (*names, *cells)], *(each.__defaults__ or ())):
+                if type(part) is FunctionType:
+                    waiting.append(part)
+                elif part is not _MISSING and not _is_constant(part):
+                    return None
+            made.names.extend(names)
+            made.cells.extend(cells)
+            if each is not function:
+                # It is not kept by what is kept of it.
+                made.functions.append((each, code, each.__defaults__))
+        return made
+
+    def is_still_of(self, function: FunctionType) -> bool:
+        """Whether the function is what it was."""
+        for each, code, defaults in ((function, self.code, self.defaults), *self.functions):
+            if each.__code__ is not code or each.__defaults__ is not defaults:
+                return False
+            if each.__kwdefaults__ or each.__dict__:
+                return False
+        for variables, name, value in self.names:
+            if variables.get(name, _MISSING) is not value:
+                return False
+        # Spelled out: each step asks.
+        for cell, held in self.cells:  # noqa: SIM110
+            if _held(cell) is not held:
+                return False
+        return True
 
 
-def _are_same(first: list[Any], second: list[Any]) -> bool:
-    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
+def _held(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # Nothing yet.
+        return _MISSING
+
+
+def _is_constant(part: Any) -> bool:
+    return isinstance(part, _FOR_GOOD) or (isinstance(part, type) and part.__module__ != "__main__")
 
 
 def _pickled(value: Any, name: Callable[[], str]) -> bytes:

@@ -254,6 +254,12 @@ def replica_there_is() -> ReplicaContext | None:
     return found if type(found) is ReplicaContext else None
 
 
+def is_free_for(strategy: Strategy) -> bool:
+    """Whether no replica's function runs here, and no scope of another strategy is open."""
+    found = here.get()
+    return found is None or (type(found) is Between and found.strategy is strategy)
+
+
 def scope_there_is() -> Strategy | None:
     """The strategy of the scope this is in, if any."""
     found = here.get()

@@ -281,7 +281,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             function = self._parcels(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
             # All before the call is noted: one that does not pickle leaves nothing behind.
             packed = [
-                self._packed(leaf, partial(_place_of, operation, treespec, number))
+                # What steps give is there already.
+                (type(leaf) is PerReplica and leaf.spread)
+                or self._packed(leaf, partial(_place_of, operation, treespec, number))
                 for number, leaf in enumerate(leaves)
             ]
             columns, args, own = wire_all(function, packed, self._worker_of)  # type: ignore[arg-type]
@@ -302,7 +304,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                     name=name,
                     step=step if len(self._replicas) > 1 else None,
                     after=[each.last for each in used if each.last is not None],
-                    kept=[each for leaf in leaves for each in _futures_in(leaf)],
+                    kept=[each for leaf in leaves if type(leaf) is PerReplica for each in _futures_in(leaf)],
                 )
                 for each in used:
                     each.last = results
@@ -407,11 +409,9 @@ def _ordered_of(leaf: Any) -> frozenset[Ordered]:
     return frozenset()
 
 
-def _futures_in(leaf: Any) -> list[Any]:
+def _futures_in(leaf: PerReplica) -> list[Any]:
     # What has to stay on the cluster until a call is over that is told of it by key.
-    if type(leaf) is not PerReplica or leaf.spread:
-        return []
-    return [part.futures for part in leaf.values if type(part) is WithKept]
+    return [] if leaf.spread else [part.futures for part in leaf.values if type(part) is WithKept]
 
 
 def apart_from(client: Client, data: Any) -> Any:

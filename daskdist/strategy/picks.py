@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from daskdist.core.block import Rows
 from daskdist.core.spec import TensorSpec
+from daskdist.devices import are_loaded
 from daskdist.errors import DaskdistError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.fused import size_of
@@ -75,7 +76,7 @@ class Returned:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What leaves a device's process leaves the device: who gets it may have none, and puts it on its own.
-        return Returned, (list(map(host_array, self.leaves)), self.treespec)
+        return Returned, (list(map(host_array, self.leaves)) if are_loaded() else self.leaves, self.treespec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.ordered import Ordered
 from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
-from daskdist.strategy.context import between, replica_there_is, scope_there_is
+from daskdist.strategy.context import between, is_free_for, replica_there_is
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.flat import LEAVES, flattened
@@ -102,14 +102,15 @@ class Strategy:
             yield self
 
     def _check_scope(self, operation: str) -> None:
+        if is_free_for(self):
+            return
         replica = replica_there_is()
         if replica is not None:
             raise RuntimeError(
                 f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
                 "a strategy is for the program that hands that function to run"
             )
-        if scope_there_is() not in (None, self):
-            raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
+        raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
         """A dataset's batches, each cut into one piece a replica.
