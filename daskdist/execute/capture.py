@@ -195,9 +195,19 @@ class Capturing(Submit):
         with self._sending:
             capture.is_over = True
             self._over.append(capture)
-        if self._num_under_way() < _MOST_GRAPHS or len(self._over) >= _MOST_OVER:
+        if self._is_time() or len(self._over) >= _MOST_OVER:
             self.send_over()
         self.hold_back()
+
+    def _is_time(self) -> bool:
+        # Whether sessions that are over are to be sent. Next to a graph of many steps one of a few is not worth its
+        # tasks: more of them come soon, or that one ends.
+        num_graphs = self._num_under_way()
+        if not num_graphs or num_graphs >= _MOST_GRAPHS:
+            return not num_graphs
+        num_over = sum(capture.num_steps for capture in tuple(self._over))
+        with self._lock:
+            return 2 * num_over >= max((number for tasks, number in self._under_way if tasks), default=0)
 
     def send_over(self) -> None:
         """Send what sessions have noted that are over, in their order."""
@@ -208,7 +218,8 @@ class Capturing(Submit):
                 self.send(taken)
 
     def _send_waiting(self) -> None:
-        self.send_over()
+        if self._is_time():
+            self.send_over()
         self._waiting.send()
 
     def _keep_until_done(
@@ -284,7 +295,8 @@ class Capturing(Submit):
 
     def finish(self) -> None:
         """Send what waits, and wait until all is over."""
-        self._send_waiting()
+        self.send_over()
+        self._waiting.send()
         while True:
             with self._lock:
                 if not self._under_way:

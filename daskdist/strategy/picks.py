@@ -79,7 +79,8 @@ class Returned:
         return Returned, (list(map(host_array, self.leaves)) if are_loaded() else self.leaves, self.treespec)
 
 
-@dataclass(frozen=True, slots=True)
+# Told apart by identity: each step asks, and those of one layout are the same.
+@dataclass(frozen=True, slots=True, eq=False)
 class PickFromReturned:
     """One leaf of what a function gave, if that is of the structure it gave before."""
 

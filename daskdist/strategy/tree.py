@@ -352,7 +352,6 @@ _the_same = functools.lru_cache(maxsize=64)(Fold)
 def _wired(
     values: Spread | Sequence[list[Any]], numbers: Sequence[int]
 ) -> tuple[list[Handle], list[tuple[int, Pick]], list[list[Any]] | None]:
-    wiring = Wiring()
     if isinstance(values, Spread):
         handles, pick = values.handles, values.picks
         if type(pick) is PickFromReturned:
@@ -360,6 +359,8 @@ def _wired(
                 # Of all of them, noted as one.
                 return [handles], _alike(pick, len(numbers)), None
             return [handles[number] for number in numbers], _alike(pick, len(numbers)), None
+    wiring = Wiring()
+    if isinstance(values, Spread):
         wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
     else:
         wire = wiring.wire
