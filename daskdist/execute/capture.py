@@ -200,14 +200,14 @@ class Capturing(Submit):
         self.hold_back()
 
     def _is_time(self) -> bool:
-        # Whether sessions that are over are to be sent. Next to a graph of many steps one of a few is not worth its
+        # Whether sessions that are over are to be sent. Next to a graph of many steps one of fewer is not worth its
         # tasks: more of them come soon, or that one ends.
         num_graphs = self._num_under_way()
         if not num_graphs or num_graphs >= _MOST_GRAPHS:
             return not num_graphs
         num_over = sum(capture.num_steps for capture in tuple(self._over))
         with self._lock:
-            return 2 * num_over >= max((number for tasks, number in self._under_way if tasks), default=0)
+            return num_over >= max((number for tasks, number in self._under_way if tasks), default=0)
 
     def send_over(self) -> None:
         """Send what sessions have noted that are over, in their order."""
