@@ -78,6 +78,7 @@ HOMES = {
         "execute/submit.py",
         "execute/bringing.py",
         "execute/capture.py",
+        "execute/deferred.py",
         "execute/fused.py",
         "execute/joining.py",
         "execute/noting.py",

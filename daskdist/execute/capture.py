@@ -16,6 +16,7 @@ from distributed.client import FuturesCancelledError, _wait
 
 from daskdist.config import setting
 from daskdist.execute.callers import Handle
+from daskdist.execute.deferred import Deferred, Noted, SentTask
 from daskdist.execute.fused import (
     Failure,
     OfLane,
@@ -25,7 +26,7 @@ from daskdist.execute.fused import (
 )
 from daskdist.execute.graph import placed_graph
 from daskdist.execute.joining import join
-from daskdist.execute.noting import Capture, Deferred, Noted, Pickled, SentTask, Taken
+from daskdist.execute.noting import Capture, Pickled, Taken
 from daskdist.execute.session import Sent, Session, current_session, sending_because, sent_because
 from daskdist.execute.submit import LOOK_EVERY_S, Picks, Submit
 

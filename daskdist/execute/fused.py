@@ -11,17 +11,14 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import cloudpickle
-import numpy as np
-from dask.sizeof import sizeof
 from distributed.protocol import dask_deserialize, dask_serialize
 
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.execute.pickling import culprit, dumps_on_host
+from daskdist.execute.sizes import size_of
 
 # Stands for the task itself where an input is what an earlier call of it gave.
 OWN: Final = -1
-_NUMBERS: Final = (float, int, np.number)
-_NUMBER_BYTES: Final = 32
 _ENDS_A_PROCESS: Final = (SystemExit, KeyboardInterrupt)
 
 # Where an input comes from: which of the results that the task is given, and which of the outputs of that; None
@@ -123,11 +120,6 @@ class Outputs:
     @cached_property
     def _num_bytes(self) -> int:
         return object.__sizeof__(self) + sum(map(size_of, self.made.values()))
-
-
-def size_of(value: Any) -> int:
-    """The bytes of a value, as Dask counts them; of numbers, which come by the thousand, about."""
-    return _NUMBER_BYTES if isinstance(value, _NUMBERS) else int(sizeof(value))
 
 
 @dataclass(frozen=True)
@@ -300,4 +292,4 @@ def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple
 def some_outputs(results: Sequence[Outputs], wanted: Sequence[int], most_bytes: int) -> Outputs:
     """Some of the outputs of the one task there is; all of them where they are small together."""
     (outputs,) = results
-    return outputs if sizeof(outputs) <= most_bytes else Outputs({number: outputs.made[number] for number in wanted})
+    return outputs if size_of(outputs) <= most_bytes else Outputs({number: outputs.made[number] for number in wanted})

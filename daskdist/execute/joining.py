@@ -8,9 +8,10 @@ from typing import Any
 
 from distributed import Future
 
+from daskdist.execute.deferred import SentTask
 from daskdist.execute.fused import Segment, run_calls
 from daskdist.execute.graph import Placed
-from daskdist.execute.noting import Group, Part, Pickled, SentTask
+from daskdist.execute.noting import Group, Part, Pickled
 
 
 @dataclass(eq=False)

@@ -28,7 +28,8 @@ from daskdist.errors import ClusterError, DaskdistError
 from daskdist.execute.bringing import WithKept, holders_of
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.capture import Capturing
-from daskdist.execute.noting import Lanes, Results
+from daskdist.execute.deferred import Results
+from daskdist.execute.noting import Lanes
 from daskdist.execute.ordered import Ordered
 from daskdist.execute.parcels import Parcel, Parcels
 from daskdist.execute.session import current_session

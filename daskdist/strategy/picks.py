@@ -12,7 +12,7 @@ from daskdist.core.spec import TensorSpec
 from daskdist.devices import are_loaded
 from daskdist.errors import DaskdistError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.fused import size_of
+from daskdist.execute.sizes import size_of
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import flattened
 

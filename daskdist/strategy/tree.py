@@ -20,7 +20,6 @@ from daskdist.core.ragged import Ragged
 from daskdist.devices import Device, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.noting import Results
 from daskdist.strategy.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest
 from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
@@ -355,8 +354,8 @@ def _wired(
     if isinstance(values, Spread):
         handles, pick = values.handles, values.picks
         if type(pick) is PickFromReturned:
-            if type(handles) is Results and len(numbers) == len(handles) and numbers[-1] == len(numbers) - 1:
-                # Of all of them, noted as one.
+            if values.is_step and len(numbers) == len(handles) and numbers[-1] == len(numbers) - 1:
+                # Of all lanes of one call, noted as one.
                 return [handles], _alike(pick, len(numbers)), None
             return [handles[number] for number in numbers], _alike(pick, len(numbers)), None
     wiring = Wiring()

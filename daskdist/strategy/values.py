@@ -143,8 +143,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
         return self._apply(getattr(ufunc, method), *inputs, **kwargs)
 
     def __add__(self, other: Any) -> Any:
-        # As the mixin has it, which asks NumPy, which asks the value: what every loop adds up is quicker without. And
-        # a sum of many is one operation, rather than one in the other in another.
+        # As the mixin has it, but without asking NumPy, which asks the value; and a sum of many is one operation.
         if type(other) not in _PLAIN:
             return super().__add__(other)
         source = self._source
