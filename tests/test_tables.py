@@ -239,9 +239,10 @@ def test_what_stands_for_nulls_of_columns_that_are_not_read():
         ["", ""],
         [],
         [f"{k}" for k in range(10_000)],
+        [f"{k}" * (k % 15) for k in range(9_000)],
         [f"{k}" * (k % 50) for k in range(9_000)],
     ],
-    ids=range(12),
+    ids=range(13),
 )
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
 def test_texts_are_what_they_were(words, kind):

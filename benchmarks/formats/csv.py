@@ -69,7 +69,7 @@ CASES = [
         1_500_000,
         releases_gil=True,
     ),
-    # The bare loop leaves text in Arrow, and a third of our time goes into NumPy arrays of it.
+    # The bare loop leaves text in Arrow; this one makes of it what pyarrow can.
     Case(
         "CSV, the same, against a loop that makes NumPy arrays too",
         write_mixed,

@@ -6,6 +6,7 @@ The three have the same methods, and a row of any of them is an element.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise, starmap
 from math import prod
 from typing import Any, Final
 
@@ -227,8 +228,8 @@ class Batches:
             and isinstance(rows, Block)
             and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
         ):
-            bounds, leaves = self.bounds, rows.leaves
-            return (pack([leaf[bounds[k] : bounds[k + 1]] for leaf in leaves]) for k in numbers)
+            bounds, leaves = self.bounds[numbers.start : numbers.stop + 1], rows.leaves
+            return (pack([leaf[cut] for leaf in leaves]) for cut in starmap(slice, pairwise(bounds)))
         return (pack(self.item(k)) for k in numbers)
 
     def take(self, rows: Any) -> Bundle:

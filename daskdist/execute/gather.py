@@ -25,6 +25,8 @@ LIGHT_BYTES: Final = 2**18
 Empty = Callable[[tuple[int, ...], Any], Any]
 # What memory of a consumer's choice can be asked for: not text, bytes, objects or times.
 _NUMBERS: Final = "biufc"
+# Stretches in which no series is looked for, such as the ends of two blocks that make up a batch.
+_FEW: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _gathered(
     label = _joined_label(blocks)
     columnar = [block for block in blocks if isinstance(block, Block)]
     rows: Block | Bundle
-    if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar)):
+    if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar[1:])):
         rows = _gather_columns(columnar, picks, label, empty)
         # A message of the function may have to say which row it was. Rows that only move do not take that along.
         rows.origin = (
@@ -204,8 +206,13 @@ def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
 
 
 def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str, empty: Empty | None) -> Block:
-    series = _in_series(stretches)
     columns = zip(*[block.leaves for block in blocks], strict=True)
+    if empty is None and len(stretches.starts) <= _FEW:
+        starts, lengths = stretches.starts.tolist(), np.diff(stretches.bounds).tolist()
+        cuts = [(k, slice(n, n + m)) for k, n, m in zip(stretches.which.tolist(), starts, lengths, strict=True)]
+        joined = [concat([column[place][cut] for place, cut in cuts]) for column in columns]
+        return Block(blocks[0].structure, joined, label)
+    series = _in_series(stretches)
     return Block(blocks[0].structure, [_strung(column, series, empty) for column in columns], label)
 
 

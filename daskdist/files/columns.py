@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class Columns:
             A name is not among them, something is no name, or there is no column at all.
         """
         if columns is None:
-            columns = list(available)
+            return _all_of(tuple(available), kind)
         if isinstance(columns, list) and all(isinstance(name, str) for name in columns):
             columns = {name: name for name in columns}
         # As Structure has it, None a leaf too: structures made in two ways would not be equal.
@@ -57,15 +58,12 @@ class Columns:
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
         if not leaves or () in leaves:
             raise ArgumentError(f"{kind}s: an array of no {kind}s; there are {', '.join(map(repr, available))}")
-        known = frozenset(available)
         for name in (name for leaf in leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,))):
             if not isinstance(name, str):
                 raise ArgumentError(f"{kind}s: {name!r} is not a name; give names, or a structure of them")
-            if name not in known:
-                raise ArgumentError(f"no {kind} {name!r}; there are {', '.join(map(repr, available))}")
-        return cls(Structure(treespec), leaves)
+        return _known(treespec, leaves, tuple(available), kind)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names of all columns used, each once."""
         return list(
@@ -97,6 +95,21 @@ class Columns:
             else:
                 made.append(_side_by_side([column(name)[0] for name in leaf]))
         return made
+
+
+@lru_cache(maxsize=64)
+def _all_of(names: tuple[str, ...], kind: str) -> Columns:
+    return Columns.of(list(names), names, kind)
+
+
+@lru_cache(maxsize=64)
+def _known(treespec: Any, leaves: tuple[Any, ...], available: tuple[str, ...], kind: str) -> Columns:
+    # It is asked for each split.
+    columns, names = Columns(Structure(treespec), leaves), frozenset(available)
+    for name in columns.names:
+        if name not in names:
+            raise ArgumentError(f"no {kind} {name!r}; there are {', '.join(map(repr, available))}")
+    return columns
 
 
 def _scalar(name: str, spec: ElementSpec) -> TensorSpec:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -119,7 +120,7 @@ class Tables:
         return Block(self._structure(columns, table.schema, path), arrays, label)
 
     def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
-        if not any(map(_is_struct, schema.types)):
+        if not any(_is_struct(kind) for kind in schema.types if kind.id not in _numbers()):
             return columns.structure
         return columns.spec(lambda name: self._column_spec(schema, name, path)).structure
 
@@ -315,6 +316,9 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     import pyarrow as pa
 
     types, kind = pa.types, array.type
+    if kind.id in _numbers() and missing is None and not array.null_count:
+        # Those that stand for themselves, as most do.
+        return [array.to_numpy()]
     if isinstance(kind, pa.BaseExtensionType):
         return leaves_of(array.storage, where, missing)
     if types.is_run_end_encoded(kind):
@@ -343,6 +347,15 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     if _is_list(kind):
         return [_ragged(array, where, missing)]
     return [_flat(array, where, missing)]
+
+
+@cache
+def _numbers() -> frozenset[int]:
+    # The types that are numbers here and there.
+    import pyarrow as pa
+
+    integers = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    return frozenset(kind.id for kind in (*integers, pa.float16(), pa.float32(), pa.float64()))
 
 
 def _lone(array: Any, where: str) -> Any:
@@ -407,8 +420,22 @@ def texts_of(array: Any) -> np.ndarray[Any, Any]:
     for start in range(0, len(array), _NUM_TEXTS):
         part = array.slice(start, _NUM_TEXTS)
         short = _of_short(part)
-        made[start : start + len(part)] = part.to_pylist() if short is None else short
+        if short is None:
+            made[start : start + len(part)] = part.to_pylist()
+        else:
+            _fill_from_bytes(made[start : start + len(part)], short)
     return made
+
+
+def _fill_from_bytes(texts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    # By an iterator's buffer: an assignment takes bytes of most lengths for unaligned, and makes each text twice.
+    done = 0
+    with np.nditer(
+        texts, ["buffered", "external_loop", "refs_ok"], ["writeonly"], values.dtype, casting="unsafe", buffersize=2048
+    ) as buffers:
+        for buffer in buffers:
+            buffer[...] = values[done : done + len(buffer)]  # type: ignore[index]
+            done += len(buffer)
 
 
 def _of_short(array: Any) -> Any:

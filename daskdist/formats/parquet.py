@@ -22,6 +22,8 @@ from daskdist.files.tables import Tables
 
 # How files that are written can be compressed.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
+# What is read of a local file at a time.
+_BUFFER_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True)
@@ -214,18 +216,21 @@ class Parquet:
 
     @contextmanager
     def _opened(self, version: Version) -> Iterator[Any]:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         path = version.path
         with self._failures(version):
+            how: dict[str, Any] = {}
+            if not is_remote(path):
+                # A little at a time, which is decoded while it is in the cache, instead of a row group at once.
+                how = {"metadata": _footer_of(version).metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
             # Checksums are compared where the file has them.
-            if is_remote(path):
-                with self.storage.open(path) as stream, pq.ParquetFile(stream, page_checksum_verification=True) as file:
-                    yield file
-            else:
-                metadata = _footer_of(version).metadata
-                with pq.ParquetFile(path, metadata=metadata, page_checksum_verification=True) as file:
-                    yield file
+            with (
+                self.storage.open(path) if is_remote(path) else pa.OSFile(path) as stream,
+                pq.ParquetFile(stream, page_checksum_verification=True, **how) as file,
+            ):
+                yield file
 
     def _failures(self, version: Version) -> Any:
         return failures(version.path, f"not a Parquet file, or one cut short, of {version.num_bytes} bytes")
