@@ -7,8 +7,9 @@ is good: what it would follow out of the file, or allocate by numbers in it that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 from typing import Any, Final
@@ -109,17 +110,21 @@ class Hdf5:
     def _rows(self, part: Part, label: str) -> Block:
         if self.storage.version(part.version.path) != part.version:
             raise FileError(f"{label}: the file was changed since it was listed; make the dataset anew")
-        with self._opened(part.version.path) as file, failures(label, kinds=(Exception,)):
+        with ExitStack() as opened, failures(label, kinds=(Exception,)):
+
+            @cache
+            def file() -> Any:
+                return opened.enter_context(self._opened(part.version.path))
 
             def raw(start: int, stop: int) -> bytes:
                 return self.storage.read(part.version.path, start, stop)
 
             def rows(stored: Stored) -> Any:
-                dataset, key = file[stored.name], (part.version, stored.name)
-
-                mapped = None if is_remote(part.version.path) else _mapped(dataset, file, part.version)
+                key = part.version, stored.name
+                mapped = None if is_remote(part.version.path) else _mapped(*key)
                 if mapped is not None:
                     return mapped[part.start : part.stop]
+                dataset = file()[stored.name]
 
                 def fetch(start: int, stop: int) -> Any:
                     return _values(dataset, start, stop, part.version.num_bytes, raw)
@@ -151,8 +156,7 @@ class Hdf5:
                 with self.storage.open(path) as stream, h5py.File(stream, "r") as file:
                     yield file
             else:
-                # Not locked: nothing is written, and not all file systems can.
-                with h5py.File(path, "r", locking=False) as file:
+                with _local_file(path) as file:
                     yield file
 
 
@@ -197,16 +201,33 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> Stored:
     return Stored.of(name, shape, dataset.dtype, path, chunk_rows)
 
 
-def _mapped(dataset: Any, file: Any, version: Version) -> Any:
+def _local_file(path: str) -> Any:
+    # Not locked: nothing is written, and not all file systems can.
+    return _library().File(local(path), "r", locking=False)
+
+
+def _mapped(version: Version, name: str) -> Any:
     # What lies in the file in one piece as it is in memory is not read, but mapped; None where it does not.
-    offset = dataset.id.get_offset() if dataset.chunks is None else None
-    if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
+    place = _place(version, name)
+    if place is None:
         return None
-    is_plain = dataset.id.get_type().equal(_library().h5t.py_create(dataset.dtype))
-    if not is_plain or offset + dataset.nbytes > version.num_bytes:
-        return None
-    found = np.asarray(np.memmap(local(version.path), dataset.dtype, "r", offset, dataset.shape))
+    offset, dtype, shape = place
+    found = np.asarray(np.memmap(local(version.path), dtype, "r", offset, shape))
     return found if found.flags.aligned else None
+
+
+@lru_cache(maxsize=256)
+def _place(version: Version, name: str) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
+    # To open a file takes longer than to map a split of it.
+    with _local_file(version.path) as file:
+        dataset = file[name]
+        offset = dataset.id.get_offset() if dataset.chunks is None else None
+        if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
+            return None
+        is_plain = dataset.id.get_type().equal(_library().h5t.py_create(dataset.dtype))
+        if not is_plain or offset + dataset.nbytes > version.num_bytes:
+            return None
+        return offset, dataset.dtype, dataset.shape
 
 
 def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[[int, int], bytes]) -> Any:
