@@ -28,6 +28,8 @@ class Case:
         Reads it with the library alone, once, and gives the number of rows.
     num_rows
         The rows to write where benchmarks are of full size.
+    batch_rows
+        The rows of a batch of ours.
     releases_gil
         Whether the library lets other threads run, so that two threads are to be faster than its loop.
     least
@@ -41,6 +43,7 @@ class Case:
     ours: Callable[[Path], Dataset]
     bare: Callable[[Path], int]
     num_rows: int
+    batch_rows: int = 1024
     releases_gil: bool = False
     least: float | None = 0.7
     rows_per_s: float | None = None

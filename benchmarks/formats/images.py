@@ -46,6 +46,8 @@ CASES = [
         lambda path: daskdist.read_images(path),
         bare,
         3_000,
+        # 1,024 of them would be 150 MB.
+        batch_rows=64,
         releases_gil=True,
     ),
     Case(

@@ -16,6 +16,7 @@ from daskdist.execute.callers import Caller, Now
 from daskdist.execute.delivery import Delivery, Stretch
 from daskdist.execute.interpreter import Interpreter, stats_of
 from daskdist.execute.position import Recorder, Resumer
+from daskdist.execute.recycling import Recycled
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -73,7 +74,7 @@ class ElementIterator(Iterator[Any]):
         self._primitive = primitive
         self._iteration = iteration
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive)
-        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,))
+        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,), empty=Recycled())
         self._current = _Current()
         self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
         self._number = 0

@@ -207,13 +207,20 @@ def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
 
 def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str, empty: Empty | None) -> Block:
     columns = zip(*[block.leaves for block in blocks], strict=True)
-    if empty is None and len(stretches.starts) <= _FEW:
+    if len(stretches.starts) <= _FEW:
         starts, lengths = stretches.starts.tolist(), np.diff(stretches.bounds).tolist()
         cuts = [(k, slice(n, n + m)) for k, n, m in zip(stretches.which.tolist(), starts, lengths, strict=True)]
-        joined = [concat([column[place][cut] for place, cut in cuts]) for column in columns]
+        joined = [_end_to_end([column[place][cut] for place, cut in cuts], empty) for column in columns]
         return Block(blocks[0].structure, joined, label)
     series = _in_series(stretches)
     return Block(blocks[0].structure, [_strung(column, series, empty) for column in columns], label)
+
+
+def _end_to_end(parts: Sequence[Any], empty: Empty | None) -> Any:
+    first = parts[0]
+    if empty is None or isinstance(first, Ragged) or first.dtype.kind not in _NUMBERS:
+        return concat(parts)
+    return np.concatenate(parts, out=empty((sum(map(len, parts)), *first.shape[1:]), first.dtype))
 
 
 class _Series(NamedTuple):

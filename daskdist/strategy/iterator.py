@@ -17,6 +17,7 @@ from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.feeding import Ahead
 from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
+from daskdist.execute.recycling import Recycled
 from daskdist.ops.with_options import merged_options
 from daskdist.strategy.inputs import InputOptions
 from daskdist.strategy.picks import Remote, Spread, pick_from_rows
@@ -211,6 +212,7 @@ class DistributedIterator:
             is_gathered_there = is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
             # What a function gave, or the pieces of that: only they tell whether a step has rows.
             asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
+            here = Recycled() if self._is_here else None
             delivery = Delivery(
                 interpreter,
                 pipeline.primitive,
@@ -218,7 +220,7 @@ class DistributedIterator:
                 pipeline.consumers,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
-                empty=pinned_empty(devices[0]) if is_pinned else None,
+                empty=pinned_empty(devices[0]) if is_pinned else here,
                 on_devices=on_devices(own, pipeline.primitive) if is_gathered_there else (),
             )
             feeds.append(_Feed(delivery, caller))

@@ -1,0 +1,123 @@
+"""Memory of large chunks is given out again, and never while anybody has it."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist.execute.recycling import Recycled
+
+SHAPE = (2**12, 2**12)  # 64 MiB of float32
+
+
+@pytest.fixture
+def recycled():
+    return Recycled()
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_an_array_is_as_numpy_makes_it(recycled):
+    array = recycled(SHAPE, np.float32)
+    assert (array.shape, array.dtype) == (SHAPE, np.float32)
+    assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
+    array[...] = 3
+    assert array.sum(dtype=np.float64) == 3 * 2**24
+
+
+def test_what_is_gone_is_given_out_again(recycled):
+    first = recycled(SHAPE, np.float64)
+    first[...] = 7
+    del first
+    # Of another shape, and a little smaller. What the system gives out anew is all zeros.
+    assert (recycled((2**12, 2**12 - 1), np.float64) == 7).all()
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda array: array[5:, ::2].T,
+        lambda array: array.reshape(-1).view(np.int64)[7:9],
+        lambda array: memoryview(array[1]),
+        lambda array: np.from_dlpack(array)[3],
+        lambda array: np.asarray(array, copy=False)[None],
+        lambda array: np.lib.stride_tricks.as_strided(array, (4,), (4,)),
+        lambda array: np.ma.masked_array(array)[1:2],
+    ],
+    ids=["transposed", "of another dtype", "memoryview", "dlpack", "asarray", "strided", "masked"],
+)
+def test_what_is_referred_to_is_not(recycled, hold):
+    array = recycled(SHAPE, np.float32)
+    array[...] = 1
+    place, held = address(array), hold(array)
+    before = np.array(held)
+    del array
+    gc.collect()
+    others = [recycled(SHAPE, np.float32) for _ in range(3)]
+    assert place not in map(address, others)
+    for each in others:
+        each[...] = 2
+    np.testing.assert_array_equal(np.array(held), before)
+    del held
+    assert address(recycled(SHAPE, np.float32)) == place
+
+
+def test_small_arrays_and_very_large_ones_are_numpys_own(recycled):
+    assert recycled((10,), np.int64).flags.owndata
+    assert recycled((2**29,), np.uint8).flags.owndata
+
+
+def test_memory_that_is_far_too_large_is_left_for_others(recycled):
+    large = recycled((2**27,), np.uint8)
+    place = address(large)
+    del large
+    small = recycled((2**25 + 1,), np.uint8)
+    assert address(small) != place
+    assert address(recycled((2**27,), np.uint8)) == place
+
+
+def test_threads_never_have_the_same_memory(recycled):
+    wrong = []
+
+    def use(number):
+        for turn in range(20):
+            array = recycled((2**23 + 1,), np.float32)
+            mark = number * 100 + turn
+            array[:: 2**12] = mark
+            if not (array[:: 2**12] == mark).all():
+                wrong.append(mark)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chunks_that_are_kept_stay_as_they_are(threads):
+    rows = np.arange(48 * 2**10, dtype=np.float32)[:, None] * np.ones(2**10, np.float32)
+    options = daskdist.Options(num_threads=threads)
+    dataset = daskdist.Dataset.from_tensor_slices(rows).shuffle(len(rows), seed=1).batch(10_000).with_options(options)
+    kept = list(dataset)
+    assert sorted(np.concatenate([chunk[:, 0] for chunk in kept]).tolist()) == rows[:, 0].tolist()
+    for chunk, again in zip(kept, dataset.repeat(2).take(len(kept)), strict=True):
+        assert (chunk == chunk[:, :1]).all()
+        np.testing.assert_array_equal(np.sort(chunk[:, 0]), np.unique(chunk[:, 0]))
+        assert chunk.shape == again.shape
+
+
+def test_a_loop_that_lets_go_is_given_the_same_memory():
+    rows = np.ones((48 * 2**10, 2**10), np.float32)
+    memories = []
+    for chunk in daskdist.Dataset.from_tensor_slices(rows).shuffle(len(rows)).repeat(3).batch(12 * 2**10):
+        while isinstance(chunk, np.ndarray):
+            chunk = chunk.base
+        memories.append(chunk._memory)
+    assert len(memories) == 12
+    assert len(set(map(id, memories))) <= 6
