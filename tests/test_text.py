@@ -119,7 +119,7 @@ def test_a_line_longer_than_many_ranges_is_read_once(tmp_path, monkeypatch):
         return boundary(self, data, at_least, is_end=is_end)
 
     monkeypatch.setattr(Lines, "boundary", counted)
-    with dask.config.set({"daskdist.split-bytes": 30_000}):
+    with dask.config.set({"daskdist.split-bytes": 120_000}):
         assert list(map(len, read_text(path))) == [1, 3_000_000, 1]
     # A hundred ranges begin within it, each of which looks at what is about it only.
     assert sum(looked_at) < 30_000_000

@@ -30,8 +30,8 @@ _MARGIN: Final = 2**16
 _CHUNK: Final = 2**18
 # A part of a compressed file is a split for what it becomes, if that is about so many times as much.
 _RATIO: Final = 8
-# What text that is parsed is counted as: it takes so long to parse that smaller ranges let the first rows come soon,
-# and keep all threads at work.
+# What text that is taken apart is counted as: that takes so long that smaller ranges let the first rows come soon, and
+# keep all threads at work.
 GROWTH: Final = 4
 # Files whose beginnings of ranges are remembered, and decompressors that are kept.
 _NUM_FILES: Final = 256

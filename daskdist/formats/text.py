@@ -20,7 +20,7 @@ from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
 from daskdist.files.compression import without_suffix
 from daskdist.files.first import First
-from daskdist.files.ranges import Piece, Ranges
+from daskdist.files.ranges import GROWTH, Piece, Ranges
 from daskdist.files.storage import Storage
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
@@ -82,7 +82,7 @@ class Text:
         return ElementSpec(LONE, (TensorSpec((), np.dtype(object) if self.encoding is None else _TEXT),))
 
     def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
-        return self._ranges.list(path, file)
+        return self._ranges.list(path, file, GROWTH)
 
     def read(self, split: Split) -> Block:
         piece = self._ranges.read(split)
