@@ -17,21 +17,27 @@ from daskdist import Dataset, Options, errors, read_parquet, read_text
 pytestmark = pytest.mark.cluster
 
 
+@pytest.fixture(autouse=True, scope="module")
+def unbalanced(client):
+    """Dask's balancing may move tasks away from where they are wanted, while it does not know how short they are."""
+
+    async def stop(dask_scheduler):
+        await dask_scheduler.extensions["stealing"].stop()
+
+    async def start(dask_scheduler):
+        await dask_scheduler.extensions["stealing"].start()
+
+    client.run_on_scheduler(stop)
+    yield
+    client.run_on_scheduler(start)
+
+
 def here(*rows):
     """The port of the worker that calls it; 0 where it is tried out."""
     try:
         return np.int64(int(get_worker().address.rpartition(":")[2]))
     except ValueError:
         return np.int64(0)
-
-
-def settled(strategy, dataset):
-    """The same as `elements_of`, of a second pass.
-
-    Dask's balancing may move tasks away from where they are wanted while it does not know how short they are.
-    """
-    elements_of(strategy, dataset)
-    return elements_of(strategy, dataset)
 
 
 def port(worker):
@@ -86,7 +92,7 @@ def lopsided(on_cluster, client):
 def test_a_persisted_array_is_read_where_it_is(on_cluster, client, lopsided):
     array, ports = lopsided
     ds = Dataset.from_dask(array).map(lambda x: (x, here())).batch(20)
-    settled(on_cluster, ds)
+    elements_of(on_cluster, ds)
     before = len(moved_keys(client))
     values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(60))
@@ -99,7 +105,7 @@ def test_a_persisted_array_is_read_where_it_is(on_cluster, client, lopsided):
 def test_what_is_made_of_persisted_values_is_read_where_they_are(on_cluster, lopsided):
     array, ports = lopsided
     ds = Dataset.from_dask(array * 2).map(lambda x: (x, here())).batch(20)
-    values, where = settled(on_cluster, ds)
+    values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(0, 120, 2))
     assert where.reshape(6, 10).tolist() == [[each] * 10 for each in ports]
 
@@ -109,7 +115,7 @@ def test_a_persisted_dataframe_is_read_where_it_is(on_cluster, client):
     done(client, frame)
     holders = client.who_has(client.futures_of(frame))
     ds = Dataset.from_dask(frame, columns="a").map(lambda x: (x, here())).batch(40)
-    values, where = settled(on_cluster, ds)
+    values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(40))
     assert where[::10].tolist() == [port(holders[key][0]) for key in sorted(holders)]
 
@@ -119,7 +125,7 @@ def test_a_persisted_dataset_is_read_where_it_is(on_cluster, client):
     done(client, kept)
     holders = client.who_has(client.futures_of(kept))
     expected = [port(holders[key][0]) for key in sorted(holders)]
-    values, where = settled(on_cluster, kept.unbatch().map(lambda x: (x, here())).batch(40))
+    values, where = elements_of(on_cluster, kept.unbatch().map(lambda x: (x, here())).batch(40))
     assert values.tolist() == list(range(40))
     assert where[::10].tolist() == expected
 
@@ -146,7 +152,7 @@ def test_placement_is_asked_for_once_a_pass(on_cluster, client, lopsided):
 
 def test_what_nobody_has_is_read_in_turn(on_cluster):
     ds = Dataset.from_dask(da.arange(40, chunks=10)).map(lambda x: (x, here())).batch(20)
-    values, where = settled(on_cluster, ds)
+    values, where = elements_of(on_cluster, ds)
     assert values.tolist() == list(range(40))
     assert set(where.tolist()) == {port(worker) for worker in on_cluster.workers}
 
@@ -189,7 +195,7 @@ def test_a_collection_that_is_gone_is_an_error(on_cluster, client):
 
 def test_kept_blocks_stay_where_they_were_made(on_cluster, client):
     made = Dataset.range(4000).map(lambda x: (x, here()))
-    settled(on_cluster, made.batch(400))
+    elements_of(on_cluster, made.batch(400))
     ds = made.cache().batch(400)
     first = elements_of(on_cluster, ds)
     again = elements_of(on_cluster, ds)
