@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections import Counter
@@ -356,6 +357,21 @@ def test_told_by_their_content(tmp_path):
     (tmp_path / "b.h5").write_text("x,y")
     with pytest.raises(errors.FileError, match=r"b\.h5: not an HDF5 file, or a damaged one, of 3 bytes"):
         read_hdf5(tmp_path / "b.h5")
+
+
+def test_a_file_that_another_takes_the_place_of_unnoticed(tmp_path):
+    path, other = tmp_path / "a.h5", tmp_path / "b.h5"
+    for each, names in ((path, "xy"), (other, "yx")):
+        with h5py.File(each, "w") as file:
+            for value, name in enumerate(names):
+                file[name] = np.full(100, value)
+    assert path.stat().st_size == other.stat().st_size
+    assert {int(row["x"]) for row in read_hdf5(path)} == {0}
+    known = path.stat().st_mtime_ns
+    path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(known, known))
+    # A dataset that is made anew.
+    assert {int(row["x"]) for row in read_hdf5(path)} == {1}
 
 
 def test_a_file_that_was_changed_since(tmp_path):

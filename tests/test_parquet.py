@@ -104,6 +104,20 @@ def test_all_columns_in_the_order_of_the_file(path):
     assert dtypes == [np.int16, np.float32, np.float64, np.bool_, TEXT]
 
 
+@pytest.mark.parametrize(
+    "asked", [["i", "f"], ["f", "i"], {"x": "i", "y": "f"}, {"y": "f", "x": "i"}, {1: "i"}], ids=str
+)
+def test_columns_come_in_the_given_order_whatever_was_read_before(path, asked):
+    for other in (None, ["f", "i"], ["i", "f"], {"y": "f", "x": "i"}, {"x": "i", "y": "f"}, {True: "i"}):
+        next(iter(read_parquet(path, columns=other)))
+    wanted = list(asked)
+    for ds in (read_parquet(path, columns=asked), read_parquet(path, columns=asked).batch(7)):
+        assert list(next(iter(ds))) == wanted
+        assert list(map(type, next(iter(ds)))) == list(map(type, wanted))
+    names = pq.read_schema(path).names
+    assert list(next(iter(read_parquet(path)))) == names
+
+
 def test_columns_side_by_side_in_the_given_order(path):
     batch = next(iter(read_parquet(path, {"x": ["d", "i", "b"]}).batch(7)))["x"]
     assert batch.dtype == np.float64

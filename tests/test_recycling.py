@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def address(array):
 def test_an_array_is_as_numpy_makes_it(recycled):
     array = recycled(SHAPE, np.float32)
     assert (array.shape, array.dtype) == (SHAPE, np.float32)
-    assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
+    assert all(getattr(array.flags, name) for name in ("c_contiguous", "writeable", "aligned"))
     array[...] = 3
     assert array.sum(dtype=np.float64) == 3 * 2**24
 
@@ -64,6 +65,47 @@ def test_what_is_referred_to_is_not(recycled, hold):
     np.testing.assert_array_equal(np.array(held), before)
     del held
     assert address(recycled(SHAPE, np.float32)) == place
+
+
+def test_what_is_kept_goes_with_it_whatever_chunk_is_still_there():
+    recycled = Recycled()
+    arrays = [recycled(SHAPE, np.float32) for _ in range(3)]
+    memory = [weakref.ref(array.base._memory) for array in arrays]
+    held = arrays.pop(0)[5]
+    del arrays
+    assert [each() is not None for each in memory] == [True, True, True]
+    del recycled
+    gc.collect()
+    assert [each() is not None for each in memory] == [True, False, False]
+    assert held.base.base._memory is memory[0]()
+
+
+def test_nothing_is_kept_once_it_is_closed(recycled):
+    first, second = recycled(SHAPE, np.float32), recycled(SHAPE, np.float32)
+    memory = [weakref.ref(array.base._memory) for array in (first, second)]
+    del first
+    assert memory[0]() is not None
+    recycled.close()
+    assert memory[0]() is None
+    del second
+    assert memory[1]() is None
+
+
+def test_an_iterator_at_its_end_keeps_nothing():
+    rows = np.ones((36 * 2**10, 2**10), np.float32)
+    iterator = iter(daskdist.Dataset.from_tensor_slices(rows).shuffle(len(rows)).batch(12 * 2**10))
+    memory = []
+    for chunk in iterator:
+        while isinstance(chunk, np.ndarray):
+            chunk = chunk.base
+        memory.append(weakref.ref(chunk._memory))
+    del chunk
+    # But for the last chunk, and maybe the first, whose memory that was given.
+    assert len(memory) == 3
+    assert memory[1]() is None
+    assert memory[0]() is None or memory[0]() is memory[2]()
+    iterator.close()
+    assert all(each() is None for each in memory)
 
 
 def test_small_arrays_and_very_large_ones_are_numpys_own(recycled):

@@ -74,9 +74,10 @@ class ElementIterator(Iterator[Any]):
         self._primitive = primitive
         self._iteration = iteration
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive)
-        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,), empty=Recycled())
+        memory = Recycled()
+        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,), empty=memory)
         self._current = _Current()
-        self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
+        self._elements = _elements(self._interpreter, self._delivery, self._current, empty, memory)
         self._number = 0
         # Also where it was never begun.
         weakref.finalize(self, caller.close)
@@ -188,7 +189,11 @@ class _Current:
 
 
 def _elements(
-    interpreter: Interpreter, delivery: Delivery, current: _Current, empty: Callable[[], Any] | None
+    interpreter: Interpreter,
+    delivery: Delivery,
+    current: _Current,
+    empty: Callable[[], Any] | None,
+    memory: Recycled,
 ) -> Generator[Any, None, None]:
     caller = interpreter.caller
     try:
@@ -209,6 +214,7 @@ def _elements(
         if interpreter.num_skipped:
             logger.warning("left out %d elements in all", interpreter.num_skipped)
         caller.close()
+        memory.close()
 
 
 def _is_contiguous(places: Any) -> bool:

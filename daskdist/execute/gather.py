@@ -218,9 +218,10 @@ def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str
 
 def _end_to_end(parts: Sequence[Any], empty: Empty | None) -> Any:
     first = parts[0]
-    if empty is None or isinstance(first, Ragged) or first.dtype.kind not in _NUMBERS:
+    if isinstance(first, Ragged) or first.dtype.kind not in _NUMBERS:
         return concat(parts)
-    return np.concatenate(parts, out=empty((sum(map(len, parts)), *first.shape[1:]), first.dtype))
+    # By itself it would make them of this machine's byte order.
+    return np.concatenate(parts, out=_empty((sum(map(len, parts)), *first.shape[1:]), first.dtype, empty))
 
 
 class _Series(NamedTuple):

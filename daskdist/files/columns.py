@@ -58,10 +58,13 @@ class Columns:
         leaves = tuple(tuple(leaf) if isinstance(leaf, list) else leaf for leaf in found)
         if not leaves or () in leaves:
             raise ArgumentError(f"{kind}s: an array of no {kind}s; there are {', '.join(map(repr, available))}")
+        known = frozenset(available)
         for name in (name for leaf in leaves for name in (leaf if isinstance(leaf, tuple) else (leaf,))):
             if not isinstance(name, str):
                 raise ArgumentError(f"{kind}s: {name!r} is not a name; give names, or a structure of them")
-        return _known(treespec, leaves, tuple(available), kind)
+            if name not in known:
+                raise ArgumentError(f"no {kind} {name!r}; there are {', '.join(map(repr, available))}")
+        return cls(Structure(treespec), leaves)
 
     @cached_property
     def names(self) -> list[str]:
@@ -99,17 +102,8 @@ class Columns:
 
 @lru_cache(maxsize=64)
 def _all_of(names: tuple[str, ...], kind: str) -> Columns:
+    # Asked for each split. Not by their structure: those are equal whose names come in another order.
     return Columns.of(list(names), names, kind)
-
-
-@lru_cache(maxsize=64)
-def _known(treespec: Any, leaves: tuple[Any, ...], available: tuple[str, ...], kind: str) -> Columns:
-    # It is asked for each split.
-    columns, names = Columns(Structure(treespec), leaves), frozenset(available)
-    for name in columns.names:
-        if name not in names:
-            raise ArgumentError(f"no {kind} {name!r}; there are {', '.join(map(repr, available))}")
-    return columns
 
 
 def _scalar(name: str, spec: ElementSpec) -> TensorSpec:

@@ -6,10 +6,10 @@ is good: what it would follow out of the file, or allocate by numbers in it that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from itertools import product
 from math import prod
 from typing import Any, Final
@@ -36,6 +36,23 @@ _REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where an array lies in its file, in one piece and as it is in memory.
+
+    Parameters
+    ----------
+    offset
+        The byte it begins with.
+    dtype, shape
+        What it is.
+    """
+
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What of a file a split is.
 
@@ -47,12 +64,15 @@ class Part:
         Its rows.
     arrays
         The arrays as elements.
+    places
+        Where each lies, by name; None for those that are read by the library.
     """
 
     version: Version
     start: int
     stop: int
     arrays: Arrays
+    places: Mapping[str, Place | None]
 
 
 @dataclass(frozen=True)
@@ -81,12 +101,12 @@ class Hdf5:
         return self._found(path, None)[1].spec
 
     def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
-        version, arrays = self._found(path, first)
+        version, arrays, places = self._found(path, first)
         check_alike(arrays, path, first)
         return [
             Split(
                 rows_label(path, start, stop),
-                Part(version, start, stop, arrays),
+                Part(version, start, stop, arrays, places),
                 stop - start,
                 (stop - start) * arrays.row_bytes,
                 file,
@@ -121,7 +141,7 @@ class Hdf5:
 
             def rows(stored: Stored) -> Any:
                 key = part.version, stored.name
-                mapped = None if is_remote(part.version.path) else _mapped(*key)
+                mapped = _mapped(part.version.path, part.places[stored.name])
                 if mapped is not None:
                     return mapped[part.start : part.stop]
                 dataset = file()[stored.name]
@@ -133,7 +153,7 @@ class Hdf5:
 
             return part.arrays.block(rows, label)
 
-    def _found(self, path: str, first: First | None) -> tuple[Version, Arrays]:
+    def _found(self, path: str, first: First | None) -> tuple[Version, Arrays, dict[str, Place | None]]:
         version = self.storage.version(path)
         with self._opened(path) as file, failures(path, "damaged or cut short", (Exception,)):
             names = _names(file, "", _MOST_LEVELS)
@@ -145,7 +165,9 @@ class Hdf5:
                         f"{path}: its arrays are all in groups; name some: {', '.join(map(repr, names[:20]))}"
                     )
             columns = chosen(asked if names else None, names, path, first)
-            return version, Arrays.of(columns, lambda name: _stored(file[name], name, path, version.num_bytes), path)
+            arrays = Arrays.of(columns, lambda name: _stored(file[name], name, path, version.num_bytes), path)
+            places = {name: None if is_remote(path) else _place(file[name], file, version) for name in columns.names}
+            return version, arrays, places
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[Any]:
@@ -156,7 +178,8 @@ class Hdf5:
                 with self.storage.open(path) as stream, h5py.File(stream, "r") as file:
                     yield file
             else:
-                with _local_file(path) as file:
+                # Not locked: nothing is written, and not all file systems can.
+                with h5py.File(path, "r", locking=False) as file:
                     yield file
 
 
@@ -201,33 +224,23 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> Stored:
     return Stored.of(name, shape, dataset.dtype, path, chunk_rows)
 
 
-def _local_file(path: str) -> Any:
-    # Not locked: nothing is written, and not all file systems can.
-    return _library().File(local(path), "r", locking=False)
-
-
-def _mapped(version: Version, name: str) -> Any:
-    # What lies in the file in one piece as it is in memory is not read, but mapped; None where it does not.
-    place = _place(version, name)
+def _mapped(path: str, place: Place | None) -> Any:
+    # None where it is to be read.
     if place is None:
         return None
-    offset, dtype, shape = place
-    found = np.asarray(np.memmap(local(version.path), dtype, "r", offset, shape))
+    found = np.asarray(np.memmap(local(path), place.dtype, "r", place.offset, place.shape))
     return found if found.flags.aligned else None
 
 
-@lru_cache(maxsize=256)
-def _place(version: Version, name: str) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
-    # To open a file takes longer than to map a split of it.
-    with _local_file(version.path) as file:
-        dataset = file[name]
-        offset = dataset.id.get_offset() if dataset.chunks is None else None
-        if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
-            return None
-        is_plain = dataset.id.get_type().equal(_library().h5t.py_create(dataset.dtype))
-        if not is_plain or offset + dataset.nbytes > version.num_bytes:
-            return None
-        return offset, dataset.dtype, dataset.shape
+def _place(dataset: Any, file: Any, version: Version) -> Place | None:
+    # What lies in the file in one piece as it is in memory is not read, but mapped; None where it does not.
+    offset = dataset.id.get_offset() if dataset.chunks is None else None
+    if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
+        return None
+    is_plain = dataset.id.get_type().equal(_library().h5t.py_create(dataset.dtype))
+    if not is_plain or offset + dataset.nbytes > version.num_bytes:
+        return None
+    return Place(offset, dataset.dtype, dataset.shape)
 
 
 def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[[int, int], bytes]) -> Any:

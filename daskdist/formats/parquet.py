@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -71,13 +72,14 @@ class Parquet:
         version = self.storage.version(path)
         footer = self._footer_of(version)
         spec = first.spec
-        if not self._is_like(first, footer.schema):
+        if not (_known.first is first and _known.schema.equals(footer.schema)):
             try:
                 spec = self._spec(footer.schema, path)
             except ArgumentError as error:
                 raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
             if spec != first.spec:
                 raise unlike(path, spec, first)
+            _known.first, _known.schema = first, footer.schema
         row_bytes = _row_bytes(spec)
         splits = []
         for group in self._groups(path, footer):
@@ -179,12 +181,6 @@ class Parquet:
                 kept.append(group)
         return kept
 
-    def _is_like(self, first: First, schema: Any) -> bool:
-        # Whether it goes without looking closer; the first file may be gone by now.
-        with suppress(FileError):
-            return bool(self._footer(first.path).schema.equals(schema))
-        return False
-
     def _filtered(self, table: Any, path: str) -> Any:
         import pyarrow as pa
 
@@ -270,6 +266,15 @@ class Footer:
 
         metadata = pq.read_metadata(file)
         return cls(metadata, metadata.schema.to_arrow_schema())
+
+
+class _Known(threading.local):
+    # What most files of a listing have: a schema of the elements that its first file has.
+    first: First | None = None
+    schema: Any = None
+
+
+_known: Final = _Known()
 
 
 @lru_cache(maxsize=64)

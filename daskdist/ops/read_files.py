@@ -123,7 +123,11 @@ class ReadFiles(Source):
 
     def list_file(self, file: int) -> Sequence[Split]:
         """The splits of one file."""
-        return self.format.list_splits(self.paths[file], file, First(self.paths[0], self.spec))
+        return self.format.list_splits(self.paths[file], file, self._first)
+
+    @cached_property
+    def _first(self) -> First:
+        return First(self.paths[0], self.spec)
 
     def listed_once(self, file: int) -> Sequence[Split]:
         """The same, kept for others."""
