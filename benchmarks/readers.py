@@ -2,8 +2,7 @@
 
     python benchmarks/readers.py [--only NAME ...] [--size small] [--json] [--check]
 
-Ours is what a user has: batches of NumPy arrays, of 1,024 rows, or 64 photographs. The bare loop only decodes.
-Both are timed in turns.
+Ours is what a user has: batches of 1,024 rows of NumPy arrays. The bare loop only decodes. Both are timed in turns.
 """
 
 from __future__ import annotations

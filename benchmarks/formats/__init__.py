@@ -33,7 +33,8 @@ class Case:
     releases_gil
         Whether the library lets other threads run, so that two threads are to be faster than its loop.
     least
-        The least that reading by one thread is to be, of the bare loop; None where the bare loop does less than we do.
+        The least that reading by one thread is to be, of the bare loop; None where the bare loop does less than we do,
+        and where it is for information only.
     rows_per_s
         The least rows a second, where a number is asked for.
     """

@@ -70,8 +70,6 @@ CASES = [
         lambda path: daskdist.read_webdataset(str(path), ("jpg", "cls"), compression=None),
         bare,
         3_000,
-        # 1,024 of them would be 150 MB.
-        batch_rows=64,
         releases_gil=True,
     ),
     Case(
