@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import daskdist
-from daskdist.execute.recycling import Recycled
+from daskdist.core.recycling import Recycled
 
 SHAPE = (2**12, 2**12)  # 64 MiB of float32
 
@@ -67,45 +67,60 @@ def test_what_is_referred_to_is_not(recycled, hold):
     assert address(recycled(SHAPE, np.float32)) == place
 
 
-def test_what_is_kept_goes_with_it_whatever_chunk_is_still_there():
-    recycled = Recycled()
+def test_what_nobody_asks_for_goes_whatever_chunk_is_still_there():
+    recycled = Recycled(idle_s=0.1)
     arrays = [recycled(SHAPE, np.float32) for _ in range(3)]
     memory = [weakref.ref(array.base._memory) for array in arrays]
     held = arrays.pop(0)[5]
     del arrays
-    assert [each() is not None for each in memory] == [True, True, True]
-    del recycled
-    gc.collect()
+    recycled._watch.join(30)
     assert [each() is not None for each in memory] == [True, False, False]
     assert held.base.base._memory is memory[0]()
-
-
-def test_nothing_is_kept_once_it_is_closed(recycled):
-    first, second = recycled(SHAPE, np.float32), recycled(SHAPE, np.float32)
-    memory = [weakref.ref(array.base._memory) for array in (first, second)]
-    del first
-    assert memory[0]() is not None
-    recycled.close()
+    # What is let go of later goes at once.
+    del held
     assert memory[0]() is None
-    del second
-    assert memory[1]() is None
+    # And all begins anew with the next.
+    array = recycled(SHAPE, np.float32)
+    place = address(array)
+    del array
+    assert address(recycled(SHAPE, np.float32)) == place
 
 
-def test_an_iterator_at_its_end_keeps_nothing():
+def test_memory_is_kept_for_as_long_as_some_is_asked_for():
+    recycled = Recycled(idle_s=3)
+    array = recycled(SHAPE, np.float32)
+    watch, places = recycled._watch, {address(array)}
+    for _ in range(9):
+        del array
+        watch.join(0.4)
+        array = recycled(SHAPE, np.float32)
+        places.add(address(array))
+    assert recycled._watch is watch
+    assert len(places) == 1
+
+
+def test_so_much_is_kept_at_most(recycled):
+    arrays = [recycled((2**26,), np.uint8) for _ in range(12)]
+    memory = [weakref.ref(array.base._memory) for array in arrays]
+    arrays.clear()
+    assert sum(each() is not None for each in memory) == 8  # 512 MiB
+
+
+def test_a_pass_is_given_the_memory_of_the_one_before():
     rows = np.ones((36 * 2**10, 2**10), np.float32)
-    iterator = iter(daskdist.Dataset.from_tensor_slices(rows).shuffle(len(rows)).batch(12 * 2**10))
-    memory = []
-    for chunk in iterator:
-        while isinstance(chunk, np.ndarray):
-            chunk = chunk.base
-        memory.append(weakref.ref(chunk._memory))
-    del chunk
-    # But for the last chunk, and maybe the first, whose memory that was given.
-    assert len(memory) == 3
-    assert memory[1]() is None
-    assert memory[0]() is None or memory[0]() is memory[2]()
-    iterator.close()
-    assert all(each() is None for each in memory)
+    dataset = daskdist.Dataset.from_tensor_slices(rows).shuffle(len(rows)).batch(12 * 2**10)
+    passes = []
+    for _ in range(3):
+        places = set()
+        for chunk in dataset:
+            places.add(address(chunk))
+        passes.append(places)
+    assert passes[2] <= passes[0] | passes[1]
+
+
+def test_text_objects_and_times_are_numpys_own(recycled):
+    for dtype in (object, "M8[s]", np.dtypes.StringDType(), "U8", "V8"):
+        assert recycled((2**21,), dtype).flags.owndata
 
 
 def test_small_arrays_and_very_large_ones_are_numpys_own(recycled):

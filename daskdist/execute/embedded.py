@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.primitive import Epoch, Primitive
+from daskdist.core.recycling import recycled
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Now
 from daskdist.execute.delivery import Delivery, Stretch
 from daskdist.execute.interpreter import Interpreter, stats_of
 from daskdist.execute.position import Recorder, Resumer
-from daskdist.execute.recycling import Recycled
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -74,10 +74,9 @@ class ElementIterator(Iterator[Any]):
         self._primitive = primitive
         self._iteration = iteration
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive)
-        memory = Recycled()
-        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,), empty=memory)
+        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,), empty=recycled)
         self._current = _Current()
-        self._elements = _elements(self._interpreter, self._delivery, self._current, empty, memory)
+        self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
         self._number = 0
         # Also where it was never begun.
         weakref.finalize(self, caller.close)
@@ -193,7 +192,6 @@ def _elements(
     delivery: Delivery,
     current: _Current,
     empty: Callable[[], Any] | None,
-    memory: Recycled,
 ) -> Generator[Any, None, None]:
     caller = interpreter.caller
     try:
@@ -214,7 +212,6 @@ def _elements(
         if interpreter.num_skipped:
             logger.warning("left out %d elements in all", interpreter.num_skipped)
         caller.close()
-        memory.close()
 
 
 def _is_contiguous(places: Any) -> bool:

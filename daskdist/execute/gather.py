@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged, concat
+from daskdist.core.recycling import NUMBERS
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
 from daskdist.core.stretched import Stretched
 from daskdist.core.structure import Leaves, Structure
@@ -23,8 +24,6 @@ LIGHT_BYTES: Final = 2**18
 
 # Makes an array of a shape and a dtype whose values are not set, as `numpy.empty` does.
 Empty = Callable[[tuple[int, ...], Any], Any]
-# What memory of a consumer's choice can be asked for: not text, bytes, objects or times.
-_NUMBERS: Final = "biufc"
 # Stretches in which no series is looked for, such as the ends of two blocks that make up a batch.
 _FEW: Final = 3
 
@@ -194,7 +193,7 @@ def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str, empty: Em
 
 
 def _empty(shape: tuple[int, ...], dtype: Any, empty: Empty | None) -> Any:
-    return np.empty(shape, dtype) if empty is None or dtype.kind not in _NUMBERS else empty(shape, dtype)
+    return np.empty(shape, dtype) if empty is None or dtype.kind not in NUMBERS else empty(shape, dtype)
 
 
 def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
@@ -218,7 +217,7 @@ def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str
 
 def _end_to_end(parts: Sequence[Any], empty: Empty | None) -> Any:
     first = parts[0]
-    if isinstance(first, Ragged) or first.dtype.kind not in _NUMBERS:
+    if isinstance(first, Ragged) or first.dtype.kind not in NUMBERS:
         return concat(parts)
     # By itself it would make them of this machine's byte order.
     return np.concatenate(parts, out=_empty((sum(map(len, parts)), *first.shape[1:]), first.dtype, empty))
@@ -256,7 +255,7 @@ def _in_series(stretches: Stretched) -> list[_Series]:
 def _strung(column: Sequence[Any], series: Sequence[_Series], empty: Empty | None) -> Any:
     # Of one leaf of all blocks the rows of some stretches, one after the other: one copy.
     first = column[0]
-    if isinstance(first, Ragged) or first.dtype.kind not in _NUMBERS:
+    if isinstance(first, Ragged) or first.dtype.kind not in NUMBERS:
         # What NumPy has no views of at will.
         starts = [(each, each.start + number * each.step) for each in series for number in range(each.times)]
         return concat([column[each.place][start : start + each.length] for each, start in starts])

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from daskdist.config import in_bytes
-from daskdist.core.block import Block, Rows, merge
-from daskdist.core.origin import Chosen, Skipped
+from daskdist.core.block import Block, Bundle, Rows, merge
+from daskdist.core.origin import Chosen, Origin, Skipped
 from daskdist.core.primitive import Split
+from daskdist.core.recycling import recycled
 
 
 @dataclass(frozen=True)
@@ -121,14 +124,77 @@ class ReadJoined:
     function: Callable[[Split], Rows]
 
     def __call__(self, split: Split) -> Rows:
-        parts = [self.function(part) for part in split.payload]
-        rows = merge(parts, parts[0])
+        first, *others = split.payload
+        together = _Together(self.function(first), (split.num_rows or 0) if others else 0)
+        for part in others:
+            together.add(self.function(part))
+        rows = together.rows()
         rows.label = split.label
-        blocks = [part for part in parts if len(part)]
-        if isinstance(rows, Block) and all(isinstance(part, Block) for part in blocks):
-            which = [number for number, part in enumerate(blocks) for _ in range(len(part))]
-            places = [place for part in blocks for place in range(len(part))]
-            rows.origin = Chosen([part.origin for part in blocks], places, which)  # type: ignore[union-attr]
-        notes: tuple[Skipped, ...] = tuple(note for part in parts for note in part.skipped)
-        rows.skipped = notes
+        return rows
+
+
+class _Together:
+    """Rows of several splits as one block, if they are alike.
+
+    They are put where they belong as they come: the next can then be made in the memory that they came in, which the
+    processor has at hand.
+
+    Parameters
+    ----------
+    first
+        Those of the first split.
+    num_rows
+        For how many rows to make room; those without are put together at the end.
+    """
+
+    def __init__(self, first: Rows, num_rows: int) -> None:
+        self._room = num_rows
+        # The first that has rows, or one that has none.
+        self._like = first
+        self._leaves: list[Any] = []
+        self._num_rows = 0
+        # As they came, from the first on that did not fit.
+        self._others: list[Rows] = []
+        self._origins: list[Origin | Chosen] = []
+        self._counts: list[int] = []
+        self._skipped: list[Skipped] = []
+        self.add(first)
+
+    def add(self, rows: Rows) -> None:
+        """Add the rows of the next split."""
+        self._skipped += rows.skipped
+        if not len(rows):
+            return
+        if not len(self._like):
+            self._like = rows
+        if isinstance(rows, Block):
+            self._origins.append(rows.origin)
+            self._counts.append(len(rows))
+            if not self._others and self._fits(rows):
+                stop = self._num_rows + len(rows)
+                for made, leaf in zip(self._leaves, rows.leaves, strict=True):
+                    made[self._num_rows : stop] = leaf
+                self._num_rows = stop
+                return
+        self._others.append(rows)
+
+    def _fits(self, rows: Block) -> bool:
+        if self._num_rows + len(rows) > self._room:
+            return False
+        if not self._leaves and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves):
+            self._leaves = [recycled((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
+        return bool(self._leaves) and isinstance(self._like, Block) and self._like.is_like(rows)
+
+    def rows(self) -> Block | Bundle:
+        """All of them, in order."""
+        parts = self._others
+        if self._num_rows:
+            leaves = [leaf[: self._num_rows] for leaf in self._leaves]
+            parts = [Block(self._like.structure, leaves, self._like.label), *parts]
+        rows = merge(parts, self._like)
+        if isinstance(rows, Block) and sum(self._counts) == len(rows):
+            which = np.repeat(np.arange(len(self._counts)), self._counts)
+            places = np.concatenate([np.arange(count) for count in self._counts])
+            rows.origin = Chosen(self._origins, places, which)
+        rows.skipped = tuple(self._skipped)
         return rows

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from daskdist.core.primitive import Exhausted
+from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.devices import Device
@@ -17,7 +18,6 @@ from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.feeding import Ahead
 from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
-from daskdist.execute.recycling import Recycled
 from daskdist.ops.with_options import merged_options
 from daskdist.strategy.inputs import InputOptions
 from daskdist.strategy.picks import Remote, Spread, pick_from_rows
@@ -212,7 +212,7 @@ class DistributedIterator:
             is_gathered_there = is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
             # What a function gave, or the pieces of that: only they tell whether a step has rows.
             asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
-            here = Recycled() if self._is_here else None
+            here = recycled if self._is_here else None
             delivery = Delivery(
                 interpreter,
                 pipeline.primitive,

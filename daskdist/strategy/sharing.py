@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.primitive import Exhausted
+from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
@@ -21,7 +22,6 @@ from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.gather import Empty
 from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger
-from daskdist.execute.recycling import Recycled
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.strategy.pipeline import Cuts, Pipeline
 from daskdist.strategy.progress import Outside, Told, Unseen
@@ -116,7 +116,7 @@ class Flow:
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
             wanted=wanted,
-            empty=empty or Recycled(),
+            empty=empty or recycled,
             on_devices=on_devices(here, primitive) if options.shuffle_on_device else (),
         )
 

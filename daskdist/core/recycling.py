@@ -1,0 +1,114 @@
+"""Memory of large arrays, given out again once nobody has them any more.
+
+What the system takes back it clears before it gives it out anew, and a virtual machine may have to ask its host for it:
+fresh memory is written at a fraction of the speed of memory that is in use. The C library keeps what is small.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from math import prod
+from threading import Thread
+from typing import Any, Final
+
+import numpy as np
+
+# Of what is smaller enough stays with the C library.
+_LEAST_BYTES: Final = 2**22
+# The most that is kept of one array, and of all together.
+_MOST_BYTES: Final = 2**28
+_MOST_KEPT_BYTES: Final = 2**29
+# When nothing was asked for in so many seconds, what is kept goes back to the system.
+_IDLE_S: Final = 10.0
+
+# Kinds of dtypes that memory can be chosen for: not text, bytes, objects or times.
+NUMBERS: Final = "biufc"
+
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Recycled:
+    """Makes arrays whose values are not set, as `numpy.empty` does, in memory of arrays that are gone.
+
+    An array is gone when nothing refers to it, nor to any view of it.
+
+    Parameters
+    ----------
+    idle_s
+        Seconds without a large array asked for after which no memory is kept.
+    """
+
+    def __init__(self, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._asked = 0.0
+        self._watch: Thread | None = None
+        # Of its methods those that are used here are atomic: arrays go in any thread at any time.
+        self._kept: deque[Memory] = deque(maxlen=0)
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        dtype = np.dtype(dtype)
+        num_bytes = prod(shape) * dtype.itemsize
+        if dtype.kind not in NUMBERS or not _LEAST_BYTES <= num_bytes <= _MOST_BYTES or not self._keeps():
+            return np.empty(shape, dtype)
+        return np.asarray(_Lease(self._taken(num_bytes), shape, dtype, self))
+
+    def give_back(self, memory: Memory) -> None:
+        """Keep memory that nobody has, if any is kept at the time."""
+        kept = self._kept
+        kept.append(memory)
+        try:
+            while sum([each.nbytes for each in list(kept)]) > _MOST_KEPT_BYTES:
+                kept.popleft()
+        except IndexError:
+            # Others have taken it all in the meantime.
+            pass
+
+    def _taken(self, num_bytes: int) -> Memory:
+        kept = self._kept
+        for _ in range(len(kept)):
+            try:
+                # What went last may still be in the processor's cache.
+                memory = kept.pop()
+            except IndexError:
+                break
+            if num_bytes <= memory.nbytes <= num_bytes * 5 // 4:
+                return memory
+            kept.appendleft(memory)
+        return np.empty(num_bytes, np.uint8)
+
+    def _keeps(self) -> bool:
+        # Whether somebody sees to it that what is kept goes; it takes a thread, which there may be none of at the end.
+        self._asked = time.monotonic()
+        if self._watch is None or not self._watch.is_alive():
+            self._kept = deque()
+            watch = Thread(target=self._let_go, name="daskdist-memory", daemon=True)
+            try:
+                watch.start()
+            except RuntimeError:
+                return False
+            self._watch = watch
+        return True
+
+    def _let_go(self) -> None:
+        while (rest := self._asked + self._idle_s - time.monotonic()) > 0:
+            time.sleep(rest)
+        self._kept = deque(maxlen=0)
+
+
+# Of this process: what one pass over data is done with is for the next.
+recycled: Final = Recycled()
+
+
+class _Lease:
+    # What an array in such memory refers to, and with it every view: NumPy holds on to it for them.
+    def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Recycled) -> None:
+        self._memory, self._owner = memory, weakref.ref(owner)
+        address = memory.__array_interface__["data"][0]
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
+
+    def __del__(self) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner.give_back(self._memory)
