@@ -229,6 +229,11 @@ class Batches:
             and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
         ):
             bounds, leaves = self.bounds[numbers.start : numbers.stop + 1], rows.leaves
+            first, last, size = bounds[0], bounds[-1], bounds[1] - bounds[0] if numbers else 0
+            if size and bounds == list(range(first, last + 1, size)):
+                # As long as each other: NumPy makes views by a number faster than those by a slice.
+                columns = [leaf[first:last].reshape(len(numbers), size, *leaf.shape[1:]) for leaf in leaves]
+                return map(pack, zip(*columns, strict=True))
             return (pack([leaf[cut] for leaf in leaves]) for cut in starmap(slice, pairwise(bounds)))
         return (pack(self.item(k)) for k in numbers)
 

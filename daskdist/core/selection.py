@@ -265,6 +265,8 @@ class Stretches(Selection):
 
     def __getitem__(self, part: slice) -> Selection:
         start, stop, _ = part.indices(len(self))
+        if (start, stop) == (0, len(self)):
+            return self
         return self.spans(np.array([start]), np.array([max(stop, start)]))
 
     def take(self, index: Index) -> Selection:
@@ -374,6 +376,8 @@ class Groups:
     def without_unused(self) -> Groups:
         # Batches without rows are made after some block, too.
         flat = self.flat.without_unused() if len(self.flat) else Selection(self.flat.blocks[:1], range(0))
+        if flat is self.flat:
+            return self
         return Groups(flat, self.bounds, self.inners)
 
     def group(self, bounds: Index) -> Groups:

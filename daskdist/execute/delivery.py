@@ -228,17 +228,17 @@ class Delivery:
         )
 
     def _lane(self, run: Run, worker: str | None, num_steps: int, by: Gather, *, is_wanted: bool) -> Lane:
-        has_rows = np.zeros(num_steps, bool)
-        has_rows[: len(run)] = run.lengths > 0 if isinstance(run, Groups) else True
-        full = np.flatnonzero(has_rows)
-        if not len(full):
-            return Lane(None, [-1] * num_steps)
-        if not is_wanted:
-            return Lane(None, np.where(has_rows, 0, -1).tolist())
+        has_rows = run.lengths > 0 if isinstance(run, Groups) else np.ones(len(run), bool)
+        full = np.flatnonzero(has_rows).tolist()
+        places = [-1] * num_steps
+        for number, place in enumerate(full):
+            places[place] = number if is_wanted else 0
+        if not full or not is_wanted:
+            return Lane(None, places)
         interpreter = self.interpreter
-        run = run if len(full) == len(run) else run.take(full)
+        run = run if len(full) == len(run) else run.take(np.array(full))
         ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles, by=by)
-        return Lane(ref, np.where(has_rows, np.cumsum(has_rows) - 1, -1).tolist(), self._lengths(ref))
+        return Lane(ref, places, self._lengths(ref))
 
     def _lengths(self, ref: BlockRef) -> Handle | None:
         if not self.asks_lengths:

@@ -115,9 +115,13 @@ class Tables:
         path
             Of the file, for what its directories say.
         """
-        columns = self.chosen(table.schema.names)
-        arrays = columns.arrays(lambda name: self._leaves(table, name, label, path))
-        return Block(self._structure(columns, table.schema, path), arrays, label)
+        schema = table.schema
+        columns = self.chosen(schema.names)
+        # As most are: of one piece, whose columns are arrays and not lists of them.
+        pieces = table.to_batches() if hasattr(table, "to_batches") else ()
+        (piece,) = pieces if len(pieces) == 1 else (table,)
+        arrays = columns.arrays(lambda name: self._leaves(piece, schema, name, label, path))
+        return Block(self._structure(columns, schema, path), arrays, label)
 
     def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
         if not any(_is_struct(kind) for kind in schema.types if kind.id not in _numbers()):
@@ -132,9 +136,9 @@ class Tables:
             raise FileError(f"{path}: two columns are called {name!r}; leave them out, or name them apart")
         return spec_of(schema.field(name).type, f"{path}: column {name!r}", (self.missing or {}).get(name))
 
-    def _leaves(self, table: Any, name: str, label: str, path: str) -> Sequence[Any]:
+    def _leaves(self, table: Any, schema: Any, name: str, label: str, path: str) -> Sequence[Any]:
         # Not by the list of names, which is made anew each time it is asked for.
-        place = table.schema.get_field_index(name)
+        place = schema.get_field_index(name)
         if place < 0:
             return [np.full(table.num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
         column = table.column(place)

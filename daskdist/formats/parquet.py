@@ -94,11 +94,11 @@ class Parquet:
         path = version.path
         if self.storage.version(path) != version:
             raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
-        with self._opened(version) as file, failures(split.label):
-            names = file.schema_arrow.names
+        with self._opened(version) as (file, names), failures(split.label):
             wanted = {*self._tables.read_from(names), *self._filtered_by(names)}
+            columns = None if len(wanted) == len(names) else [name for name in names if name in wanted]
             # Splits are read side by side already; threads within one would only contend.
-            table = file.read_row_group(group, columns=[name for name in names if name in wanted], use_threads=False)
+            table = file.read_row_group(group, columns=columns, use_threads=False)
             if self.filters is not None:
                 table = self._filtered(table, path)
             return self._tables.block(table, split.label, path)
@@ -211,22 +211,24 @@ class Parquet:
                 raise
 
     @contextmanager
-    def _opened(self, version: Version) -> Iterator[Any]:
+    def _opened(self, version: Version) -> Iterator[tuple[Any, list[str]]]:
+        # A file, and the names of its columns.
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         path = version.path
         with self._failures(version):
             how: dict[str, Any] = {}
-            if not is_remote(path):
+            footer = None if is_remote(path) else _footer_of(version)
+            if footer is not None:
                 # A little at a time, which is decoded while it is in the cache, instead of a row group at once.
-                how = {"metadata": _footer_of(version).metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
+                how = {"metadata": footer.metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
             # Checksums are compared where the file has them.
             with (
                 self.storage.open(path) if is_remote(path) else pa.OSFile(path) as stream,
                 pq.ParquetFile(stream, page_checksum_verification=True, **how) as file,
             ):
-                yield file
+                yield file, (file.schema_arrow if footer is None else footer.schema).names
 
     def _failures(self, version: Version) -> Any:
         return failures(version.path, f"not a Parquet file, or one cut short, of {version.num_bytes} bytes")
