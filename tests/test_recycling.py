@@ -1,6 +1,7 @@
 """Memory of large chunks is given out again, and never while anybody has it."""
 
 import gc
+import pickle
 import threading
 import weakref
 
@@ -9,6 +10,7 @@ import pytest
 
 import daskdist
 from daskdist.core.recycling import Recycled
+from daskdist.core.recycling import recycled as shared
 
 SHAPE = (2**12, 2**12)  # 64 MiB of float32
 
@@ -178,3 +180,8 @@ def test_a_loop_that_lets_go_is_given_the_same_memory():
         memories.append(chunk._memory)
     assert len(memories) == 12
     assert len(set(map(id, memories))) <= 6
+
+
+def test_what_makes_it_travels_as_what_is_there():
+    # Tasks of a graph have it with them.
+    assert pickle.loads(pickle.dumps(shared)) is shared

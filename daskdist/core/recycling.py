@@ -97,10 +97,6 @@ class Recycled:
         self._kept = deque(maxlen=0)
 
 
-# Of this process: what one pass over data is done with is for the next.
-recycled: Final = Recycled()
-
-
 class _Lease:
     # What an array in such memory refers to, and with it every view: NumPy holds on to it for them.
     def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Recycled) -> None:
@@ -112,3 +108,12 @@ class _Lease:
         owner = self._owner()
         if owner is not None:
             owner.give_back(self._memory)
+
+
+# What one pass over data is done with is for the next.
+_of_this_process: Final = Recycled()
+
+
+def recycled(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array whose values are not set, in memory of this process that may have been another's before."""
+    return _of_this_process(shape, dtype)
