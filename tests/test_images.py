@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -278,6 +279,37 @@ def test_many_files_are_few_calls_and_list_fast(tmp_path):
     read = ds.node.lower(())
     assert len(read.splits()) == -(-2000 // 64)
     assert len(ds.node.lower(()).function(read.splits()[0])) == 64
+
+
+def owner_of(array):
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+@pytest.mark.parametrize("odd", [0, 1, 70, 99])
+def test_an_image_of_another_width_keeps_no_other_in_memory(tmp_path, odd):
+    pictures = [picture(k, width=9 if k == odd else 7) for k in range(100)]
+    for k, each in enumerate(pictures):
+        save(tmp_path / f"{k:02d}.png", each)
+    images = list(read_images(tmp_path, labels=None))
+    daskdist.testing.same_elements(images, pictures)
+    # Those of a unit of reading that are alike are rows of one array.
+    is_alone = [owner_of(image).nbytes == image.nbytes for image in images]
+    assert is_alone == [k // 64 == odd // 64 for k in range(100)]
+
+
+def test_where_the_first_is_large_the_others_take_their_own_size(tmp_path):
+    save(tmp_path / "00.png", np.zeros((1500, 1500, 3), np.uint8))
+    for k in range(1, 64):
+        save(tmp_path / f"{k:02d}.png", picture(k))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_images(tmp_path, labels=None)) == 64
+        # 64 like the first: 432 MB.
+        assert tracemalloc.get_traced_memory()[1] < 64e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_each_worker_reads_its_own_files(folder):

@@ -553,6 +553,15 @@ def test_rebatch(sizes, drop, expected, cut):
     check(lambda: batches(*cut).rebatch(sizes, drop_remainder=drop), expected)
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_batches_of_matrices_have_two_axes_as_any_matrix():
+    for shape, size in [((6, 1), 3), ((6, 2), 3), ((12, 2), 4), ((6, 2), 1)]:
+        matrix = np.matrix(np.arange(np.prod(shape)).reshape(shape))
+        batches = list(Dataset.from_tensor_slices(matrix).batch(size))
+        assert [batch.shape for batch in batches] == [(size, shape[1])] * (shape[0] // size)
+        np.testing.assert_array_equal(np.concatenate(batches), matrix)
+
+
 def test_rebatch_keeps_structure_and_makes_nothing_of_nothing():
     ds = Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]]}).batch(2).rebatch([0, 3])
     first, second = list(ds)[:2]

@@ -224,13 +224,16 @@ class Batches:
         pack, rows = self.rows.structure.pack, self.rows
         numbers = range(*slice(start, stop).indices(len(self)))
         if (
-            self.inners is None
+            numbers
+            and self.inners is None
             and isinstance(rows, Block)
             and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
         ):
             bounds, leaves = self.bounds[numbers.start : numbers.stop + 1], rows.leaves
-            first, last, size = bounds[0], bounds[-1], bounds[1] - bounds[0] if numbers else 0
-            if size and bounds == list(range(first, last + 1, size)):
+            first, last, size = bounds[0], bounds[-1], bounds[1] - bounds[0]
+            is_even = size and list(bounds) == list(range(first, last + 1, size))
+            # Others than plain arrays may not have any number of axes.
+            if is_even and all(type(leaf) is np.ndarray for leaf in leaves):
                 # As long as each other: NumPy makes views by a number faster than those by a slice.
                 columns = [leaf[first:last].reshape(len(numbers), size, *leaf.shape[1:]) for leaf in leaves]
                 return map(pack, zip(*columns, strict=True))

@@ -6,6 +6,7 @@ fresh memory is written at a fraction of the speed of memory that is in use. The
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
@@ -65,6 +66,10 @@ class Recycled:
             # Others have taken it all in the meantime.
             pass
 
+    def forget(self) -> None:
+        """Keep nothing until the next array is asked for."""
+        self._kept = deque(maxlen=0)
+
     def _taken(self, num_bytes: int) -> Memory:
         kept = self._kept
         for _ in range(len(kept)):
@@ -94,7 +99,7 @@ class Recycled:
     def _let_go(self) -> None:
         while (rest := self._asked + self._idle_s - time.monotonic()) > 0:
             time.sleep(rest)
-        self._kept = deque(maxlen=0)
+        self.forget()
 
 
 class _Lease:
@@ -112,6 +117,9 @@ class _Lease:
 
 # What one pass over data is done with is for the next.
 _of_this_process: Final = Recycled()
+if hasattr(os, "register_at_fork"):
+    # The child has no thread that sees to it.
+    os.register_at_fork(after_in_child=_of_this_process.forget)
 
 
 def recycled(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.origin import Chosen, Origin, Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.recycling import recycled
+
+# So many times what a split should be at most, rows are put together as they come.
+_TIMES_SPLIT: Final = 4
 
 
 @dataclass(frozen=True)
@@ -181,17 +184,27 @@ class _Together:
     def _fits(self, rows: Block) -> bool:
         if self._num_rows + len(rows) > self._room:
             return False
-        if not self._leaves and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves):
+        if not self._leaves and self._is_room_for_all_like(rows):
             self._leaves = [recycled((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
         return bool(self._leaves) and isinstance(self._like, Block) and self._like.is_like(rows)
 
+    def _is_room_for_all_like(self, rows: Block) -> bool:
+        # The first may be far larger than the others are.
+        num_bytes = rows.nbytes // len(rows) * self._room
+        is_room = num_bytes <= _TIMES_SPLIT * in_bytes("split-bytes")
+        return is_room and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves)
+
     def rows(self) -> Block | Bundle:
         """All of them, in order."""
-        parts = self._others
+        like, parts = self._like, self._others
         if self._num_rows:
             leaves = [leaf[: self._num_rows] for leaf in self._leaves]
-            parts = [Block(self._like.structure, leaves, self._like.label), *parts]
-        rows = merge(parts, self._like)
+            made = [Block(like.structure, leaves, like.label)]
+            if parts:
+                # They may not go together: each has memory of its own then, so that whoever keeps one keeps no other.
+                made = [made[0].take([row]) for row in range(self._num_rows)]
+            parts = [*made, *parts]
+        rows = merge(parts, like)
         if isinstance(rows, Block) and sum(self._counts) == len(rows):
             which = np.repeat(np.arange(len(self._counts)), self._counts)
             places = np.concatenate([np.arange(count) for count in self._counts])

@@ -118,8 +118,8 @@ class Tables:
         schema = table.schema
         columns = self.chosen(schema.names)
         # As most are: of one piece, whose columns are arrays and not lists of them.
-        pieces = table.to_batches() if hasattr(table, "to_batches") else ()
-        (piece,) = pieces if len(pieces) == 1 else (table,)
+        pieces = table.to_batches() if hasattr(table, "to_batches") else []
+        piece = pieces[0] if len(pieces) == 1 else table
         arrays = columns.arrays(lambda name: self._leaves(piece, schema, name, label, path))
         return Block(self._structure(columns, schema, path), arrays, label)
 
