@@ -87,13 +87,12 @@ class Recycled:
         # Whether somebody sees to it that what is kept goes; it takes a thread, which there may be none of at the end.
         self._asked = time.monotonic()
         if self._watch is None or not self._watch.is_alive():
-            self._kept = deque()
             watch = Thread(target=self._let_go, name="daskdist-memory", daemon=True)
             try:
                 watch.start()
             except RuntimeError:
                 return False
-            self._watch = watch
+            self._watch, self._kept = watch, deque()
         return True
 
     def _let_go(self) -> None:

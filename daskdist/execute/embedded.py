@@ -188,10 +188,7 @@ class _Current:
 
 
 def _elements(
-    interpreter: Interpreter,
-    delivery: Delivery,
-    current: _Current,
-    empty: Callable[[], Any] | None,
+    interpreter: Interpreter, delivery: Delivery, current: _Current, empty: Callable[[], Any] | None
 ) -> Generator[Any, None, None]:
     caller = interpreter.caller
     try:

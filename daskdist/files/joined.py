@@ -173,7 +173,9 @@ class _Together:
         if isinstance(rows, Block):
             self._origins.append(rows.origin)
             self._counts.append(len(rows))
-            if not self._others and self._fits(rows):
+            if not self._leaves and not self._others:
+                self._make_room_for_all_like(rows)
+            if self._fits(rows):
                 stop = self._num_rows + len(rows)
                 for made, leaf in zip(self._leaves, rows.leaves, strict=True):
                     made[self._num_rows : stop] = leaf
@@ -182,17 +184,16 @@ class _Together:
         self._others.append(rows)
 
     def _fits(self, rows: Block) -> bool:
-        if self._num_rows + len(rows) > self._room:
+        if self._others or not self._leaves or self._num_rows + len(rows) > self._room:
             return False
-        if not self._leaves and self._is_room_for_all_like(rows):
-            self._leaves = [recycled((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
-        return bool(self._leaves) and isinstance(self._like, Block) and self._like.is_like(rows)
+        return isinstance(self._like, Block) and self._like.is_like(rows)
 
-    def _is_room_for_all_like(self, rows: Block) -> bool:
+    def _make_room_for_all_like(self, rows: Block) -> None:
         # The first may be far larger than the others are.
         num_bytes = rows.nbytes // len(rows) * self._room
         is_room = num_bytes <= _TIMES_SPLIT * in_bytes("split-bytes")
-        return is_room and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves)
+        if is_room and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves):
+            self._leaves = [recycled((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
 
     def rows(self) -> Block | Bundle:
         """All of them, in order."""
@@ -205,6 +206,7 @@ class _Together:
                 made = [made[0].take([row]) for row in range(self._num_rows)]
             parts = [*made, *parts]
         rows = merge(parts, like)
+        # Of bundles nobody knows which rows they were.
         if isinstance(rows, Block) and sum(self._counts) == len(rows):
             which = np.repeat(np.arange(len(self._counts)), self._counts)
             places = np.concatenate([np.arange(count) for count in self._counts])
