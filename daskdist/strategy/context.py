@@ -13,11 +13,11 @@ import optree
 from daskdist.core.arguments import whole_number
 from daskdist.devices import are_loaded, named, stream_of
 from daskdist.errors import ArgumentError
-from daskdist.strategy.collectives import AllGather, AllReduce, Merge, of_named
+from daskdist.strategy.collectives import AllGather, AllReduce, Merge, all_reduce_of
 from daskdist.strategy.device_values import catch_up, host_nest, in_stream_of, moved_nest, own_copy
 from daskdist.strategy.flat import flattened
 from daskdist.strategy.gang import Collective, Gang
-from daskdist.strategy.reduction import Op, ReduceOp, checked_op
+from daskdist.strategy.reduction import Op
 from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.values import AsyncValue, PerReplica
 
@@ -114,10 +114,10 @@ class ReplicaContext:
           1: np.float64(3.0)
         }
         """
-        op = checked_op(reduce_op)
+        collective = all_reduce_of(reduce_op)
         leaves, treespec = flattened(value)
         _check_leaves("all_reduce", leaves)
-        found = self._meet(of_named(op) if isinstance(op, ReduceOp) else AllReduce(op), (leaves, treespec))
+        found = self._meet(collective, (leaves, treespec))
         return optree.tree_unflatten(treespec, found)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from daskdist.config import setting
 from daskdist.errors import CollectiveError
+from daskdist.strategy.one_core import Turns
 
 # Calls of a replica that a message shows.
 _NUM_SHOWN: Final = 8
@@ -117,6 +118,7 @@ class Gang:
         self._lock = threading.Lock()
         self._most_s = float(setting("timeouts.collective"))
         self._counts = dict.fromkeys(members, 0)
+        self._turns = {number: Turns() for number in members}
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._meetings: dict[int, _Meeting] = {}
         # Who has left, and because of what.
@@ -130,25 +132,25 @@ class Gang:
         CollectiveError
             A replica has left, does not come in time, or makes another call.
         """
-        gate = threading.Lock()
-        gate.acquire()
         with self._lock:
             turn = self._counts[number]
             self._counts[number] = turn + 1
             self._orders[number].append(collective)
-            meeting = self._meetings.setdefault(turn, _Meeting())
+            meeting = self._meetings.get(turn) or self._meetings.setdefault(turn, _Meeting())
             meeting.given[number] = (collective, given)
             is_last = len(meeting.given) == len(self.members)
             if is_last:
                 del self._meetings[turn]
             else:
+                gate = threading.Lock()
+                gate.acquire()
                 meeting.gates.append(gate)
         if is_last:
             self._hold(meeting, turn)
         else:
             if self._waits is not None:
                 self._waits()
-            self._await(meeting, collective, gate)
+            self._await(number, meeting, collective, gate)
         if meeting.error is not None:
             raise _again(meeting.error) if not is_last else meeting.error
         # What one alone gives may come back as it is.
@@ -187,20 +189,23 @@ class Gang:
         order = tuple([each.name for each in self._orders[number]])
         return About(number, collective.name, collective.shapes(given), order)
 
-    def _await(self, meeting: _Meeting, collective: Collective, gate: Any) -> None:
+    def _await(self, number: int, meeting: _Meeting, collective: Collective, gate: Any) -> None:
         most = self._most_s
         end = time.monotonic() + most
+        if not self._left:
+            # Who leaves from now on lets go of the gate.
+            self._turns[number].wait(gate, min(most, threading.TIMEOUT_MAX))
         while not meeting.is_over:
             with self._lock:
-                missing = [number for number in self.members if number not in meeting.given]
-                gone = {number: self._left[number] for number in missing if number in self._left}
+                missing = [other for other in self.members if other not in meeting.given]
+                gone = {other: self._left[other] for other in missing if other in self._left}
             if gone:
                 raise left(collective.name, gone)
             # Once all are here, who goes on for them looks at the time.
             rest = end - time.monotonic() if missing else -1
             if missing and rest <= 0:
                 raise late(collective.name, missing, most)
-            gate.acquire(timeout=min(rest, threading.TIMEOUT_MAX))
+            self._turns[number].wait(gate, min(rest, threading.TIMEOUT_MAX))
 
 
 def _open(meeting: _Meeting) -> None:

@@ -147,6 +147,8 @@ class _Calls:
         return gang
 
     def _begin_rest(self) -> None:
+        if self._num_begun == self._size:
+            return
         with self._lock:
             rest, self._num_begun = range(self._num_begun, self._size), self._size
         for number in rest:
