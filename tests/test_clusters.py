@@ -368,6 +368,11 @@ def test_everything_works_on_tls(on_tls, security, parquet_files):
         pieces = [[piece.tolist() for piece in strategy.local_results(step)] for step in made]
         assert pieces == [[[0, 2], [1, 3]], [[4, 6], [5, 7]]]
 
+        # A number goes from worker to worker whole, an array of so many elements in parts.
+        for value in (np.float64(1), np.ones(2**17)):
+            reduced = strategy.run(lambda value: daskdist.get_replica_context().all_reduce("SUM", value), args=(value,))
+            assert all((np.asarray(each) == 2).all() for each in strategy.local_results(reduced))
+
         assert all(worker.startswith("tls://") for worker in strategy.workers)
         spoken = [each for comms in strategy.client.run(open_comms).values() for each in comms]
         spoken += strategy.client.run_on_scheduler(scheduler_comms)
