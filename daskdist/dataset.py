@@ -720,8 +720,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         buffer_size
-            Elements to draw from; with as many as there are, every order is equally likely. -2
-            (``UNKNOWN_CARDINALITY``) for as many as there are.
+            Elements to draw from; with as many as there are, every order is equally likely, as in `global_shuffle`.
+            -2 (``UNKNOWN_CARDINALITY``) for as many as there are.
         seed
             Fixes the order, everywhere: embedded, in a graph, on any number of workers.
         reshuffle_each_iteration
@@ -764,7 +764,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        The order itself takes no memory, however many elements there are (a pseudorandom permutation; up to 65,536
+        The order itself takes no memory, however many elements there are (a pseudorandom permutation; up to 262,144
         elements it is drawn from all there are). The elements have to be at hand: those of `range` are made
         where they are wanted, arrays in memory and saved datasets that are not compressed are read in place, and
         everything else is read once and held.

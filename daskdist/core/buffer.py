@@ -64,18 +64,19 @@ class RowBuffer:
     """A buffer of rows: an exchange costs as many steps as there are draws, however large the buffer is."""
 
     def __init__(self, rows: Selection) -> None:
-        self._hold(rows)
-
-    def _hold(self, rows: Selection) -> None:
+        # As they came, until the first is drawn: of all that there is none is.
+        self._rows: Selection | None = rows
         self._blocks: list[BlockRef] = []
         self._place_of: dict[int, int] = {}
-        self._codes = self._coded(rows)
+        self._codes: Index = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
-        return len(self._codes)
+        return len(self._codes if self._rows is None else self._rows)
 
     def exchange(self, draws: Draws, incoming: Selection) -> Selection:
         """What draws give, of the buffer's rows and those that come in; the rest stays."""
+        if self._rows is not None:
+            self._codes, self._rows = self._coded(self._rows), None
         new = self._coded(incoming)
         is_new = draws.output >= len(self)
         output = self._codes.take(np.where(is_new, 0, draws.output))
@@ -102,7 +103,7 @@ class RowBuffer:
 
     def rest(self) -> Selection:
         """What is in the buffer, slot by slot."""
-        return self._decoded(self._codes, np.int32)
+        return self._decoded(self._codes, np.int32) if self._rows is None else self._rows
 
     def _coded(self, rows: Selection) -> Index:
         # One number a row, the block's place here above the row's in the block: half as much to move about.

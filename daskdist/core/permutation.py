@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 Index = np.ndarray[Any, Any]
 
 # Up to here an order is drawn from all there are; above, from as many as there are keys.
-_SMALL = 2**16
-_ROUNDS = 6
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SMALL: Final = 2**18
+# Places looked up together: few enough for the cache, enough to share the cost of a call.
+_AT_ONCE: Final = 2**16
+# An even number: each half is changed in every other one.
+_ROUNDS: Final = 6
+_MIX: Final = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 
 
 class Permutation:
@@ -26,9 +29,10 @@ class Permutation:
 
     Notes
     -----
-    A Feistel network permutes the numbers below the next power of four; numbers not below ``length`` are
-    permuted again until they are (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The
-    rounds mix by the finaliser of SplitMix64.
+    A Feistel network permutes pairs of a number below ``2**low_bits`` and one below ``num_high``, which are just enough
+    that there is one for each thing; of the few that there are more, one is permuted again until it stands for a thing
+    (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The rounds mix by the function of 32 bits that
+    Wellons found to have the least bias ("hash-prospector", 2018).
 
     >>> order = Permutation(5, np.random.default_rng(0))
     >>> sorted(order.at(np.arange(5)).tolist())
@@ -37,31 +41,53 @@ class Permutation:
 
     def __init__(self, length: int, rng: np.random.Generator) -> None:
         self.length = length
-        self._table = rng.permutation(length) if length <= _SMALL else None
-        self._keys = rng.integers(2**64, size=_ROUNDS, dtype=np.uint64)
-        self._half_bits = np.uint64(max((length - 1).bit_length() + 1, 2) // 2)
+        self.table = rng.permutation(length) if length <= _SMALL else None
+        self.keys = rng.integers(2**32, size=_ROUNDS, dtype=np.uint32)
+        self.low_bits = max((length - 1).bit_length(), 2) // 2
+        self.num_high = -(-length >> self.low_bits)
 
     def at(self, places: Index) -> Index:
         """What stands at these places, int64, shape ``(num_places,)``."""
-        if self._table is not None:
-            return np.asarray(self._table.take(places))
-        found = self._permuted(places.astype(np.uint64))
-        # Less than four out of five come out too large on average each time, whatever the length.
+        if self.table is not None:
+            return np.asarray(self.table.take(places))
+        found = np.empty(len(places), np.int64)
+        for start in range(0, len(places), _AT_ONCE):
+            found[start : start + _AT_ONCE] = self._looked_up(places[start : start + _AT_ONCE])
+        return found
+
+    def between(self, start: int, stop: int) -> Index:
+        """What stands from one place to another, int64, shape ``(stop - start,)``; not to be changed."""
+        return self.at(np.arange(start, stop)) if self.table is None else self.table[start:stop]
+
+    def _looked_up(self, places: Index) -> Index:
+        found = self._permuted(places)
         outside = np.flatnonzero(found >= self.length)
         while len(outside):
             found[outside] = self._permuted(found[outside])
             outside = outside[found[outside] >= self.length]
-        return np.asarray(found, np.int64)
+        return found
 
     def _permuted(self, numbers: Index) -> Index:
-        half, mask = self._half_bits, (np.uint64(1) << self._half_bits) - np.uint64(1)
-        left, right = numbers >> half, numbers & mask
-        for key in self._keys:
-            left, right = right, left ^ (_mixed(right ^ key) & mask)
-        return (left << half) | right
+        num_high, mask = np.uint32(self.num_high), np.uint32((1 << self.low_bits) - 1)
+        high = (numbers >> self.low_bits).astype(np.uint32)
+        low = numbers.astype(np.uint32)
+        low &= mask
+        for one, other in self.keys.reshape(-1, 2):
+            low ^= _mixed(high ^ one) & mask
+            # Evenly below `num_high`, and added modulo that: of a sum that is too large the difference is less.
+            step = _mixed(low ^ other).astype(np.uint64)
+            step *= np.uint64(num_high)
+            step >>= np.uint64(32)
+            high += step.astype(np.uint32)
+            np.minimum(high, high - num_high, out=high)
+        return (high.astype(np.int64) << self.low_bits) | low
 
 
-def _mixed(numbers: Any) -> Any:
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX[1]
-    return numbers ^ (numbers >> np.uint64(31))
+def _mixed(numbers: Index) -> Index:
+    # In place, as its arguments are nobody's.
+    numbers ^= numbers >> np.uint32(16)
+    numbers *= _MIX[0]
+    numbers ^= numbers >> np.uint32(15)
+    numbers *= _MIX[1]
+    numbers ^= numbers >> np.uint32(16)
+    return numbers

@@ -270,10 +270,8 @@ class Stretches(Selection):
         return self.spans(np.array([start]), np.array([max(stop, start)]))
 
     def take(self, index: Index) -> Selection:
-        stretches = self._stretches
-        at = np.searchsorted(stretches.bounds, index, "right") - 1
-        rows = index - stretches.bounds[at] + stretches.starts[at]
-        return Selection(self.blocks, rows, stretches.which[at] if len(self.blocks) > 1 else None)
+        rows, which = self._stretches.taken(index)
+        return Selection(self.blocks, rows, which if len(self.blocks) > 1 else None)
 
     def without_unused(self) -> Selection:
         stretches = self._stretches

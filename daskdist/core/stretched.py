@@ -39,6 +39,16 @@ class Stretched:
         """The place of each row's block."""
         return np.repeat(self.which, np.diff(self.bounds))
 
+    def taken(self, index: Index) -> tuple[Index, Index]:
+        """The row number of each of the rows in some places, and the place of its block."""
+        length = int(self.bounds[1]) if len(self.starts) else 0
+        if (np.diff(self.bounds[:-1]) == length).all() and self.bounds[-1] <= length * len(self.starts):
+            # All as long as the first, but for the last: a tenth of the time.
+            at = index // length
+        else:
+            at = np.searchsorted(self.bounds, index, "right") - 1
+        return index + (self.starts - self.bounds[:-1]).take(at), self.which.take(at)
+
     def spans(self, starts: Index, stops: Index) -> Stretched:
         """What is between each start and its stop."""
         first = np.searchsorted(self.bounds, starts, "right") - 1

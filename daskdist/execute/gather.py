@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.origin import Chosen, Origin
+from daskdist.core.permuted import Permuted, Shuffled
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.recycling import NUMBERS
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
@@ -35,12 +36,12 @@ class Picks:
     Parameters
     ----------
     rows, which
-        The rows of all elements, as in a `Selection`, or in stretches.
+        The rows of all elements, as in a `Selection`, in stretches, or in an order that is worked out here.
     bounds, inners
         How they are batches, as in `Groups`; None where the elements are the rows themselves.
     """
 
-    rows: range | Index | Stretched
+    rows: range | Index | Stretched | Permuted
     which: Index | None
     bounds: Index | None
     inners: tuple[tuple[int, ...], ...] | None
@@ -49,6 +50,8 @@ class Picks:
     def of(cls, run: Run) -> Picks:
         """What gathers a run."""
         flat, bounds, inners = (run, None, None) if isinstance(run, Selection) else (run.flat, run.bounds, run.inners)
+        if isinstance(flat, Shuffled):
+            return cls(flat.permuted, None, bounds, inners)
         stretches = None if flat.is_range else flat.stretches
         if stretches is None:
             return cls(flat.rows, flat.which, bounds, inners)
@@ -58,11 +61,14 @@ class Picks:
         """``rows`` and ``which`` with a number for each row."""
         if isinstance(self.rows, Stretched):
             return self.rows.rows, self.rows.which_rows
+        if isinstance(self.rows, Permuted):
+            return self.rows.by_row()
         return self.rows, self.which
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Index arrays travel through the scheduler with their task: four bytes do for any block there can be.
-        return Picks, (_narrow(self.rows), _narrow(self.which), _narrow(self.bounds), self.inners)
+        rows, which = self.by_row() if isinstance(self.rows, Permuted) else (self.rows, self.which)
+        return Picks, (_narrow(rows), _narrow(which), _narrow(self.bounds), self.inners)
 
 
 def _narrow(index: Any) -> Any:
@@ -131,11 +137,15 @@ def _joined(blocks: Sequence[Rows], joins: Joins) -> Rows:
 def _gathered(
     blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Any] | None, apart: bool, empty: Empty | None
 ) -> Rows:
+    picked, which = picks.rows, picks.which
+    if isinstance(picked, Permuted):
+        picked, which = picked.by_row()
+        picks = replace(picks, rows=picked, which=which)
     label = _joined_label(blocks)
     columnar = [block for block in blocks if isinstance(block, Block)]
     rows: Block | Bundle
     if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar[1:])):
-        rows = _gather_columns(columnar, picks, label, empty)
+        rows = _gather_columns(columnar, picked, which, label, empty)
         # A message of the function may have to say which row it was. Rows that only move do not take that along.
         rows.origin = (
             Origin(label, is_exact=False)
@@ -150,13 +160,15 @@ def _gathered(
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
 
-def _gather_columns(blocks: Sequence[Block], picks: Picks, label: str, empty: Empty | None) -> Block:
-    first, rows, which = blocks[0], picks.rows, picks.which
+def _gather_columns(
+    blocks: Sequence[Block], rows: range | Index | Stretched, which: Index | None, label: str, empty: Empty | None
+) -> Block:
+    first = blocks[0]
     if isinstance(rows, Stretched):
         return _one_after_another(blocks, rows, label, empty)
     if isinstance(rows, range):
         return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label)
-    if which is None:
+    if which is None or len(blocks) == 1:
         return Block(first.structure, [_taken(leaf, rows, empty) for leaf in first.leaves], label)
     stretches = _stretches(rows, which, 2 * len(blocks))
     if stretches is not None:

@@ -15,6 +15,7 @@ from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.permutation import Permutation
+from daskdist.core.permuted import shuffled
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -28,11 +29,8 @@ from daskdist.core.primitive import (
     Split,
 )
 from daskdist.core.seed import generator
-from daskdist.core.selection import Index, Run, Selection, concat
+from daskdist.core.selection import Run, concat
 from daskdist.errors import UnknownLengthError
-
-# Elements ordered at a time.
-_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,16 +109,13 @@ class GlobalShuffleRows:
 
 @dataclass
 class GlobalShuffleCursor:
-    """All elements; ``position`` were given."""
+    """All elements, once they are there."""
 
     source: Cursor
     shuffle: GlobalShuffle
     epoch: Epoch
     runs: list[Run] = field(default_factory=list)
     is_read: bool = False
-    position: int = 0
-    order: Permutation | None = None
-    starts: Index = field(default_factory=lambda: np.zeros(0, np.intp))
 
     def pull(self) -> Run:
         while not self.is_read:
@@ -128,24 +123,7 @@ class GlobalShuffleCursor:
                 self.runs.append(self.source.pull())
             except Exhausted:
                 self.is_read = True
-        if self.order is None:
-            self.starts = np.cumsum([0, *map(len, self.runs)])
-            self.order = Permutation(int(self.starts[-1]), self.shuffle.rng(self.epoch))
-        stop = min(self.position + _AT_ONCE, self.order.length)
-        if self.position == stop:
+        if not self.runs:
             raise Exhausted
-        places = self.order.at(np.arange(self.position, stop))
-        self.position = stop
-        return self._taken(places)
-
-    def _taken(self, places: Index) -> Run:
-        runs = self.runs
-        if not all(isinstance(run, Selection) and isinstance(run.rows, range) for run in runs):
-            self.runs = [concat(runs)]
-            self.starts = self.starts[[0, -1]]
-            return self.runs[0].take(places)
-        # Whole blocks: which one, and where in it, is arithmetic too.
-        which = np.searchsorted(self.starts, places, side="right") - 1
-        firsts = np.array([run.rows.start for run in runs])  # type: ignore[union-attr]
-        rows = places - self.starts.take(which) + firsts.take(which)
-        return Selection(tuple(run.blocks[0] for run in runs), rows, which).without_unused()  # type: ignore[union-attr]
+        elements, self.runs = concat(self.runs).without_unused(), []
+        return shuffled(elements, self.shuffle.rng(self.epoch))

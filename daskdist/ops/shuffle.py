@@ -10,6 +10,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.buffer import BatchBuffer, Draws, RowBuffer, buffer_of
 from daskdist.core.node import Facts, Transformation
+from daskdist.core.permuted import shuffled
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.seed import generator
 from daskdist.core.selection import Run, RunQueue
@@ -104,7 +105,7 @@ class ShuffleCursor:
         if not len(rest):
             raise Exhausted
         self.buffer = buffer_of(rest[:0].without_unused())
-        return rest.take(self.rng.permutation(len(rest)))
+        return shuffled(rest, self.rng)
 
     def _num_draws(self, element_bytes: float) -> int:
         # A small part of the buffer, or if that is small, what makes a call worth its cost and still is not much.

@@ -1,0 +1,319 @@
+"""Random orders that are worked out where they are looked at: each is one, all are as likely, and rows follow them."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from math import sqrt
+
+import dask
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskdist import Dataset
+from daskdist.core import permutation
+from daskdist.core.permutation import Permutation
+from daskdist.core.permuted import Permuted, Shuffled, shuffled
+from daskdist.core.seed import generator
+from daskdist.core.selection import BlockRef, Groups, Selection, concat
+from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.gather import Picks
+from daskdist.testing import same_elements
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Orders of few things are worked out as those of many are."""
+    monkeypatch.setattr(permutation, "_SMALL", 3)
+
+
+def order_of(length, seed=0):
+    return Permutation(length, np.random.default_rng(seed))
+
+
+# --- orders ---
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("length", [*range(80), 255, 256, 257, 1023, 1025, 4095, 4097, 65_537, 2**18 + 1, 300_000])
+def test_everything_is_there_once(length):
+    for seed in range(3):
+        found = order_of(length, seed).at(np.arange(length))
+        assert found.dtype == np.int64
+        assert np.array_equal(np.sort(found), np.arange(length))
+
+
+def plain(order, place):
+    """What stands at one place, by numbers of Python's."""
+    high, low = place >> order.low_bits, place % 2**order.low_bits
+    for number, key in enumerate(order.keys.tolist()):
+        mixed = (high if number % 2 == 0 else low) ^ key
+        for shift, factor in (16, 0x7FEB352D), (15, 0x846CA68B), (16, 1):
+            mixed = (mixed ^ mixed >> shift) * factor % 2**32
+        if number % 2 == 0:
+            low ^= mixed % 2**order.low_bits
+        else:
+            high = (high + mixed * order.num_high // 2**32) % order.num_high
+    found = high << order.low_bits | low
+    return found if found < order.length else plain(order, found)
+
+
+@pytest.mark.parametrize("length", [2**18 + 1, 2**20, 10**6 + 3, 2**31 - 1, 2**32 + 5, 2**50 + 12345, 2**62])
+def test_it_is_what_it_says_it_is(length):
+    order = order_of(length, 7)
+    places = np.concatenate([np.arange(20), np.random.default_rng(1).integers(length, size=300), [length - 1]])
+    found = order.at(places)
+    assert found.tolist() == [plain(order, place) for place in places.tolist()]
+    assert found.min() >= 0
+    assert found.max() < length
+
+
+def test_it_stays_the_same():
+    # Seeds fix orders from one version to the next.
+    assert order_of(10**6).at(np.arange(5)).tolist() == GOLDEN
+
+
+GOLDEN = [813252, 100015, 479340, 406926, 269342]
+
+
+@pytest.mark.parametrize("length", [10, 2**18, 2**18 + 1, 10**6])
+def test_a_part_is_what_stands_at_its_places(length):
+    order = order_of(length)
+    for start, stop in [(0, 0), (0, 7), (3, 10), (length - 5, length), (length // 2, length // 2 + 4)]:
+        assert np.array_equal(order.between(start, stop), order.at(np.arange(start, stop)))
+
+
+def test_it_is_the_same_once_pickled():
+    order = order_of(10**6)
+    assert np.array_equal(pickle.loads(pickle.dumps(order)).at(np.arange(1000)), order.at(np.arange(1000)))
+
+
+def too_far(counts, expected, degrees):
+    """How many standard deviations a chi-square is from what it is where all is as likely."""
+    return (np.sum((counts - expected) ** 2 / expected) - degrees) / sqrt(2 * degrees)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("length", [64, 100, 1000, 65_537])
+def test_everything_comes_anywhere(length):
+    num_orders, places = 4000, np.array([0, 1, 2, length // 2, length - 1])
+    found = np.array([order_of(length, seed).at(places) for seed in range(num_orders)])
+    parts = found * 16 // length
+    sizes = np.bincount(np.arange(length) * 16 // length) / length
+    for column in parts.T:
+        assert too_far(np.bincount(column, minlength=16), num_orders * sizes, 15) < 4.5
+    if length < 1000:
+        return
+    # Two places have nothing to do with each other: any two parts, as often as they are large.
+    for one, other in [(0, 1), (1, 2), (0, 3), (0, 4), (3, 4)]:
+        pairs = np.bincount(parts[:, one] * 16 + parts[:, other], minlength=256)
+        assert too_far(pairs, num_orders * np.outer(sizes, sizes).ravel(), 255) < 4.5
+
+
+@pytest.mark.parametrize("length", [2**18 + 1, 10**6 + 3])
+def test_neighbours_are_not_neighbours_any_more(length):
+    found = order_of(length, 5).at(np.arange(length))
+    for lag in (1, 2, 3, 16, 256, 511, 512, 513, 1024):
+        steps = (found[lag:] - found[:-lag]) % length
+        counts = np.bincount(steps * 256 // length, minlength=256)
+        assert abs(too_far(counts, len(steps) / 256, 255)) < 4.5
+    assert abs(np.corrcoef(found, np.arange(length))[0, 1]) * sqrt(length) < 4.5
+
+
+# --- rows in such an order ---
+
+
+def blocks(sizes):
+    return tuple(BlockRef(number, size, 8 * size) for number, size in enumerate(sizes))
+
+
+def in_stretches(sizes):
+    return concat([Selection.whole(ref) for ref in blocks(sizes)])
+
+
+def scattered(sizes):
+    refs = blocks(sizes)
+    rows = np.concatenate([np.arange(size) for size in sizes])
+    which = np.repeat(np.arange(len(sizes)), sizes)
+    mixed = np.random.default_rng(3).permutation(len(rows))
+    return Selection(refs, rows[mixed], which[mixed])
+
+
+SOURCES = {
+    "a block": lambda: Selection.whole(blocks([50])[0]),
+    "a part of one": lambda: Selection.whole(blocks([50])[0])[7:43],
+    "blocks of one size": lambda: in_stretches([16, 16, 16]),
+    "with a short last": lambda: in_stretches([16, 16, 3]),
+    "with a long last": lambda: in_stretches([16, 16, 30]),
+    "blocks of any size": lambda: in_stretches([16, 20, 9, 30]),
+    "rows as they come": lambda: scattered([16, 20, 9]),
+    "rows of one block": lambda: Selection(blocks([50]), np.arange(49, -1, -2)),
+}
+
+
+def of(selection):
+    """Block and row of each element."""
+    handles = [ref.handle for ref in selection.blocks]
+    places = selection.places.tolist()
+    return [(handles[place], row) for place, row in zip(places, selection.row_numbers.tolist(), strict=True)]
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("source", SOURCES)
+def test_rows_follow_the_order(source):
+    rows = SOURCES[source]()
+    expected = rows.take(order_of(len(rows), 4).at(np.arange(len(rows))))
+    found = shuffled(rows, np.random.default_rng(4))
+    assert isinstance(found, Shuffled)
+    assert len(found) == len(rows)
+    assert of(found) == of(expected)
+    assert of(found[:]) == of(found.without_unused()) == of(expected)
+    renamed = found[2:9].of_blocks(tuple([BlockRef(-ref.handle, ref.num_rows) for ref in rows.blocks]))
+    assert of(renamed) == [(-handle, row) for handle, row in of(expected)[2:9]]
+    index = np.array([9, 0, 0, 3])
+    assert of(found.take(index)) == of(expected.take(index))
+    assert of(concat([found[5:9], found[0:2], rows[:3]])) == of(concat([expected[5:9], expected[0:2], rows[:3]]))
+    assert of(found.spans(np.array([1, 8]), np.array([3, 12]))) == of(
+        expected.spans(np.array([1, 8]), np.array([3, 12]))
+    )
+    assert of(found[4:5].without_unused()) == of(expected[4:5])
+    assert len(found[4:5].without_unused().blocks) == 1
+
+
+@pytest.mark.usefixtures("few")
+@given(st.sampled_from(sorted(SOURCES)), st.lists(st.tuples(st.integers(-3, 60), st.integers(-3, 60)), max_size=4))
+@settings(deadline=None)
+def test_parts_of_parts_are_parts(source, cuts):
+    found = shuffled(SOURCES[source](), np.random.default_rng(4))
+    expected = of(found)
+    for start, stop in cuts:
+        found, expected = found[start:stop], expected[start:stop]
+        assert len(found) == len(expected)
+    assert of(found) == expected
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("source", SOURCES)
+def test_batches_follow_the_order(source):
+    rows = SOURCES[source]()
+    found = shuffled(rows, np.random.default_rng(4))
+    expected = Selection(rows.blocks, found.row_numbers, found.which)
+    bounds = np.array([0, 5, 10, 12])
+    for act in (
+        lambda each: each.group(bounds).flat,
+        lambda each: each.group(bounds)[1:].flat,
+        lambda each: each.group(bounds).take(np.array([2, 0])).flat,
+        lambda each: each.group(bounds).cut(2).flat,
+        lambda each: each.group(bounds).ungroup(),
+        lambda each: each.group(bounds).without_unused().flat,
+    ):
+        assert of(act(found)) == of(act(expected))
+
+
+@pytest.mark.usefixtures("few")
+def test_batches_are_shuffled_by_the_same_order():
+    rows = in_stretches([16, 20, 9, 30])
+    batches = Groups(rows, np.arange(0, 76, 5))
+    order = order_of(15, 4).at(np.arange(15))
+    expected = [each for place in order.tolist() for each in of(rows)[5 * place : 5 * place + 5]]
+    assert of(shuffled(batches, np.random.default_rng(4)).flat) == expected
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_is_sent_has_a_number_for_each_row(source):
+    # The arrays that an order is of may be of many more rows than are wanted.
+    found = shuffled(SOURCES[source](), np.random.default_rng(4))[3:8]
+    picks = Picks.of(found)
+    sent = pickle.loads(pickle.dumps(picks))
+    assert isinstance(picks.rows, Permuted)
+    assert sent.rows.tolist() == found.row_numbers.tolist()
+    assert sent.which is None or sent.which.tolist() == found.places.tolist()
+
+
+# --- pipelines ---
+
+
+def expected_order(values, seed, node, epoch=(0,)):
+    return np.asarray(values)[Permutation(len(values), generator(seed, node, epoch)).at(np.arange(len(values)))]
+
+
+PIPELINES = {
+    "shuffle": lambda: Dataset.range(19).shuffle(30, seed=1),
+    "shuffle and batch": lambda: Dataset.range(19).shuffle(19, seed=1).batch(4),
+    "shuffle of a part": lambda: Dataset.range(19).shuffle(8, seed=1).batch(4),
+    "shuffled twice": lambda: Dataset.range(19).shuffle(19, seed=1).shuffle(19, seed=2).batch(3),
+    "batches": lambda: Dataset.range(19).batch(2).shuffle(19, seed=1),
+    "repeat": lambda: Dataset.range(7).shuffle(9, seed=1).repeat(3).batch(4),
+    "global": lambda: Dataset.from_tensor_slices(np.arange(19)).global_shuffle(seed=1).batch(3),
+    "global of mapped": lambda: Dataset.range(19).map(lambda x: x + 1).global_shuffle(seed=1).batch(3),
+    "global of batches": lambda: Dataset.range(19).map(lambda x: x + 1).batch(2).global_shuffle(seed=1),
+    "global of nothing": lambda: Dataset.range(5).filter(lambda x: x < 0).global_shuffle(seed=1),
+    "mapped": lambda: Dataset.range(19).shuffle(19, seed=1).map(lambda x: x * 2).batch(3),
+    "filtered": lambda: Dataset.range(19).shuffle(19, seed=1).filter(lambda x: x % 3 > 0).batch(3),
+    "zipped": lambda: Dataset.zip(Dataset.range(19).shuffle(19, seed=1), Dataset.range(19)).batch(3),
+    "sharded": lambda: Dataset.range(19).shuffle(19, seed=1).shard(3, 1),
+    "taken": lambda: Dataset.range(19).shuffle(19, seed=1).skip(3).take(9).batch(2),
+    "windows": lambda: Dataset.range(19).shuffle(19, seed=1).window(4).flat_map(lambda each: each.batch(3)),
+    "unbatched": lambda: Dataset.range(18).batch(3).unbatch().shuffle(18, seed=1),
+}
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("split_bytes", [24, 2**24])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_from_every_position_the_rest(name, split_bytes, caller):
+    with dask.config.set({"daskdist.split-bytes": split_bytes}), using(caller):
+        whole = list(PIPELINES[name]())
+        if name != "global of nothing":
+            assert whole
+        for number in range(len(whole) + 1):
+            iterator = iter(PIPELINES[name]())
+            for _ in range(number):
+                next(iterator)
+            again = iter(PIPELINES[name]())
+            again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
+            same_elements(list(again), whole[number:], f"gone on from {number}")
+            same_elements(list(iterator), whole[number:], f"the iterator that was asked, from {number}")
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_blocks_and_graphs_make_no_difference(name):
+    expected = list(PIPELINES[name]())
+    with dask.config.set({"daskdist.split-bytes": 24}):
+        same_elements(list(PIPELINES[name]()), expected, "in small blocks")
+        same_elements(list(dask.compute(PIPELINES[name]())[0]), expected, "in a graph")
+
+
+@pytest.mark.parametrize("split_bytes", [8 * 7919, 2**24])
+def test_of_many_rows(split_bytes):
+    # More than of which an order is drawn from all there are.
+    num_rows = 300_001
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        rows = Dataset.range(num_rows)
+        found = np.concatenate(list(rows.shuffle(num_rows, seed=5).batch(1000)))
+        assert np.array_equal(found, expected_order(range(num_rows), 5, 1))
+        found = np.concatenate(list(rows.map(lambda x: x).global_shuffle(seed=5).batch(1000)))
+        assert np.array_equal(np.sort(found), np.arange(num_rows))
+        # The rest of a buffer that elements were drawn from and put into.
+        found = np.concatenate(list(rows.shuffle(280_000, seed=5).batch(1000)))
+        assert np.array_equal(np.sort(found), np.arange(num_rows))
+        assert not np.array_equal(found[:1000], np.arange(1000))
+
+
+def test_the_first_of_many_come_at_once():
+    # Of each row its own eight bytes are there, which are read; the order of all would take twice as many more.
+    num_rows = 4 * 10**6
+    rows = iter(Dataset.range(num_rows).shuffle(num_rows, seed=1))
+    tracemalloc.start()
+    next(rows)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1.5 * 8 * num_rows
