@@ -56,12 +56,12 @@ class Size:
     chunk_bytes: int = 64 * MIB
     num_chunks: int = 48
     shuffled_rows: int = 2**25
-    batch_rows: int = 2**16
+    batch_rows: int = 2**20
     reduced_bytes: int = 256 * 10**6
     repeats: int = 5
 
 
-SIZES: Final = {"full": Size(), "small": Size(2 * MIB, 8, 2**18, 2**12, 2**22, 2)}
+SIZES: Final = {"full": Size(), "small": Size(2 * MIB, 8, 2**19, 2**14, 2**22, 2)}
 
 
 def wait() -> None:
@@ -223,10 +223,11 @@ def behind_steps(size: Size) -> Iterator[Figure]:
 
 
 def shuffling(size: Size) -> Iterator[Figure]:
-    """Rows of 64 bytes shuffled and batched on the device."""
+    """Rows of 64 bytes that are on the device, shuffled and batched there."""
     strategy = daskdist.MirroredStrategy(["GPU:0"])
     array = np.random.default_rng(0).random((size.shuffled_rows, _ROW), np.float32)
-    dataset = daskdist.Dataset.from_tensor_slices(array).shuffle(size.shuffled_rows, seed=1).batch(size.batch_rows)
+    kept = daskdist.Dataset.from_tensor_slices(array).cache()
+    dataset = kept.shuffle(size.shuffled_rows, seed=1).batch(size.batch_rows)
     there = dataset.with_options(daskdist.Options(shuffle_on_device=True))
     resident = cupy.asarray(array)
     order = cupy.random.permutation(size.shuffled_rows)

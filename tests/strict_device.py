@@ -208,6 +208,9 @@ class StrictDevice:
 
         stream.give(copied)
 
+    def permuted(self, order: Any, start: int, stop: int) -> Any:
+        return self.put(order.between(start, stop))
+
     def stream(self) -> StrictStream:
         return StrictStream()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from strict_device import StrictDevice, StrictStream
 
 import daskdist
 from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
+from daskdist.core.permutation import Permutation
 from daskdist.devices import cupy as cupy_device
 from daskdist.devices import nccl, nvidia, present
 from daskdist.devices.cpu import CpuDevice
@@ -161,6 +165,36 @@ def test_cupy_is_not_imported_without_a_driver(monkeypatch, with_cupy, tmp_path)
     (tmp_path / "kfd").touch()
     with pytest.raises(SystemError, match="imported"):
         MirroredStrategy()
+
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+def test_what_gpus_run_to_put_rows_in_order_does_so_here(tmp_path):
+    # The kernel's text, as a loop in C: there is no GPU here to run it.
+    kinds = {"int64": "long long", "int32": "int", "uint32": "unsigned int"}
+    args = ", ".join(f"{kinds[kind]} {name}" for kind, name in map(str.split, cupy_device.PERMUTED_ARGS.split(",")))
+    (tmp_path / "kernel.c").write_text(
+        f"#define __device__ static\n{cupy_device.PERMUTED_BEFORE}\n"
+        f"void run({args}, long long *all, long long num) {{\n"
+        f"for (long long i = 0; i < num; i++) {{ long long found; {cupy_device.PERMUTED} all[i] = found; }} }}\n"
+    )
+    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "kernel.c", "-o", "kernel.so"], cwd=tmp_path, check=True)
+    run = ctypes.CDLL(str(tmp_path / "kernel.so")).run
+    for length in (2**18 + 1, 2**20, 10**6 + 3, 2**33 + 12345, 2**62):
+        order = Permutation(length, np.random.default_rng(length))
+        for start in (0, length // 3, length - 1000):
+            found = np.empty(1000, np.int64)
+            run(
+                ctypes.c_longlong(start),
+                ctypes.c_longlong(length),
+                ctypes.c_int(order.low_bits),
+                *map(ctypes.c_uint, [order.num_high, *order.keys.tolist()]),
+                ctypes.c_void_p(found.ctypes.data),
+                ctypes.c_longlong(1000),
+            )
+            assert np.array_equal(found, order.between(start, start + 1000))
 
 
 @pytest.mark.parametrize("how", ["MIN", "MAX"])

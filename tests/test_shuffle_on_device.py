@@ -18,8 +18,10 @@ from pipelines import pipelines
 from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
+from daskdist.core import permutation
 from daskdist.core.block import Block
-from daskdist.core.selection import BlockRef, Groups, Selection
+from daskdist.core.permuted import shuffled
+from daskdist.core.selection import BlockRef, Groups, Selection, concat
 from daskdist.core.structure import LONE
 from daskdist.devices import device, is_on_device, on_host
 from daskdist.errors import ArgumentError, DeviceMemoryError, StackError
@@ -111,10 +113,26 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
     "rows": lambda: Dataset.from_tensor_slices(ROWS).shuffle(50, seed=8).take(80),
     "mapped": lambda: Dataset.range(300).map(lambda x: (x, x * 2.5)).shuffle(70, seed=9).batch(20),
     "small_blocks": lambda: _of_blocks(240, 4).shuffle(60, seed=10).batch(25),
+    "all": lambda: Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=12).batch(70),
+    "all_of_blocks": lambda: _of_blocks(240, 24).shuffle(300, seed=13).batch(100),
+    "all_of_other_blocks": lambda: Dataset.range(250).concatenate(Dataset.range(9)).shuffle(300, seed=14).batch(100),
+    "all_twice": lambda: Dataset.from_tensor_slices(ROWS).cache().shuffle(1000, seed=15).repeat(2).batch(64),
+    "all_of_what_is_left": lambda: Dataset.range(300).shuffle(200, seed=16).shuffle(300, seed=17).batch(90),
+    "global": lambda: _of_blocks(240, 24).map(lambda x: x + 0.5).cache().global_shuffle(seed=18).batch(100),
+    "global_of_batches": lambda: _of_blocks(240, 24).batch(7).global_shuffle(seed=19),
     "window": lambda: Dataset.range(60).window(4).flat_map(lambda w: w.batch(4)).shuffle(5, seed=11),
 }
 
 
+@pytest.fixture(params=["drawn", "worked out"])
+def orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Orders of few rows are drawn; as those of many are, they can be worked out too."""
+    if request.param == "worked out":
+        monkeypatch.setattr(permutation, "_SMALL", 2)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("orders")
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_order_and_the_bits_are_those_of_the_host(name: str, num_threads: int) -> None:
@@ -234,15 +252,116 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     assert TAKEN[0] == before
 
 
-def test_blocks_that_are_kept_stay_there_for_the_next_pass() -> None:
-    dataset = Dataset.range(1000).cache().shuffle(100, seed=1).batch(50)
+@pytest.mark.usefixtures("orders")
+@pytest.mark.parametrize("buffer_size", [100, 1000])
+def test_blocks_that_are_kept_stay_there_for_the_next_pass(buffer_size: int) -> None:
+    dataset = _of_blocks(1000, 125).cache().shuffle(buffer_size, seed=1).batch(50)
     made = on_device(StrictDevice(0))
     _by_steps(dataset, 0, ["STRICT:0"], Now())
     first = made.num_uploads
     _by_steps(dataset, 1, ["STRICT:0"], Now())
-    again = made.num_uploads - first
+    again, taken = made.num_uploads - first, TAKEN[0]
     _by_steps(dataset, 2, ["STRICT:0"], Now())
     assert made.num_uploads - first == again == 0
+    gc.collect()
+    assert TAKEN[0] <= taken
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The parts of orders that a device works out."""
+    found: list[tuple[int, int]] = []
+    permuted = StrictDevice.permuted
+
+    def noted(self: StrictDevice, order: Any, start: int, stop: int) -> Any:
+        found.append((start, stop))
+        return permuted(self, order, start, stop)
+
+    monkeypatch.setattr(StrictDevice, "permuted", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", ["all", "all_of_blocks", "all_of_other_blocks", "global"])
+def test_an_order_of_many_is_worked_out_on_the_device(
+    name: str, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = PIPELINES[name]()
+    # Until here orders of so few rows are drawn here.
+    _by_steps(dataset, 0, ["STRICT:0"], Now())
+    assert parts == []
+    monkeypatch.setattr(permutation, "_SMALL", 2)
+    _by_steps(dataset, 0, ["CPU:0"], Now())
+    assert parts == []
+    sizes = [row[0][0].shape[0] for row in _by_steps(dataset, 0, ["STRICT:0"], Now())]
+    # All whole batches, one after the other, but for those that come with the last one, which is shorter.
+    assert parts
+    assert [start for start, _ in parts] == [0, *[stop for _, stop in parts[:-1]]]
+    assert {stop for _, stop in parts} <= set(np.cumsum(sizes).tolist())
+
+
+def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutation, "_SMALL", 2)
+    made = OnDevice(StrictDevice(0))
+    blocks = [_block(100 * number, size) for number, size in enumerate([30, 8, 50, 50])]
+    refs, rng = _refs(blocks), np.random.default_rng(0)
+    whole = [Selection.whole(ref) for ref in refs]
+    for rows in (
+        whole[2],
+        whole[2][7:],
+        concat(whole),
+        concat([whole[1], whole[3], whole[2][5:40], whole[0]]),
+        concat(whole).take(rng.permutation(138)[:80]),
+        Selection(refs[:1], rng.permutation(30)),
+        concat([whole[2], whole[2]]),
+    ):
+        order = shuffled(rows, rng)
+        for start, stop in [(0, 11), (3, 20), (0, len(order))]:
+            run = Groups(order[start:stop], np.array([0, (stop - start) // 2, stop - start]))
+            chosen = [each.handle for each in run.flat.blocks]
+            found, expected = made(chosen, Picks.of(run)), gather(chosen, Picks.of(run))
+            _assert_same([[found.item(k)] for k in range(2)], [[expected.item(k)] for k in range(2)])
+    assert len(parts) == 7 * 3
+    # Two blocks have rows in the first, and then all; each goes up once.
+    assert made.num_uploads == 4
+
+
+def test_an_order_is_let_go_of_with_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutation, "_SMALL", 2)
+    made = on_device(StrictDevice(0))
+    gc.collect()
+    before = TAKEN.get(0, 0)
+    for name in ("all", "all_of_other_blocks", "all_of_what_is_left", "all_twice"):
+        dataset = PIPELINES[name]()
+        _by_steps(dataset, 0, ["STRICT:0"], Now())
+        del dataset
+        gc.collect()
+        assert len(made._orders) == len(made._residents) == 0
+        assert TAKEN[0] == before
+
+
+def test_blocks_of_an_order_go_one_by_one_where_there_is_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutation, "_SMALL", 2)
+    made = OnDevice(StrictDevice(0))
+    blocks = [_block(1000 * number, 100) for number in range(5)]
+    whole = concat([Selection.whole(ref) for ref in _refs(blocks)])
+    gc.collect()
+    refused: list[int] = []
+    new = StrictDevice._new
+
+    def without_large(self: StrictDevice, shape: tuple[int, ...], dtype: Any) -> Any:
+        if np.prod(shape) >= 500 * 8:
+            refused.append(1)
+            raise strict_device.StrictMemoryError("no piece as large as that")
+        return new(self, shape, dtype)
+
+    monkeypatch.setattr(StrictDevice, "_new", without_large)
+    monkeypatch.setattr(gather_on_device, "_LEAST_BYTES", 100)
+    for seed in range(2):
+        run = shuffled(whole, np.random.default_rng(seed))[:60]
+        found, expected = made(blocks, Picks.of(run)), gather(blocks, Picks.of(run))
+        _assert_same([[found.item(k)] for k in range(60)], [[expected.item(k)] for k in range(60)])
+    assert refused
+    assert made.num_uploads == 5
 
 
 def test_running_out_of_memory_is_told() -> None:

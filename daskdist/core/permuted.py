@@ -35,6 +35,9 @@ class Permuted:
     start: int
     stop: int
 
+    def __len__(self) -> int:
+        return self.stop - self.start
+
     def by_row(self) -> tuple[Index, Index | None]:
         """``rows`` and ``which`` of that part, with a number for each row."""
         return self._rows_at(self.order.between(self.start, self.stop))
@@ -73,7 +76,7 @@ class Shuffled(Selection):
         return Shuffled, (self.blocks, self.permuted)
 
     def __len__(self) -> int:
-        return self.permuted.stop - self.permuted.start
+        return len(self.permuted)
 
     def by_row(self) -> Selection:
         """The same, worked out."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from daskdist.core.permutation import Permutation
 from daskdist.errors import UnknownDeviceError
 
 # Kind -> import path, and the library whose arrays it has.
@@ -164,6 +165,13 @@ class Device(Protocol):
         ------
         ArgumentError
             They are not as many.
+        """
+        ...
+
+    def permuted(self, order: Permutation, start: int, stop: int) -> Any:
+        """What stands from one place to another in an order of many things, worked out in the current stream.
+
+        An array of this device, int64, shape ``(stop - start,)``; not to be changed.
         """
         ...
 

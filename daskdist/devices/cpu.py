@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from daskdist.core.permutation import Permutation
 from daskdist.errors import ArgumentError
 
 
@@ -108,6 +109,9 @@ class CpuDevice:
         if source.nbytes != target.nbytes:
             raise ArgumentError(f"{source.nbytes} bytes cannot be copied to {target.nbytes} of CPU:{self.index}")
         target[...] = source
+
+    def permuted(self, order: Permutation, start: int, stop: int) -> Any:
+        return order.between(start, stop)
 
     def stream(self) -> CpuStream:
         return CpuStream()

@@ -13,11 +13,40 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from daskdist.core.permutation import Permutation
 from daskdist.devices import nccl, nvidia
 from daskdist.errors import ArgumentError
 
 # Bytes of the pieces in which arrays come back to the host: pinned memory is scarce, and is kept by CuPy.
 _PIECE_BYTES: Final = 8 * 2**20
+# What `daskdist.core.permutation.Permutation` does for one place, in a kernel for `found[i]`.
+PERMUTED_ARGS: Final = (
+    "int64 start, int64 length, int32 low_bits, uint32 num_high, "
+    "uint32 key0, uint32 key1, uint32 key2, uint32 key3, uint32 key4, uint32 key5"
+)
+PERMUTED_BEFORE: Final = """
+__device__ inline unsigned int daskdist_mixed(unsigned int number) {
+    number = (number ^ (number >> 16)) * 0x7FEB352Du;
+    number = (number ^ (number >> 15)) * 0x846CA68Bu;
+    return number ^ (number >> 16);
+}
+"""
+PERMUTED: Final = """
+const unsigned int keys[6] = {key0, key1, key2, key3, key4, key5};
+const unsigned int mask = (1u << low_bits) - 1u;
+long long number = start + i;
+do {
+    unsigned int high = (unsigned int)(number >> low_bits);
+    unsigned int low = (unsigned int)number & mask;
+    for (int turn = 0; turn < 6; turn += 2) {
+        low ^= daskdist_mixed(high ^ keys[turn]) & mask;
+        high += (unsigned int)(((unsigned long long)daskdist_mixed(low ^ keys[turn + 1]) * num_high) >> 32);
+        if (high >= num_high) high -= num_high;
+    }
+    number = ((long long)high << low_bits) | low;
+} while (number >= length);
+found = number;
+"""
 # What AMD's driver is asked by.
 _OF_AMD: Final = "/dev/kfd"
 _EITHER: Final = "pip install 'daskdist[cuda13]' where the driver speaks CUDA 13, 'daskdist[cuda12]' for CUDA 12"
@@ -207,6 +236,14 @@ class CupyDevice:
         with self.using():
             target.data.copy_from_host_async(source.ctypes.data, source.nbytes, stream.stream)
 
+    def permuted(self, order: Permutation, start: int, stop: int) -> Any:
+        if order.table is not None:
+            return self.put(order.between(start, stop))
+        with self.using():
+            found = _cupy().empty(stop - start, np.int64)
+            _permute()(start, order.length, order.low_bits, np.uint32(order.num_high), *order.keys, found)
+        return found
+
     def stream(self) -> CupyStream:
         with self.using():
             return CupyStream(_cupy().cuda.Stream(non_blocking=True), self.index)
@@ -271,6 +308,13 @@ def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
         torch.cuda.ExternalStream(stream.stream.ptr, device=stream.index)
     )
     return outer
+
+
+@functools.cache
+def _permute() -> Any:
+    return _cupy().ElementwiseKernel(
+        PERMUTED_ARGS, "int64 found", PERMUTED, "daskdist_permuted", preamble=PERMUTED_BEFORE
+    )
 
 
 def _take(found: Any, event: Any, slot: Any, start: int) -> None:

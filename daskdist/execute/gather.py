@@ -57,6 +57,13 @@ class Picks:
             return cls(flat.rows, flat.which, bounds, inners)
         return cls(stretches, None, bounds, inners)
 
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+        if isinstance(self.rows, Stretched):
+            return int(self.rows.bounds[-1])
+        return len(self.rows)
+
     def by_row(self) -> tuple[range | Index, Index | None]:
         """``rows`` and ``which`` with a number for each row."""
         if isinstance(self.rows, Stretched):

@@ -8,6 +8,8 @@ A block that is alive is on the device once; when it is let go of its rows there
 which no block is left are freed. A block of the few rows left of others, which is made here to give up memory, is made
 there of what is there already, and does not go up again: without it some rows would keep many times their memory.
 
+Of an order of many rows that is worked out where they are gathered, the device works out a bundle's rows itself.
+
 Memory that a consumer lets go of may still be read from in its stream. So what consumers are given is memory of its
 own, and before it is written to again, what they were doing when it was taken again is waited for.
 """
@@ -20,11 +22,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Rows
+from daskdist.core.permuted import Permuted
 from daskdist.core.primitive import Arrange, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Index
@@ -34,6 +38,7 @@ from daskdist.devices import Device, Event, Stream, name_of, named
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.copying import channel_of
 from daskdist.execute.gather import Empty, Joins, Picks, gather
+from daskdist.execute.order_on_device import OrderOnDevice
 
 # Columns of one bundle or of several blocks lie in one piece of memory, each from a multiple of this on.
 _ALIGNED_BYTES: Final = 256
@@ -216,6 +221,8 @@ class OnDevice:
         self._uploads = _Uploads(device, self._stream)
         self._residents: weakref.WeakKeyDictionary[Block, _Resident] = weakref.WeakKeyDictionary()
         self._segments: dict[Layout, weakref.WeakSet[_Segment]] = {}
+        # By the first of its blocks, the order that rows were last asked for in, and the segment that they are in.
+        self._orders: weakref.WeakKeyDictionary[Any, tuple[OrderOnDevice, _Segment]] = weakref.WeakKeyDictionary()
         self._channel = channel_of(name_of(device))
         self._lock = threading.Lock()
 
@@ -234,17 +241,24 @@ class OnDevice:
         DeviceMemoryError
             The device has no room for blocks, or for what is picked of them.
         """
+        if function is not None or isinstance(picks, Joins):
+            return gather(blocks, picks, function, apart, empty)
+        known = self._order_of(blocks, picks.rows)
         columnar = [block for block in blocks if isinstance(block, Block)]
-        are_alike = len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar))
+        are_alike = len(columnar) == len(blocks) and (known or all(map(columnar[0].is_like, columnar)))
         layout = self._layout(columnar[0]) if are_alike else ()
-        if function is not None or isinstance(picks, Joins) or not any(layout):
+        if not any(layout):
             return gather(blocks, picks, function, apart, empty)
         host = _gathered_here(columnar, picks, layout, empty)
-        rows, which = picks.by_row()
         with self._alone():
-            residents = [self._resident(block, layout) for block in columnar] if len(rows) else []
-            columns = self._made_for_consumers(layout, len(rows))
-            self._fill(columns, residents, rows, which)
+            found = known or self._put_in_order(columnar, picks.rows, layout)
+            residents = [self._resident(block, layout) for block in columnar] if picks.num_rows and not found else []
+            columns = self._made_for_consumers(layout, picks.num_rows)
+            if found:
+                order, segment = found
+                self._take(columns, segment, order.rows(picks.rows))  # type: ignore[arg-type]  # which are `Permuted`
+            else:
+                self._fill(columns, residents, *picks.by_row())
             over = self._stream.record()
             # Whoever waits for copies to the device waits for this too.
             self._channel.stream.wait(over)
@@ -288,11 +302,44 @@ class OnDevice:
             return None
         return leaf.shape[1:], leaf.dtype
 
-    def _resident(self, block: Block, layout: Layout) -> _Resident:
+    def _order_of(self, blocks: Sequence[Rows], rows: Any) -> tuple[OrderOnDevice, _Segment] | None:
+        # What the device works out of these blocks already.
+        found = self._orders.get(blocks[0]) if isinstance(rows, Permuted) else None
+        return found if found and found[0].is_of(blocks, rows) else None
+
+    def _put_in_order(
+        self, blocks: Sequence[Block], rows: Any, layout: Layout
+    ) -> tuple[OrderOnDevice, _Segment] | None:
+        # What the device works out from now on: of many rows, all in one segment.
+        if not isinstance(rows, Permuted) or rows.order.table is not None:
+            return None
+        residents = self._in_one_piece(blocks, layout)
+        segment = residents[0].segment
+        if any(resident.segment is not segment for resident in residents):
+            return None
+        # What computes at once, as a GPU does not, has to wait for what went up.
+        self._stream.wait(self._stream.record())
+        order = OrderOnDevice(self.device, blocks, rows, [resident.start for resident in residents])
+        self._orders[blocks[0]] = order, segment
+        return order, segment
+
+    def _in_one_piece(self, blocks: Sequence[Block], layout: Layout) -> list[_Resident]:
+        # With those that are not there yet one after the other, if there is room for that.
+        missing = {block: len(block) for block in blocks if block not in self._residents}
+        places: dict[Block, _Resident] = {}
+        if missing:
+            with contextlib.suppress(self.device.out_of_memory):
+                room = self._placed(layout, sum(missing.values()))
+                for block, stop in zip(missing, accumulate(missing.values()), strict=True):
+                    places[block] = _Resident(room.segment, room.start + stop - len(block), len(block))
+                room.num_rows = 0
+        return [self._resident(block, layout, places.get(block)) for block in blocks]
+
+    def _resident(self, block: Block, layout: Layout, place: _Resident | None = None) -> _Resident:
         resident = self._residents.get(block)
         if resident is not None:
             return resident
-        resident = self._placed(layout, len(block))
+        resident = place or self._placed(layout, len(block))
         segment = resident.segment
         for number, kind in enumerate(layout):
             if kind is not None:
@@ -352,9 +399,7 @@ class OnDevice:
         of_row = np.array([numbers[id(resident.segment)] for resident in residents])[places]
         take, concat = self.device.namespace.take, self.device.namespace.concat
         if len(segments) == 1:
-            index = self._index(at)
-            for leaf, column in columns.items():
-                column[...] = take(segments[0].columns[leaf], index, axis=0)
+            self._take(columns, segments[0], self._index(at))
             return
         # Of each segment the rows that are of it, one after the other; then put in order.
         order = np.argsort(of_row, kind="stable")
@@ -368,6 +413,10 @@ class OnDevice:
                 for number, segment in enumerate(segments)
             ]
             column[...] = take(concat(parts), index[len(order) :], axis=0)
+
+    def _take(self, columns: dict[int, Any], segment: _Segment, index: Any) -> None:
+        for leaf, column in columns.items():
+            column[...] = self.device.namespace.take(segment.columns[leaf], index, axis=0)
 
     def _index(self, index: Index) -> Any:
         # Row numbers on the device, by one copy.
@@ -438,9 +487,8 @@ def _gathered_here(blocks: Sequence[Block], picks: Picks, layout: Layout, empty:
     # The elements, with arrays without bytes in the places of leaves that are on the device.
     if None in layout:
         return gather([_without(block, layout) for block in blocks], picks, empty=empty)  # type: ignore[no-any-return]
-    num_rows = len(picks.by_row()[0])
     label = blocks[0].label
-    rows = Block(blocks[0].structure, [np.empty((num_rows, 0), np.uint8)] * len(layout), label)
+    rows = Block(blocks[0].structure, [np.empty((picks.num_rows, 0), np.uint8)] * len(layout), label)
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
 

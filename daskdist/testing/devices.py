@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.permutation import Permutation
 from daskdist.devices import Device, check_present, device, device_of, is_on_device, name_of, on_host, stream_of
 from daskdist.errors import ArgumentError
 from daskdist.testing.equality import check
@@ -191,6 +192,20 @@ class DeviceLaws:
             check("8 bytes" in str(error), f"the error does not say how many: {error}")
         else:
             check(False, "eight bytes were copied to four")
+
+    def test_orders_are_those_of_the_host(self) -> None:
+        here = self.make_device()
+        for length in (5, 2**18, 2**18 + 1, 10**6 + 3, 2**33 + 12345, 2**62):
+            order = Permutation(length, np.random.default_rng(length))
+            for start, stop in ((0, min(length, 1000)), (length // 3, length // 3), (max(length - 700, 0), length)):
+                found = here.permuted(order, start, stop)
+                check(here.holds(found), f"permuted gave {type(found).__name__}, no array of the device")
+                found = here.get(found)
+                check(found.dtype == np.int64, f"an order of {length}: {found.dtype}, not int64")
+                check(
+                    np.array_equal(found, order.between(start, stop)),
+                    f"an order of {length}, from {start} to {stop}: {found[:5]}, not {order.between(start, stop)[:5]}",
+                )
 
     def test_events_have_an_order(self) -> None:
         here = self.make_device()
