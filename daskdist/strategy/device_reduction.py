@@ -5,6 +5,7 @@ Only what the array API standard has is asked of the arrays' namespace.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,6 +36,10 @@ def reduction_on(device: Device, op: Op) -> Reduction:
     ArgumentError
         It is a function of NumPy's that those arrays have no counterpart of.
     """
+    return _named(device, op) if isinstance(op, ReduceOp) else _reduction_on(device, op)
+
+
+def _reduction_on(device: Device, op: Op) -> Reduction:
     xp = device.namespace
     if isinstance(op, Reduction):
         return op
@@ -55,6 +60,10 @@ def reduction_on(device: Device, op: Op) -> Reduction:
         return Reduction(_Total(xp, getattr(xp, total)), _Promoted(xp, getattr(xp, two)))
     extreme = _Extreme(device, is_most=op is ReduceOp.MAX)
     return Reduction(extreme, extreme.of_two)
+
+
+# For each step the same.
+_named: Final = functools.lru_cache(maxsize=256)(_reduction_on)
 
 
 def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:

@@ -46,7 +46,8 @@ class ReduceOp(enum.Enum):
         )
 
 
-def _as_it_is(partial: Any) -> Any:
+def as_it_is(partial: Any) -> Any:
+    """The last partial result, as most reductions give it."""
     return partial
 
 
@@ -85,7 +86,7 @@ class Reduction:
 
     chunk: Callable[[Any, Axis], Any]
     combine: Callable[[Any, Any], Any]
-    finalize: Callable[[Any], Any] = _as_it_is
+    finalize: Callable[[Any], Any] = as_it_is
     identity: Any = None
 
     def __post_init__(self) -> None:

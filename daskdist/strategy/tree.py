@@ -23,7 +23,17 @@ from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest
 from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
-from daskdist.strategy.reduction import Axis, Op, ReduceOp, Reduction, name_of, num_rows, reduction_of, without
+from daskdist.strategy.reduction import (
+    Axis,
+    Op,
+    ReduceOp,
+    Reduction,
+    as_it_is,
+    name_of,
+    num_rows,
+    reduction_of,
+    without,
+)
 from daskdist.strategy.values import Wiring, fill
 
 # What adds up, and what has an order.
@@ -242,8 +252,12 @@ class Fold:
             with np.errstate(all="ignore"):
                 partial = partial.partial(reduction, self.axis)
         if type(partial) is Placed:
+            finalize = reduction_on(partial.device, self.op).finalize
+            if finalize is as_it_is:
+                # To be in a device's stream takes it longer than many a reduction.
+                return partial.partial
             with in_stream_of(partial.device):
-                return self._called(reduction_on(partial.device, self.op).finalize, partial.partial)
+                return self._called(finalize, partial.partial)
         result = self._called(reduction.finalize, partial)
         # As NumPy's reductions give it.
         return result[()] if type(result) is np.ndarray and not result.ndim else result
