@@ -181,6 +181,8 @@ def test_rows_follow_the_order(source):
     assert of(found.spans(np.array([1, 8]), np.array([3, 12]))) == of(
         expected.spans(np.array([1, 8]), np.array([3, 12]))
     )
+    assert isinstance(found.spans(np.array([1, 8]), np.array([3, 12]))[1:4], Shuffled)
+    assert of(found.spans(np.array([1, 8]), np.array([3, 12]))[1:4]) == of(expected.take(np.array([2, 8, 9])))
     assert of(found[4:5].without_unused()) == of(expected[4:5])
     assert len(found[4:5].without_unused().blocks) == 1
 

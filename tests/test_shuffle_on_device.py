@@ -299,6 +299,28 @@ def test_an_order_of_many_is_worked_out_on_the_device(
     assert {stop for _, stop in parts} <= set(np.cumsum(sizes).tolist())
 
 
+def test_each_of_several_devices_works_out_what_it_is_given(
+    parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permutation, "_SMALL", 2)
+    dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1).batch(10)
+    expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
+    _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
+    # But for the first few, which are fewer rows than there are blocks.
+    assert sorted(parts)[-80:] == [(start, start + 10) for start in range(200, 1000, 10)]
+
+
+def test_what_is_in_many_small_parts_is_worked_out_on_the_host(
+    parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permutation, "_SMALL", 2)
+    dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1)
+    expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
+    _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
+    # Rows by turns: of the first few only a call for each is worth it.
+    assert len(parts) < 300
+
+
 def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutation, "_SMALL", 2)
     made = OnDevice(StrictDevice(0))

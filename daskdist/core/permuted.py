@@ -17,7 +17,7 @@ _MANY_ROWS: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Permuted:
-    """What stands from ``start`` to ``stop`` in a random order of rows of blocks.
+    """What stands in some places of a random order of rows of blocks.
 
     Parameters
     ----------
@@ -25,26 +25,37 @@ class Permuted:
         The rows before they are put in order, as in a `Selection`, or in stretches.
     order
         Of all of them.
-    start, stop
-        Which part of it.
+    places
+        Which, in stretches; of what blocks they are it does not tell.
     """
 
     rows: range | Index | Stretched
     which: Index | None
     order: Permutation
-    start: int
-    stop: int
+    places: Stretched
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return int(self.places.bounds[-1])
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """From where to where in the order the stretches are."""
+        starts = self.places.starts
+        return list(zip(starts.tolist(), (starts + np.diff(self.places.bounds)).tolist(), strict=True))
 
     def by_row(self) -> tuple[Index, Index | None]:
-        """``rows`` and ``which`` of that part, with a number for each row."""
-        return self._rows_at(self.order.between(self.start, self.stop))
+        """``rows`` and ``which`` of those, with a number for each row."""
+        if len(self.places.starts) == 1:
+            return self._rows_at(self.order.between(*self.parts[0]))
+        return self._rows_at(self.order.at(self.places.rows))
 
     def taken(self, index: Index) -> tuple[Index, Index | None]:
-        """The same, of those in some places."""
-        return self._rows_at(self.order.at(index + self.start))
+        """The same, of some of them."""
+        return self._rows_at(self.order.at(self.places.taken(index)[0]))
+
+    def spans(self, starts: Index, stops: Index) -> Permuted:
+        """Those from each start to its stop, one span after the other."""
+        return replace(self, places=self.places.spans(starts, stops))
 
     def _rows_at(self, places: Index) -> tuple[Index, Index | None]:
         if isinstance(self.rows, Stretched):
@@ -103,8 +114,10 @@ class Shuffled(Selection):
         start, stop, _ = part.indices(len(self))
         if (start, stop) == (0, len(self)):
             return self
-        first = self.permuted.start
-        return Shuffled(self.blocks, replace(self.permuted, start=first + start, stop=first + max(start, stop)))
+        return self.spans(np.array([start]), np.array([max(start, stop)]))
+
+    def spans(self, starts: Index, stops: Index) -> Selection:
+        return Shuffled(self.blocks, self.permuted.spans(starts, stops))
 
     def take(self, index: Index) -> Selection:
         rows, which = self.permuted.taken(index)
@@ -120,6 +133,7 @@ def shuffled(run: Run, rng: np.random.Generator) -> Run:
     order = Permutation(len(run), rng)
     if isinstance(run, Groups):
         return run.take(order.at(np.arange(len(run))))
+    places = Stretched(np.zeros(1, np.intp), np.zeros(1, np.int64), np.array([0, len(run)]))
     if run.stretches is not None and not run.is_range:
-        return Shuffled(run.blocks, Permuted(run.stretches, None, order, 0, len(run)))
-    return Shuffled(run.blocks, Permuted(run.rows, run.which, order, 0, len(run)))
+        return Shuffled(run.blocks, Permuted(run.stretches, None, order, places))
+    return Shuffled(run.blocks, Permuted(run.rows, run.which, order, places))

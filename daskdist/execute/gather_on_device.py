@@ -28,7 +28,6 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Rows
-from daskdist.core.permuted import Permuted
 from daskdist.core.primitive import Arrange, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Index
@@ -38,7 +37,7 @@ from daskdist.devices import Device, Event, Stream, name_of, named
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.copying import channel_of
 from daskdist.execute.gather import Empty, Joins, Picks, gather
-from daskdist.execute.order_on_device import OrderOnDevice
+from daskdist.execute.order_on_device import OrderOnDevice, is_for_devices
 
 # Columns of one bundle or of several blocks lie in one piece of memory, each from a multiple of this on.
 _ALIGNED_BYTES: Final = 256
@@ -304,14 +303,16 @@ class OnDevice:
 
     def _order_of(self, blocks: Sequence[Rows], rows: Any) -> tuple[OrderOnDevice, _Segment] | None:
         # What the device works out of these blocks already.
-        found = self._orders.get(blocks[0]) if isinstance(rows, Permuted) else None
+        if not is_for_devices(rows):
+            return None
+        found = self._orders.get(blocks[0])
         return found if found and found[0].is_of(blocks, rows) else None
 
     def _put_in_order(
         self, blocks: Sequence[Block], rows: Any, layout: Layout
     ) -> tuple[OrderOnDevice, _Segment] | None:
-        # What the device works out from now on: of many rows, all in one segment.
-        if not isinstance(rows, Permuted) or rows.order.table is not None:
+        # What the device works out from now on, where all is in one segment.
+        if not is_for_devices(rows):
             return None
         residents = self._in_one_piece(blocks, layout)
         segment = residents[0].segment

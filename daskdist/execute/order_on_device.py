@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from daskdist.core.permuted import Permuted
 from daskdist.core.selection import Index
 from daskdist.core.stretched import Stretched
 from daskdist.devices import Device
+
+# Parts of an order that are worked out by a call each.
+_FEW: Final = 64
+
+
+def is_for_devices(rows: Any) -> TypeGuard[Permuted]:
+    """Whether rows, as `Picks` has them, are for devices to work out: those of an order of many, in a few stretches."""
+    return isinstance(rows, Permuted) and rows.order.table is None and 1 <= len(rows.places.starts) <= _FEW
 
 
 class OrderOnDevice:
@@ -66,7 +74,8 @@ class OrderOnDevice:
     def rows(self, permuted: Permuted) -> Any:
         """The numbers of the columns' rows of a part of the order: an array of the device."""
         device = self._device
-        places = device.permuted(self._order, permuted.start, permuted.stop)
+        parts = [device.permuted(self._order, start, stop) for start, stop in permuted.parts]
+        places = parts[0] if len(parts) == 1 else device.namespace.concat(parts)
         if self._rows is not None:
             return device.namespace.take(self._rows, places, axis=0)
         if self._bounds is None:

@@ -36,7 +36,9 @@ def reduction_on(device: Device, op: Op) -> Reduction:
     ArgumentError
         It is a function of NumPy's that those arrays have no counterpart of.
     """
-    return _named(device, op) if isinstance(op, ReduceOp) else _reduction_on(device, op)
+    if isinstance(op, ReduceOp):
+        return _named(device, op)  # type: ignore[arg-type]  # devices are values
+    return _reduction_on(device, op)
 
 
 def _reduction_on(device: Device, op: Op) -> Reduction:
@@ -62,8 +64,10 @@ def _reduction_on(device: Device, op: Op) -> Reduction:
     return Reduction(extreme, extreme.of_two)
 
 
-# For each step the same.
-_named: Final = functools.lru_cache(maxsize=256)(_reduction_on)
+@functools.lru_cache(maxsize=256)
+def _named(device: Any, op: ReduceOp) -> Reduction:
+    # For each step the same.
+    return _reduction_on(device, op)
 
 
 def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
