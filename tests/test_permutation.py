@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskdist import Dataset
-from daskdist.core import permutation
+from daskdist.core import permutation, permuted
 from daskdist.core.permutation import Permutation
 from daskdist.core.permuted import Permuted, Shuffled, shuffled
 from daskdist.core.seed import generator
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 def few(monkeypatch):
     """Orders of few things are worked out as those of many are."""
     monkeypatch.setattr(permutation, "_SMALL", 3)
+    monkeypatch.setattr(permuted, "_FEW_ROWS", 3)
 
 
 def order_of(length, seed=0):

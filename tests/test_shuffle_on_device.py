@@ -18,7 +18,7 @@ from pipelines import pipelines
 from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
-from daskdist.core import permutation
+from daskdist.core import permutation, permuted
 from daskdist.core.block import Block
 from daskdist.core.permuted import shuffled
 from daskdist.core.selection import BlockRef, Groups, Selection, concat
@@ -124,11 +124,16 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
 }
 
 
+def _worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutation, "_SMALL", 2)
+    monkeypatch.setattr(permuted, "_FEW_ROWS", 2)
+
+
 @pytest.fixture(params=["drawn", "worked out"])
 def orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Orders of few rows are drawn; as those of many are, they can be worked out too."""
     if request.param == "worked out":
-        monkeypatch.setattr(permutation, "_SMALL", 2)
+        _worked_out(monkeypatch)
     return str(request.param)
 
 
@@ -289,7 +294,7 @@ def test_an_order_of_many_is_worked_out_on_the_device(
     # Until here orders of so few rows are drawn here.
     _by_steps(dataset, 0, ["STRICT:0"], Now())
     assert parts == []
-    monkeypatch.setattr(permutation, "_SMALL", 2)
+    _worked_out(monkeypatch)
     _by_steps(dataset, 0, ["CPU:0"], Now())
     assert parts == []
     sizes = [row[0][0].shape[0] for row in _by_steps(dataset, 0, ["STRICT:0"], Now())]
@@ -302,7 +307,7 @@ def test_an_order_of_many_is_worked_out_on_the_device(
 def test_each_of_several_devices_works_out_what_it_is_given(
     parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(permutation, "_SMALL", 2)
+    _worked_out(monkeypatch)
     dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1).batch(10)
     expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
     _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
@@ -313,7 +318,7 @@ def test_each_of_several_devices_works_out_what_it_is_given(
 def test_what_is_in_many_small_parts_is_worked_out_on_the_host(
     parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(permutation, "_SMALL", 2)
+    _worked_out(monkeypatch)
     dataset = Dataset.from_tensor_slices(ROWS).shuffle(1000, seed=1)
     expected = _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now())
     _assert_same(_by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], Now()), expected)
@@ -322,7 +327,7 @@ def test_what_is_in_many_small_parts_is_worked_out_on_the_host(
 
 
 def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutation, "_SMALL", 2)
+    _worked_out(monkeypatch)
     made = OnDevice(StrictDevice(0))
     blocks = [_block(100 * number, size) for number, size in enumerate([30, 8, 50, 50])]
     refs, rng = _refs(blocks), np.random.default_rng(0)
@@ -348,7 +353,7 @@ def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeyp
 
 
 def test_an_order_is_let_go_of_with_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutation, "_SMALL", 2)
+    _worked_out(monkeypatch)
     made = on_device(StrictDevice(0))
     gc.collect()
     before = TAKEN.get(0, 0)
@@ -362,7 +367,7 @@ def test_an_order_is_let_go_of_with_its_blocks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_blocks_of_an_order_go_one_by_one_where_there_is_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutation, "_SMALL", 2)
+    _worked_out(monkeypatch)
     made = OnDevice(StrictDevice(0))
     blocks = [_block(1000 * number, 100) for number in range(5)]
     whole = concat([Selection.whole(ref) for ref in _refs(blocks)])

@@ -13,6 +13,8 @@ from daskdist.core.stretched import Stretched
 
 # From so many rows a block on, on the average, it is taken for sure that there are some of each.
 _MANY_ROWS: Final = 8
+# Up to so many rows a number for each is found sooner than its stretch.
+_FEW_ROWS: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +136,6 @@ def shuffled(run: Run, rng: np.random.Generator) -> Run:
     if isinstance(run, Groups):
         return run.take(order.at(np.arange(len(run))))
     places = Stretched(np.zeros(1, np.intp), np.zeros(1, np.int64), np.array([0, len(run)]))
-    if run.stretches is not None and not run.is_range:
+    if len(run) > _FEW_ROWS and run.stretches is not None and not run.is_range:
         return Shuffled(run.blocks, Permuted(run.stretches, None, order, places))
     return Shuffled(run.blocks, Permuted(run.rows, run.which, order, places))

@@ -51,6 +51,8 @@ class Stretched:
 
     def spans(self, starts: Index, stops: Index) -> Stretched:
         """What is between each start and its stop."""
+        if len(self.starts) == len(starts) == 1 and starts[0] < stops[0]:
+            return Stretched(self.which, self.starts + starts, np.array([0, stops[0] - starts[0]]))
         first = np.searchsorted(self.bounds, starts, "right") - 1
         counts = np.where(stops > starts, np.searchsorted(self.bounds, stops, "left") - first, 0)
         ends = np.cumsum(counts)
