@@ -278,6 +278,59 @@ def test_elements_of_different_shapes_are_a_bundle():
     assert isinstance(from_items(LONE, _items((2,), (3,))).leaves[0], Ragged)
 
 
+# What blocks can be slices of: plain arrays, and what only looks like one.
+WHOLES = {
+    "numbers": np.arange(64, dtype=np.int16),
+    "rows": np.arange(64 * 6, dtype=np.float32).reshape(64, 2, 3),
+    "rows of nothing": np.zeros((64, 0)),
+    "columns first": np.asfortranarray(np.arange(128.0).reshape(64, 2)),
+    "every other column": np.arange(256.0).reshape(64, 4)[:, ::2],
+    "of the other byte order": np.arange(64, dtype=">i4"),
+    "read only": np.frombuffer(np.arange(64).tobytes(), np.int64),
+    "numbers of others": np.arange(128, dtype=np.int32).view(np.int64),
+    "in other rows": np.arange(256).reshape(32, 8).reshape(64, 4),
+    "a subclass": np.arange(128).reshape(64, 2).view(np.recarray),
+    "text": np.array([f"text {k}" for k in range(64)], np.dtypes.StringDType()),
+    "short text": np.array([f"text {k}" for k in range(64)]),
+    "objects": np.array([*range(63), None], object),
+    "times": np.arange(64).astype("M8[s]"),
+}
+CUTS = {
+    "one after the other": [(0, 16), (16, 20), (20, 64)],
+    "in any order": [(40, 64), (3, 16), (16, 30)],
+    "of the same rows": [(0, 30), (10, 40)],
+}
+
+
+@pytest.mark.parametrize("empty", [None, np.empty], ids=["NumPy's", "asked for"])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", [*WHOLES, "two of different ones", "one and a copy"])
+def test_rows_of_slices_of_an_array_are_as_those_of_copies(name, cut, empty):
+    def leaves(start, stop):
+        if name == "two of different ones":
+            return [WHOLES["numbers"][start:stop], WHOLES["rows"][64 - stop : 64 - start]]
+        if name == "one and a copy":
+            return [WHOLES["numbers"][start:stop], WHOLES["rows"][start:stop].copy()]
+        return [WHOLES[name][start:stop]]
+
+    structure = Structure.of((0, 0))[1] if len(leaves(0, 1)) == 2 else LONE
+    slices = [Block(structure, leaves(*each), "a") for each in CUTS[cut]]
+    copies = [Block(structure, [leaf.copy() for leaf in leaves(*each)], "a") for each in CUTS[cut]]
+    rng = np.random.default_rng(0)
+    which = rng.integers(len(slices), size=200)
+    rows = np.array([rng.integers(len(slices[place])) for place in which])
+    picks = Picks(rows, which, None, None)
+    before = rows.copy(), which.copy()
+    found, expected = gather(slices, picks, empty=empty), gather(copies, picks, empty=empty)
+    for one, other in zip(found.leaves, expected.leaves, strict=True):
+        assert type(one) is type(other)
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+        assert one.flags.writeable == other.flags.writeable
+    assert np.array_equal(rows, before[0])
+    assert np.array_equal(which, before[1])
+
+
 @pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]])
 def test_gathering_elements_of_blocks_of_different_shapes(shapes):
     # Two blocks, each of elements of one shape: in a run that is not batched, they need not stack.

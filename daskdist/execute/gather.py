@@ -180,6 +180,9 @@ def _gather_columns(
     stretches = _stretches(rows, which, 2 * len(blocks))
     if stretches is not None:
         return _one_after_another(blocks, stretches, label, empty)
+    wholes = [_whole(column, len(rows)) for column in zip(*[block.leaves for block in blocks], strict=True)]
+    if None not in wholes:
+        return Block(first.structure, _of_wholes(wholes, rows, which, empty), label)
     # Read block by block, written from front to back; then put in order. Scattered writes would cost more.
     order, parts = [], []
     for place, at in places_by_value(which):
@@ -209,6 +212,35 @@ def _gather_columns(
             start += count
         leaves.append(found if inverse is None else _taken(found, inverse, empty))
     return Block(first.structure, leaves, label)
+
+
+def _whole(column: Sequence[Any], num_rows: int) -> tuple[Any, Index] | None:
+    # The array that all parts of a column are consecutive rows of, and at which row each begins; for few rows it is not
+    # worth looking.
+    whole = getattr(column[0], "base", None)
+    if type(whole) is not np.ndarray or not whole.size or not whole.flags.c_contiguous or num_rows < 8 * len(column):
+        return None
+    shape, dtype = whole.shape[1:], whole.dtype
+    if dtype.kind not in NUMBERS:
+        return None
+    for part in column:
+        is_plain = type(part) is np.ndarray and part.base is whole and part.flags.c_contiguous
+        if not is_plain or part.shape[1:] != shape or part.dtype != dtype:
+            return None
+    begins = np.array([part.__array_interface__["data"][0] for part in column])
+    starts, rest = np.divmod(begins - whole.__array_interface__["data"][0], whole.strides[0])
+    return None if rest.any() else (whole, starts)
+
+
+def _of_wholes(wholes: Sequence[Any], rows: Index, which: Index, empty: Empty | None) -> list[Any]:
+    found: list[Any] = []
+    at, before = rows, None
+    for whole, starts in wholes:
+        if before is None or not np.array_equal(starts, before):
+            at, before = starts.take(which), starts
+            at += rows
+        found.append(_taken(whole, at, empty))
+    return found
 
 
 def _empty(shape: tuple[int, ...], dtype: Any, empty: Empty | None) -> Any:
