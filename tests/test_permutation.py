@@ -82,11 +82,26 @@ def test_it_stays_the_same():
 GOLDEN = [813252, 100015, 479340, 406926, 269342]
 
 
-@pytest.mark.parametrize("length", [10, 2**18, 2**18 + 1, 10**6])
+@pytest.mark.parametrize("length", [10, 2**16, 2**16 + 1, 2**18, 10**6])
 def test_a_part_is_what_stands_at_its_places(length):
+    whole = order_of(length).at(np.arange(length))
     order = order_of(length)
-    for start, stop in [(0, 0), (0, 7), (3, 10), (length - 5, length), (length // 2, length // 2 + 4)]:
-        assert np.array_equal(order.between(start, stop), order.at(np.arange(start, stop)))
+    ends = {0, 1, 7, length // 2, length - 1, length}
+    ends |= {2**14 * number + more for number in (1, 2, 3) for more in (-1, 0, 1, 50)}
+    for start in sorted(ends):
+        for stop in sorted(ends):
+            if start <= stop <= length:
+                assert np.array_equal(order.between(start, stop), whole[start:stop])
+                places = np.random.default_rng(stop).permutation(np.arange(start, stop))[:300]
+                assert np.array_equal(order.at(places), whole[places])
+
+
+def test_what_is_looked_up_ahead_stays_here():
+    order = order_of(10**6)
+    for start in range(0, 10**6, 10**5):
+        order.between(start, start + 10)
+    assert sum(map(len, order._ahead.values())) <= 2 * 2**14
+    assert len(pickle.dumps(order)) < 1000
 
 
 def test_it_is_the_same_once_pickled():
@@ -239,6 +254,24 @@ def test_what_is_sent_has_a_number_for_each_row(source):
     assert sent.which is None or sent.which.tolist() == found.places.tolist()
 
 
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_a_part_that_is_kept_is_no_larger_than_it_has_rows(source, is_drawn, monkeypatch):
+    if not is_drawn:
+        monkeypatch.setattr(permutation, "_SMALL", 3)
+        monkeypatch.setattr(permuted, "_FEW_ROWS", 3)
+    rows = SOURCES[source]().of_blocks(tuple(range(9)))
+    rows = Selection.concat([rows.take(np.arange(len(rows))) if is_drawn else rows])
+    found = shuffled(rows, np.random.default_rng(4))
+    for part in (found, found[10:14]):
+        again = pickle.loads(pickle.dumps(part))
+        expected = part.by_row()
+        assert [again.blocks[place] for place in again.places] == [expected.blocks[place] for place in expected.places]
+        assert again.row_numbers.tolist() == expected.row_numbers.tolist()
+    many = shuffled(Selection((0,), np.arange(50_000)), np.random.default_rng(4))
+    assert len(pickle.dumps(many[1000:1010])) < 2000
+
+
 # --- pipelines ---
 
 
@@ -298,7 +331,7 @@ def test_blocks_and_graphs_make_no_difference(name):
 @pytest.mark.parametrize("split_bytes", [8 * 7919, 2**24])
 def test_of_many_rows(split_bytes):
     # More than of which an order is drawn from all there are.
-    num_rows = 300_001
+    num_rows = 100_001
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         rows = Dataset.range(num_rows)
         found = np.concatenate(list(rows.shuffle(num_rows, seed=5).batch(1000)))
@@ -306,7 +339,7 @@ def test_of_many_rows(split_bytes):
         found = np.concatenate(list(rows.map(lambda x: x).global_shuffle(seed=5).batch(1000)))
         assert np.array_equal(np.sort(found), np.arange(num_rows))
         # The rest of a buffer that elements were drawn from and put into.
-        found = np.concatenate(list(rows.shuffle(280_000, seed=5).batch(1000)))
+        found = np.concatenate(list(rows.shuffle(80_000, seed=5).batch(1000)))
         assert np.array_equal(np.sort(found), np.arange(num_rows))
         assert not np.array_equal(found[:1000], np.arange(1000))
 

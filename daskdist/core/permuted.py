@@ -11,8 +11,6 @@ from daskdist.core.permutation import Permutation
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection
 from daskdist.core.stretched import Stretched
 
-# From so many rows a block on, on the average, it is taken for sure that there are some of each.
-_MANY_ROWS: Final = 8
 # Up to so many rows a number for each is found sooner than its stretch.
 _FEW_ROWS: Final = 2**16
 
@@ -86,7 +84,13 @@ class Shuffled(Selection):
         self._found: Selection | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shuffled, (self.blocks, self.permuted)
+        permuted = self.permuted
+        if permuted.order.table is None and isinstance(permuted.rows, (range, Stretched)):
+            return Shuffled, (self.blocks, permuted)
+        # Less than the whole order, and all rows that it is of.
+        rows, which = permuted.by_row()
+        found = Selection(self.blocks, rows, which if len(self.blocks) > 1 else None).without_unused()
+        return Selection, (found.blocks, found.rows, found.which)
 
     def __len__(self) -> int:
         return len(self.permuted)
@@ -126,8 +130,8 @@ class Shuffled(Selection):
         return Selection(self.blocks, rows, which if len(self.blocks) > 1 else None)
 
     def without_unused(self) -> Selection:
-        # So many have rows of each block, of nearly all orders.
-        return self if len(self) >= _MANY_ROWS * len(self.blocks) else self.by_row().without_unused()
+        # All of an order are of all blocks.
+        return self if len(self) == self.permuted.order.length else self.by_row().without_unused()
 
 
 def shuffled(run: Run, rng: np.random.Generator) -> Run:

@@ -20,7 +20,7 @@ from daskdist.execute.position import Recorder, Resumer
 
 logger: Final = logging.getLogger("daskdist")
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Rows
+from daskdist.core.permutation import Permutation
 from daskdist.core.primitive import Arrange, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Index
@@ -220,8 +221,10 @@ class OnDevice:
         self._uploads = _Uploads(device, self._stream)
         self._residents: weakref.WeakKeyDictionary[Block, _Resident] = weakref.WeakKeyDictionary()
         self._segments: dict[Layout, weakref.WeakSet[_Segment]] = {}
-        # By the first of its blocks, the order that rows were last asked for in, and the segment that they are in.
-        self._orders: weakref.WeakKeyDictionary[Any, tuple[OrderOnDevice, _Segment]] = weakref.WeakKeyDictionary()
+        # Orders that rows are asked for in, and the segment that they are in: which their blocks keep.
+        self._orders: weakref.WeakKeyDictionary[Permutation, tuple[OrderOnDevice, weakref.ref[_Segment]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._channel = channel_of(name_of(device))
         self._lock = threading.Lock()
 
@@ -305,8 +308,9 @@ class OnDevice:
         # What the device works out of these blocks already.
         if not is_for_devices(rows):
             return None
-        found = self._orders.get(blocks[0])
-        return found if found and found[0].is_of(blocks, rows) else None
+        order, place = self._orders.get(rows.order, (None, None))
+        segment = None if place is None else place()
+        return (order, segment) if order and segment and order.is_of(blocks) else None
 
     def _put_in_order(
         self, blocks: Sequence[Block], rows: Any, layout: Layout
@@ -321,7 +325,7 @@ class OnDevice:
         # What computes at once, as a GPU does not, has to wait for what went up.
         self._stream.wait(self._stream.record())
         order = OrderOnDevice(self.device, blocks, rows, [resident.start for resident in residents])
-        self._orders[blocks[0]] = order, segment
+        self._orders[rows.order] = order, weakref.ref(segment)
         return order, segment
 
     def _in_one_piece(self, blocks: Sequence[Block], layout: Layout) -> list[_Resident]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.origin import Skipped
+from daskdist.core.permuted import Shuffled
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
 from daskdist.core.stretched import Stretched
@@ -32,6 +33,8 @@ Gather = Callable[..., Any]
 # Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most two
 # thirds of what is given up are copied, so all copying together stays below one copy of the data.
 _FEW_ROWS_LEFT = 0.4
+# So many rows a block, on the average.
+_MANY_ROWS: Final = 8
 
 
 class Interpreter:
@@ -111,7 +114,7 @@ class Interpreter:
 
     def gather(self, run: Run, *, on: str | None, name: str, windows: Windows, by: Gather = gather) -> BlockRef:
         """The rows of a run as one block, on a worker; put together by what does so as `gather` does."""
-        run = run.without_unused()
+        run = _with_used(run, on)
         return self._put_together(self._brought_to(run, on), described(run), on, name, windows, by)
 
     def _put_together(
@@ -138,10 +141,10 @@ class Interpreter:
     ) -> Any:
         """Ask for what a function makes of the rows of a run, as one block, on a worker."""
         if isinstance(run, Zipped):
-            run = Zipped(tuple(self._brought_to(part.without_unused(), on) for part in run.parts), run.structure)
+            run = Zipped(tuple(self._brought_to(_with_used(part, on), on) for part in run.parts), run.structure)
             picks: Joins | Picks = Joins.of(run)
         else:
-            run = self._brought_to(run.without_unused(), on)
+            run = self._brought_to(_with_used(run, on), on)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
         return self.caller.call(gather, handles, picks, function, apart, on=on, name=name)
@@ -221,6 +224,14 @@ class Interpreter:
         if not worthy:
             return selection.without_unused()
         return self._merged(selection, worthy, "compact", self.reads, self.compact_by)
+
+
+def _with_used(run: Run, on: str | None) -> Run:
+    # To know which blocks rows in a random order are of, that has to be worked out. Where nothing is brought anywhere,
+    # that can wait: there are surely some of nearly each of few blocks.
+    flat = run.flat if isinstance(run, Groups) else run
+    can_wait = on is None and isinstance(flat, Shuffled) and len(flat) >= _MANY_ROWS * len(flat.blocks)
+    return run if can_wait else run.without_unused()
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:

@@ -41,7 +41,6 @@ class OrderOnDevice:
     def __init__(self, device: Device, blocks: Sequence[Block], permuted: Permuted, starts: Sequence[int]) -> None:
         self._device = device
         self._blocks = [weakref.ref(block) for block in blocks]
-        self._order = permuted.order
         # The rows before they are put in order: of some stretches, where each begins and how far off the columns' rows
         # are; of just one, which may be of several blocks that lie there one after the other, how far; else each.
         self._bounds: Any = None
@@ -63,18 +62,16 @@ class OrderOnDevice:
     def _there(self, numbers: Index) -> Any:
         return self._device.put(np.ascontiguousarray(numbers, np.int64))
 
-    def is_of(self, blocks: Sequence[Rows], permuted: Permuted) -> bool:
-        """Whether it is the order of these blocks that a part of an order is part of."""
-        return (
-            permuted.order is self._order
-            and len(blocks) == len(self._blocks)
-            and all(ref() is block for ref, block in zip(self._blocks, blocks, strict=True))
+    def is_of(self, blocks: Sequence[Rows]) -> bool:
+        """Whether it is of rows of these blocks."""
+        return len(blocks) == len(self._blocks) and all(
+            ref() is block for ref, block in zip(self._blocks, blocks, strict=True)
         )
 
     def rows(self, permuted: Permuted) -> Any:
         """The numbers of the columns' rows of a part of the order: an array of the device."""
         device = self._device
-        parts = [device.permuted(self._order, start, stop) for start, stop in permuted.parts]
+        parts = [device.permuted(permuted.order, start, stop) for start, stop in permuted.parts]
         places = parts[0] if len(parts) == 1 else device.namespace.concat(parts)
         if self._rows is not None:
             return device.namespace.take(self._rows, places, axis=0)
