@@ -126,7 +126,7 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
 
 def _worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutation, "_SMALL", 2)
-    monkeypatch.setattr(permuted, "_FEW_ROWS", 2)
+    monkeypatch.setattr(permuted, "_FEW", 0)
 
 
 @pytest.fixture(params=["drawn", "worked out"])

@@ -10,8 +10,6 @@ Index = np.ndarray[Any, Any]
 
 # Up to here an order is drawn from all there are; above, from as many as there are keys.
 _SMALL: Final = 2**16
-# Places next to one another that are looked up ahead, as a call for a few takes as long as one for thousands.
-_AHEAD: Final = 2**14
 # Places looked up together: few enough for the cache, enough to share the cost of a call.
 _AT_ONCE: Final = 2**16
 # An even number: each half is changed in every other one.
@@ -47,20 +45,11 @@ class Permutation:
         self.keys = rng.integers(2**32, size=_ROUNDS, dtype=np.uint32)
         self.low_bits = max((length - 1).bit_length(), 2) // 2
         self.num_high = -(-length >> self.low_bits)
-        # The last two stretches that were looked up ahead, by their numbers.
-        self._ahead: dict[int, Index] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": {}}
 
     def at(self, places: Index) -> Index:
         """What stands at these places, int64, shape ``(num_places,)``."""
         if self.table is not None:
             return np.asarray(self.table.take(places))
-        if 0 < len(places) < _AHEAD:
-            first, last = int(places.min()), int(places.max())
-            if last - first < _AHEAD:
-                return self.between(first, last + 1).take(places - first)
         found = np.empty(len(places), np.int64)
         for start in range(0, len(places), _AT_ONCE):
             found[start : start + _AT_ONCE] = self._looked_up(places[start : start + _AT_ONCE])
@@ -68,24 +57,7 @@ class Permutation:
 
     def between(self, start: int, stop: int) -> Index:
         """What stands from one place to another, int64, shape ``(stop - start,)``; not to be changed."""
-        if self.table is not None:
-            return self.table[start:stop]
-        if not 0 < stop - start < _AHEAD:
-            return self.at(np.arange(start, stop))
-        number, last = start // _AHEAD, (stop - 1) // _AHEAD
-        start, stop = start - number * _AHEAD, stop - last * _AHEAD
-        if number == last:
-            return self._stretch(number)[start:stop]
-        return np.concatenate([self._stretch(number)[start:], self._stretch(last)[:stop]])
-
-    def _stretch(self, number: int) -> Index:
-        found = self._ahead.get(number)
-        if found is None:
-            start = number * _AHEAD
-            found = self._looked_up(np.arange(start, min(start + _AHEAD, self.length)))
-            # Threads may do so at the same time, each with a dict of its own.
-            self._ahead = {**dict(list(self._ahead.items())[-1:]), number: found}
-        return found
+        return self.at(np.arange(start, stop)) if self.table is None else self.table[start:stop]
 
     def _looked_up(self, places: Index) -> Index:
         found = self._permuted(places)

@@ -11,8 +11,9 @@ from daskdist.core.permutation import Permutation
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection
 from daskdist.core.stretched import Stretched
 
-# Up to so many rows a number for each is found sooner than its stretch.
-_FEW_ROWS: Final = 2**16
+# Of fewer rows than these as many are worked out ahead: a call for a few takes as long as one for thousands.
+_FEW: Final = 2**12
+_AHEAD: Final = 2**14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +43,10 @@ class Permuted:
         """From where to where in the order the stretches are."""
         starts = self.places.starts
         return list(zip(starts.tolist(), (starts + np.diff(self.places.bounds)).tolist(), strict=True))
+
+    def part(self, start: int, stop: int) -> Permuted:
+        """What stands from one place to another in the order."""
+        return replace(self, places=Stretched(np.zeros(1, np.intp), np.array([start]), np.array([0, stop - start])))
 
     def by_row(self) -> tuple[Index, Index | None]:
         """``rows`` and ``which`` of those, with a number for each row."""
@@ -74,13 +79,21 @@ class Shuffled(Selection):
         The blocks the rows are of.
     permuted
         Which rows.
+    ahead
+        Those that were last worked out ahead, for all that are parts of one.
     """
 
-    __slots__ = ("_found", "permuted")
+    __slots__ = ("_ahead", "_found", "permuted")
 
-    def __init__(self, blocks: tuple[BlockRef, ...], permuted: Permuted) -> None:
+    def __init__(
+        self,
+        blocks: tuple[BlockRef, ...],
+        permuted: Permuted,
+        ahead: dict[int, tuple[Index, Index | None]] | None = None,
+    ) -> None:
         self.blocks = blocks
         self.permuted = permuted
+        self._ahead = {} if ahead is None else ahead
         self._found: Selection | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,16 +127,32 @@ class Shuffled(Selection):
     stretches = None
 
     def of_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        return Shuffled(blocks, self.permuted)
+        return Shuffled(blocks, self.permuted, self._ahead)
 
     def __getitem__(self, part: slice) -> Selection:
         start, stop, _ = part.indices(len(self))
         if (start, stop) == (0, len(self)):
             return self
+        if 0 < stop - start < _FEW and len(self.permuted.places.starts) == 1:
+            first = int(self.permuted.places.starts[0]) + start
+            number, begin = divmod(first, _AHEAD)
+            if begin + stop - start <= _AHEAD:
+                return self._stretch(number)[begin : begin + stop - start]
         return self.spans(np.array([start]), np.array([max(start, stop)]))
 
+    def _stretch(self, number: int) -> Selection:
+        found = self._ahead.get(number)
+        if found is None:
+            start = number * _AHEAD
+            stop = min(start + _AHEAD, self.permuted.order.length)
+            rows, which = self.permuted.part(start, stop).by_row()
+            # One at a time: what comes next is after it.
+            self._ahead.clear()
+            self._ahead[number] = found = rows, which if len(self.blocks) > 1 else None
+        return Selection(self.blocks, *found)
+
     def spans(self, starts: Index, stops: Index) -> Selection:
-        return Shuffled(self.blocks, self.permuted.spans(starts, stops))
+        return Shuffled(self.blocks, self.permuted.spans(starts, stops), self._ahead)
 
     def take(self, index: Index) -> Selection:
         rows, which = self.permuted.taken(index)
@@ -137,9 +166,9 @@ class Shuffled(Selection):
 def shuffled(run: Run, rng: np.random.Generator) -> Run:
     """The elements of a run, which holds on to no block without any, in a random order."""
     order = Permutation(len(run), rng)
-    if isinstance(run, Groups):
-        return run.take(order.at(np.arange(len(run))))
+    if order.table is not None or isinstance(run, Groups):
+        return run.take(order.between(0, len(run)))
     places = Stretched(np.zeros(1, np.intp), np.zeros(1, np.int64), np.array([0, len(run)]))
-    if len(run) > _FEW_ROWS and run.stretches is not None and not run.is_range:
+    if run.stretches is not None and not run.is_range:
         return Shuffled(run.blocks, Permuted(run.stretches, None, order, places))
     return Shuffled(run.blocks, Permuted(run.rows, run.which, order, places))
