@@ -61,7 +61,7 @@ class Size:
     repeats: int = 5
 
 
-SIZES: Final = {"full": Size(), "small": Size(2 * MIB, 8, 2**19, 2**14, 2**22, 2)}
+SIZES: Final = {"full": Size(), "small": Size(2 * MIB, 8, 2**21, 2**16, 2**22, 2)}
 
 
 def wait() -> None:

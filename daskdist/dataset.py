@@ -764,7 +764,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        The order itself takes no memory, however many elements there are (a pseudorandom permutation; up to 65,536
+        The order itself takes no memory, however many elements there are (a pseudorandom permutation; of few
         elements it is drawn from all there are). The elements have to be at hand: those of `range` are made
         where they are wanted, arrays in memory and saved datasets that are not compressed are read in place, and
         everything else is read once and held.

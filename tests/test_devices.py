@@ -183,7 +183,7 @@ def test_what_gpus_run_to_put_rows_in_order_does_so_here(tmp_path):
     subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "kernel.c", "-o", "kernel.so"], cwd=tmp_path, check=True)
     run = ctypes.CDLL(str(tmp_path / "kernel.so")).run
     for length in (2**18 + 1, 2**20, 10**6 + 3, 2**33 + 12345, 2**62):
-        order = Permutation(length, np.random.default_rng(length))
+        order = Permutation(length, np.random.default_rng(length), 0)
         for start in (0, length // 3, length - 1000):
             found = np.empty(1000, np.int64)
             run(

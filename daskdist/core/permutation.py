@@ -8,8 +8,8 @@ import numpy as np
 
 Index = np.ndarray[Any, Any]
 
-# Up to here an order is drawn from all there are; above, from as many as there are keys.
-_SMALL: Final = 2**16
+# Up to here an order is drawn from all there are; above, from as many as there are keys, as that is quicker by then.
+_SMALL: Final = 2**20
 # Places looked up together: few enough for the cache, enough to share the cost of a call.
 _AT_ONCE: Final = 2**16
 # An even number: each half is changed in every other one.
@@ -26,6 +26,8 @@ class Permutation:
         How many things there are, up to ``2**62``.
     rng
         Draws the order.
+    most_drawn
+        Up to how many an order is drawn from all there are, which takes 8 bytes for each; 1,048,576 if None.
 
     Notes
     -----
@@ -39,9 +41,9 @@ class Permutation:
     [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, length: int, rng: np.random.Generator) -> None:
+    def __init__(self, length: int, rng: np.random.Generator, most_drawn: int | None = None) -> None:
         self.length = length
-        self.table = rng.permutation(length) if length <= _SMALL else None
+        self.table = rng.permutation(length) if length <= (_SMALL if most_drawn is None else most_drawn) else None
         self.keys = rng.integers(2**32, size=_ROUNDS, dtype=np.uint32)
         self.low_bits = max((length - 1).bit_length(), 2) // 2
         self.num_high = -(-length >> self.low_bits)

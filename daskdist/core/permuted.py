@@ -70,6 +70,10 @@ class Permuted:
         return self.rows.take(places), None if self.which is None else self.which.take(places)
 
 
+# Rows, and which blocks they are of, by the number of their stretch.
+_Ahead = dict[int, tuple[Index, Index | None]]
+
+
 class Shuffled(Selection):
     """A selection in a random order.
 
@@ -85,12 +89,7 @@ class Shuffled(Selection):
 
     __slots__ = ("_ahead", "_found", "permuted")
 
-    def __init__(
-        self,
-        blocks: tuple[BlockRef, ...],
-        permuted: Permuted,
-        ahead: dict[int, tuple[Index, Index | None]] | None = None,
-    ) -> None:
+    def __init__(self, blocks: tuple[BlockRef, ...], permuted: Permuted, ahead: _Ahead | None = None) -> None:
         self.blocks = blocks
         self.permuted = permuted
         self._ahead = {} if ahead is None else ahead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from daskdist.core.primitive import (
 from daskdist.core.seed import generator
 from daskdist.core.selection import Run, concat
 from daskdist.errors import UnknownLengthError
+
+# Elements in an order that goes with each split.
+_MOST_SENT: Final = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +78,7 @@ class GlobalShuffle(Transformation):
 
     def _splits(self, epoch: Epoch) -> LazySplits:
         number = self.source.cardinality
-        order = Permutation(number, self.rng(epoch))
+        order = Permutation(number, self.rng(epoch), _MOST_SENT)
         size = max(in_bytes("split-bytes") // 8, 1)
         return LazySplits(-(-number // size), partial(_split, order, size))
 
