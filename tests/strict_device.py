@@ -7,6 +7,7 @@ does not wait for it, or uses the source for something else before, gets other v
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ import array_api_strict
 import numpy as np
 
 from daskdist import devices
+from daskdist.devices.lent import Lent
 from daskdist.errors import ArgumentError
 
 KIND = "STRICT"
@@ -29,6 +31,8 @@ _PLACES = [array_api_strict.Device(name) for name in ("CPU_DEVICE", "device1", "
 # Bytes that arrays of the device may take, and that they do; by index.
 LIMITS: dict[int, int] = {}
 TAKEN: dict[int, int] = {}
+# Memory that was lent and came back: whoever asks for as much is lent it again at once, as it was left.
+_BACK: dict[tuple[int, int], list[np.ndarray[Any, Any]]] = {}
 _TOTAL = 2**30
 _lock = threading.RLock()
 _current = threading.local()
@@ -48,10 +52,27 @@ def register(num_devices: int = 2, uuids: Sequence[str] = ()) -> None:
 def unregister() -> None:
     devices.KINDS.pop(KIND, None)
     StrictDevice.num_devices, StrictDevice.uuids = 2, ()
+    _BACK.clear()
 
 
 class StrictMemoryError(MemoryError):
     """There is no more."""
+
+
+def reads_late(array: Any, found: list[bytes], begin: Any = None) -> None:
+    """Have this thread's stream read an array's memory later, as a GPU does, whoever has that by then.
+
+    Before that it waits for ``begin``, an event.
+    """
+    memory = array._array
+    address, num_bytes = memory.ctypes.data, memory.nbytes
+
+    def kernel() -> None:
+        if begin is not None and not begin.wait(30):
+            raise TimeoutError("nobody lets a kernel begin")
+        found.append(ctypes.string_at(address, num_bytes))
+
+    StrictDevice(index=StrictDevice.index_of(array)).current_stream().give(kernel)
 
 
 class StrictEvent:
@@ -96,7 +117,10 @@ class StrictStream:
         return event
 
     def wait(self, event: Any) -> None:
-        event.synchronize()
+        self.give(event.synchronize)
+        # Who lets go of memory computes nothing with it.
+        if not getattr(_current, "is_letting_go", False):
+            event.synchronize()
 
     def synchronize(self) -> None:
         self.record().synchronize()
@@ -174,14 +198,30 @@ class StrictDevice:
 
     def _new(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         found = np.empty(shape, dtype)
-        with _lock:
-            if TAKEN.get(self.index, 0) + found.nbytes > LIMITS.get(self.index, _TOTAL):
-                raise StrictMemoryError(f"{found.nbytes} bytes")
-            TAKEN[self.index] = TAKEN.get(self.index, 0) + found.nbytes
+        _take(self.index, found.nbytes)
         weakref.finalize(found, _given_back, self.index, found.nbytes)
         # What was there before is not what anybody wants.
         np.ndarray((found.nbytes,), np.uint8, found)[...] = 0xA5
         return found
+
+    def lend(self, num_bytes: int, back: Any) -> Any:
+        key = self.index, num_bytes
+        with _lock:
+            _take(*key)
+            known = _BACK.get(key)
+            memory = known.pop() if known else np.full(num_bytes, 0xA5, np.uint8)
+
+        def came_back() -> None:
+            _current.is_letting_go = True
+            try:
+                back()
+            finally:
+                _current.is_letting_go = False
+            with _lock:
+                _BACK.setdefault(key, []).append(memory)
+                _given_back(*key)
+
+        return array_api_strict.asarray(np.asarray(Lent(memory, came_back)), device=self._place, copy=None)
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         whole = np.ndarray(shape, dtype, buffer._array, offset)
@@ -251,6 +291,13 @@ class StrictDevice:
 
 class _Pinned(bytearray):
     """Memory that counts as pinned."""
+
+
+def _take(index: int, num_bytes: int) -> None:
+    with _lock:
+        if TAKEN.get(index, 0) + num_bytes > LIMITS.get(index, _TOTAL):
+            raise StrictMemoryError(f"{num_bytes} bytes")
+        TAKEN[index] = TAKEN.get(index, 0) + num_bytes
 
 
 def _given_back(index: int, num_bytes: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import strict_device
 from conftest import mirrored
-from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
+from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream, reads_late
 
 import daskdist
 from daskdist import Dataset, DeviceAssignment, InputOptions, MirroredStrategy, Options, errors
@@ -44,6 +44,12 @@ def strict():
 @pytest.fixture
 def late():
     StrictStream.delay_s = 0.002
+
+
+@pytest.fixture
+def waits_by_itself(monkeypatch):
+    """Streams wait by themselves, as a GPU's do, and nobody here does with them."""
+    monkeypatch.setattr(StrictStream, "wait", lambda self, event: self.give(event.synchronize))
 
 
 def feed_threads():
@@ -275,6 +281,13 @@ def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
     assert not copied
 
 
+def memory_of(leaf):
+    """What tells whether anybody has the memory of a pinned array."""
+    while isinstance(leaf, np.ndarray):
+        leaf = leaf.base
+    return weakref.ref(leaf.obj)
+
+
 def test_what_is_pinned_stays_as_it_is_until_it_is_copied():
     strict = device("STRICT:0")
     StrictStream.delay_s = 0.01
@@ -284,7 +297,7 @@ def test_what_is_pinned_stays_as_it_is_until_it_is_copied():
         for number in range(4):
             leaf = pinned_empty(strict)((2**14,), np.float64)
             leaf[:] = number
-            kept.append(weakref.ref(leaf))
+            kept.append(memory_of(leaf))
             yield [[leaf]]
 
     ahead = Ahead(source(), [strict])
@@ -353,6 +366,94 @@ def test_that_would_be_seen_if_it_were_not(monkeypatch):
     steps = arrays((2**13,), num_steps=10)
     found = values_by(steps)
     assert not all(np.array_equal(each, leaf) for each, ((leaf,),) in zip(found, steps, strict=True))
+
+
+def read_late(num_steps=8, late_s=0.02):
+    """What a kernel reads of each step that comes to it only when the next ones have been copied, or could have."""
+    found = []
+    late = threading.Event()
+    for ((leaf,),) in Ahead(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
+        # It never comes: the kernel begins when so much time is over.
+        device("STRICT:0").current_stream().give(lambda: late.wait(late_s))
+        reads_late(leaf, found)
+        del leaf
+    device("STRICT:0").current_stream().synchronize()
+    return [np.frombuffer(each) for each in found]
+
+
+def test_memory_is_written_to_again_only_when_those_who_had_it_are_done():
+    for step, found in enumerate(read_late()):
+        np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
+
+
+def test_that_would_be_seen_too_if_it_were_not(monkeypatch):
+    monkeypatch.setattr(Channel, "_follow", lambda *args: None)
+    assert any(found[0] != 1000 * step for step, found in enumerate(read_late()))
+
+
+def test_a_copy_does_not_wait_for_the_step_that_is_computed():
+    is_given, is_done = threading.Event(), threading.Event()
+    steps = arrays((2**12,), num_steps=4)
+
+    def source():
+        yield from steps[:2]
+        # There is a step to be computed before this can be copied.
+        assert is_given.wait(10)
+        yield from steps[2:]
+
+    ahead = Ahead(source(), [device("STRICT:0")], num_units=1, unit_bytes=KIB)
+    found = []
+    ((leaf,),) = next(ahead)
+    reads_late(leaf, found)
+    ((leaf,),) = next(ahead)
+    reads_late(leaf, found, begin=is_done)
+    is_given.set()
+    # It is there though the one before is computed still; in the memory of the one before that.
+    ((leaf,),) = next(ahead)
+    assert not is_done.is_set()
+    assert on_host(leaf)[0] == 2000
+    is_done.set()
+    ((leaf,),) = next(ahead)
+    assert on_host(leaf)[0] == 3000
+    device("STRICT:0").current_stream().synchronize()
+    assert [np.frombuffer(each)[0] for each in found] == [0, 1000]
+
+
+def test_a_stream_that_is_forgotten_is_waited_for_first(waits_by_itself):
+    strict, found, may_read = device("STRICT:0"), [], threading.Event()
+    channel = Channel(strict)
+    mine = strict.stream()
+    channel.mind(mine)
+    lent = channel.lend(strict, channel.stream, 64)
+    with strict.using(mine):
+        reads_late(lent, found, begin=may_read)
+    for _ in range(20):
+        channel.mind(strict.stream())
+    assert mine not in channel.consumers
+    del lent
+    is_over = channel.stream.record()
+    assert not is_over.is_over
+    may_read.set()
+    is_over.synchronize()
+    assert len(found) == 1
+
+
+def test_what_is_copied_from_where_it_lies_is_not_more_than_so_much(waits_by_itself):
+    # A program that looks at nothing asks for its steps faster than they can be copied.
+    StrictStream.delay_s = 0.005
+    kept, most = [], 0
+
+    def source():
+        for _ in range(30):
+            leaf = pinned_empty(device("STRICT:0"))((2**14,), np.float64)
+            kept.append(memory_of(leaf))
+            yield [[leaf]]
+
+    for step in Ahead(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB):
+        del step
+        most = max(most, sum(ref() is not None for ref in kept))
+    # Two that are copied, two ahead, one that is made and one that waits to be sent.
+    assert most <= 6
 
 
 def test_slots_are_used_again(monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import re
 
 import numpy as np
 import pytest
@@ -94,8 +96,29 @@ def test_what_is_kept_stays_valid_and_the_rest_goes():
     assert device.held_bytes() == before
 
 
+def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog):
+    device, rows = StrictDevice(0), batches()
+    gc.collect()
+    # For one and a half times what is copied together, and for one batch and a half beside the one in use.
+    for num_bytes in (64 * 48 * 3 // 2, 3 * 256):
+        strict_device.LIMITS[0] = device.held_bytes() + num_bytes
+        caplog.clear()
+        try:
+            arrived = Arrivals(device)
+            with caplog.at_level(logging.WARNING, "daskdist"):
+                for place in range(len(rows)):
+                    (leaf,) = arrived(rows).item(place)
+                    assert device.holds(leaf)
+                    assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
+        finally:
+            del strict_device.LIMITS[0]
+        (record,) = caplog.records
+        assert re.search(r"STRICT:0 has no memory for \d+ bytes more: .* as they are asked for", record.message)
+        del leaf, arrived
+
+
 def test_no_room_is_told():
-    strict_device.LIMITS[0] = StrictDevice(0).held_bytes() + 1000
+    strict_device.LIMITS[0] = StrictDevice(0).held_bytes() + 200
     try:
         with pytest.raises(daskdist.errors.DeviceMemoryError, match="STRICT:0 has no room for the next step"):
             Arrivals(StrictDevice(0))(batches()).item(0)

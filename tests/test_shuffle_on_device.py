@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from daskdist.devices import device, is_on_device, on_host
 from daskdist.errors import ArgumentError, DeviceMemoryError, StackError
 from daskdist.execute import gather_on_device
 from daskdist.execute.callers import Now, Threads, embedded
+from daskdist.execute.copying import Channel
 from daskdist.execute.delivery import Delivery
 from daskdist.execute.gather import Picks, gather
 from daskdist.execute.gather_on_device import OnDevice, on_device, on_devices, told
@@ -422,6 +424,30 @@ def _block(first: int, num_rows: int) -> Block:
 
 def _refs(blocks: Sequence[Block]) -> tuple[BlockRef, ...]:
     return tuple(BlockRef(block, len(block), block.nbytes) for block in blocks)
+
+
+def _read_late() -> list[bytes]:
+    """What kernels read of rows that are let go of at once, when others have been picked since."""
+    here, made, found, nobody = StrictDevice(0), OnDevice(StrictDevice(0)), list[bytes](), threading.Event()
+    block = _block(0, 4096)
+    refs = _refs([block])
+    for start in range(0, 4096, 512):
+        picks = Picks.of(Groups(Selection(refs, np.arange(start, start + 512)), np.array([0, 512])))
+        (leaf,) = made([block], picks).item(0)
+        here.current_stream().give(lambda: nobody.wait(0.02))
+        strict_device.reads_late(leaf, found)
+        del leaf
+    here.current_stream().synchronize()
+    return found
+
+
+def test_memory_is_written_to_again_only_when_those_who_had_it_are_done() -> None:
+    assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] == list(range(0, 4096, 512))
+
+
+def test_that_would_be_seen_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Channel, "_follow", lambda *args: None)
+    assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] != list(range(0, 4096, 512))
 
 
 def test_rows_of_several_pieces_of_memory_come_in_order() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -132,6 +134,24 @@ def test_reading_ahead_stays_within_the_window(window_mib, batch_size):
             ahead_mib = settled(counter) - seen / MIB
             assert ahead_mib <= window_mib + 3, f"{ahead_mib} MiB are read ahead in a window of {window_mib}"
         it.close()
+
+
+def test_blocks_of_many_sources_are_let_go_of(monkeypatch):
+    blocks = weakref.WeakSet()
+    read = Counted._read
+
+    def noted(self, split):
+        block = read(self, split)
+        blocks.add(block)
+        return block
+
+    monkeypatch.setattr(Counted, "_read", noted)
+    sources = [Dataset(Counted(2, Counter())) for _ in range(30)]
+    most = 0
+    with dask.config.set({"daskdist.window-bytes": 4 * MIB}):
+        for _ in functools.reduce(Dataset.concatenate, sources).batch(ROWS):
+            most = max(most, len(blocks))
+    assert most <= 4 + 3
 
 
 def test_a_wide_window_is_used():

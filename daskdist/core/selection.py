@@ -46,7 +46,7 @@ class BlockRef:
         How it can be made again.
     """
 
-    __slots__ = ("handle", "nbytes", "num_rows", "on_release", "recipe", "worker")
+    __slots__ = ("__weakref__", "handle", "nbytes", "num_rows", "on_release", "recipe", "worker")
 
     def __init__(
         self,

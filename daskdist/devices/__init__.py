@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -144,6 +144,14 @@ class Device(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new array of this device whose values are not set."""
+        ...
+
+    def lend(self, num_bytes: int, back: Callable[[], None]) -> Any:
+        """New bytes, for others to compute with in streams of their own.
+
+        ``back`` is called when nobody has any of them any more, before their memory can be had again, in whatever
+        thread lets go of the last: what was given to be computed with them has been given by then.
+        """
         ...
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskdist.core.permutation import Permutation
+from daskdist.devices.lent import Lent
 from daskdist.errors import ArgumentError
 
 
@@ -95,6 +96,9 @@ class CpuDevice:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
+
+    def lend(self, num_bytes: int, back: Callable[[], None]) -> Any:
+        return np.asarray(Lent(np.empty(num_bytes, np.uint8), back))
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.ndarray(shape, dtype, buffer, offset)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -15,6 +15,7 @@ import numpy as np
 
 from daskdist.core.permutation import Permutation
 from daskdist.devices import nccl, nvidia
+from daskdist.devices.lent import Lent
 from daskdist.errors import ArgumentError
 
 # Bytes of the pieces in which arrays come back to the host: pinned memory is scarce, and is kept by CuPy.
@@ -214,11 +215,21 @@ class CupyDevice:
         with self.using():
             return _cupy().empty(shape, dtype)
 
+    def lend(self, num_bytes: int, back: Callable[[], None]) -> Any:
+        cuda = _cupy().cuda
+        with self.using():
+            # All arrays that have any of it keep it by its memory, also those that do not know whom they are cut from.
+            memory = _cupy().empty(max(num_bytes, 1), np.uint8)
+            lent = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, Lent(memory, back), self.index)
+            return _cupy().ndarray((num_bytes,), np.uint8, cuda.MemoryPointer(lent, 0))
+
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         return _cupy().ndarray(shape, dtype, buffer.data + offset)
 
     def pinned(self, num_bytes: int) -> Any:
-        memory = _cupy().cuda.alloc_pinned_memory(max(num_bytes, 1))
+        # Without the device another one, GPU:0, would be begun to be used.
+        with self.using():
+            memory = _cupy().cuda.alloc_pinned_memory(max(num_bytes, 1))
         return np.frombuffer(memory, np.uint8, num_bytes)
 
     def is_pinned(self, array: Any) -> bool:

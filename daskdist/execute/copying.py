@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections import deque
@@ -43,6 +44,8 @@ class Channel:
         self.stream = device.stream()
         # Replaced as a whole, never changed: several threads read it. The first stays.
         self.consumers: tuple[Stream, ...] = (stream_of(device),)
+        # Streams that write to memory before consumers have it, and after they had it.
+        self._lenders: tuple[Stream, ...] = ()
         # None is lost where two threads add theirs.
         self._turn = RLock()
 
@@ -53,7 +56,30 @@ class Channel:
         with self._turn:
             first, *others = self.consumers
             others = [each for each in others if each != stream]
-            self.consumers = (first, *others[-(_MOST_STREAMS - 2) :], stream)
+            while len(others) > _MOST_STREAMS - 2:
+                # Forgotten, but for what it has been given so far.
+                over = others.pop(0).record()
+                for each in self._lenders:
+                    each.wait(over)
+            self.consumers = (first, *others, stream)
+
+    def lend(self, device: Device, stream: Stream, num_bytes: int) -> Any:
+        """New bytes for consumers, which a stream writes to; raises what the device does where it has no room.
+
+        What the host has let go of can be had again at once, though a kernel that reads it may not have run yet: memory
+        that is allocated in a stream goes back to that stream, whoever computes with it. So when consumers let go of
+        it, that stream waits for what they have been given to do by then. Not for what they are given later, such as
+        the step that is computed while the one after the next is copied.
+        """
+        if stream not in self._lenders:
+            with self._turn:
+                self._lenders = (*self._lenders, stream)
+        with device.using(stream):
+            return device.lend(num_bytes, functools.partial(self._follow, stream))
+
+    def _follow(self, stream: Stream) -> None:
+        for each in self.consumers:
+            stream.wait(each.record())
 
 
 def channel_of(name: str) -> Channel:
@@ -193,7 +219,8 @@ class Copier:
         self.device = device
         self._channel = channel_of(name_of(device))
         self._slots = Slots(device, num_slots, slot_bytes)
-        # What is copied from where it lies stays as it is until that is done.
+        self._num_slots = num_slots
+        # What is copied from where it lies stays as it is until that is done; as many as slots.
         self._sources: deque[tuple[Event, Any]] = deque()
 
     def come(self) -> list[Event]:
@@ -204,29 +231,20 @@ class Copier:
 
     def buffer(self, num_bytes: int) -> Any:
         """New memory of the device; raises `NoRoomError`."""
-        device, stream = self.device, self._channel.stream
-        with device.using(stream):
-            for is_last in (False, True):
-                try:
-                    found = device.empty((max(num_bytes, 1),), np.uint8)
-                    break
-                except device.out_of_memory:
-                    if is_last:
-                        raise NoRoomError(device, num_bytes) from None
-                device.free_unused()
-            # What the host has let go of can be had again at once, though a kernel that reads it may not have run yet:
-            # memory that is allocated in a stream goes back to that stream, whoever computes with it. So what this
-            # stream does from here on is done after all that consumers have been given to do. Not before the memory
-            # is there: in between they might have been given more, and have let go of it.
-            for each in self._channel.consumers:
-                stream.wait(each.record())
-        return found
+        device, channel = self.device, self._channel
+        with contextlib.suppress(device.out_of_memory):
+            return channel.lend(device, channel.stream, num_bytes)
+        device.free_unused()
+        try:
+            return channel.lend(device, channel.stream, num_bytes)
+        except device.out_of_memory:
+            raise NoRoomError(device, num_bytes) from None
 
     def copy(self, layout: Layout, buffer: Any, part: Part, threads: Callable[[], tuple[Any, int]]) -> None:
         """Begin to copy what a layout has to a buffer."""
         device, stream = self.device, self._channel.stream
-        while self._sources and self._sources[0][0].is_over:
-            self._sources.popleft()
+        while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):
+            self._sources.popleft()[0].synchronize()
         slot = None
         if layout.packed_bytes:
             slot = self._slots.take(layout.packed_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -57,7 +58,8 @@ class BlockCursor:
         self.is_over = False
         # What a block turned out to take, as a multiple of what was expected; learned from reports.
         self.growth = 1.0
-        self._sample: tuple[BlockRef, int] | None = None
+        # Weak: a cursor that is not asked for more keeps no block.
+        self._sample: tuple[weakref.ref[BlockRef], int] | None = None
         self._has_sampled = False
         self._failure: Exception | None = None
 
@@ -125,12 +127,13 @@ class BlockCursor:
         # One block at a time; where a report is a call of its own, one in all.
         caller = self.interpreter.caller
         if self._sample is None and (caller.reports_freely or not self._has_sampled):
-            self._sample = latest, latest.nbytes
+            self._sample = weakref.ref(latest), latest.nbytes
             self._has_sampled = True
         if self._sample is not None:
-            ref, expected = self._sample
-            report = caller.report(ref.handle, wait=False)
-            if report is not None:
+            ref, expected = self._sample[0](), self._sample[1]
+            if ref is None:
+                self._sample, self._has_sampled = None, False
+            elif (report := caller.report(ref.handle, wait=False)) is not None:
                 self._resize(ref, report.nbytes)
                 self.growth *= max(report.nbytes, 1) / max(expected, 1)
                 self._sample = None

@@ -10,8 +10,8 @@ there of what is there already, and does not go up again: without it some rows w
 
 Of an order of many rows that is worked out where they are gathered, the device works out a bundle's rows itself.
 
-Memory that a consumer lets go of may still be read from in its stream. So what consumers are given is memory of its
-own, and before it is written to again, what they were doing when it was taken again is waited for.
+Memory that a consumer lets go of may still be read from in its stream. So what consumers are given is lent: before it
+is written to again, what they had been given to do when they let go of it is waited for.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from daskdist.errors import DeviceMemoryError
 from daskdist.execute.copying import channel_of
 from daskdist.execute.gather import Empty, Joins, Picks, gather
 from daskdist.execute.order_on_device import OrderOnDevice, is_for_devices
+from daskdist.execute.packing import bytes_of
 
 # Columns of one bundle or of several blocks lie in one piece of memory, each from a multiple of this on.
 _ALIGNED_BYTES: Final = 256
@@ -95,7 +96,7 @@ class RowsOnDevice:
 
     @property
     def nbytes(self) -> int:
-        return self._host.nbytes
+        return self._host.nbytes + bytes_of(list(self._columns.values()))
 
     def item(self, index: int) -> Leaves:
         """The leaves of one element: views. What the current stream does from now on is done after they are there."""
@@ -132,8 +133,9 @@ class _Segment:
     # Rows of several blocks, one array a column.
     def __init__(self, device: Device, layout: Layout, num_rows: int) -> None:
         self.num_rows = num_rows
-        self.columns, self.buffer = _columns(device, layout, num_rows)
-        self.offsets = _offsets(layout, num_rows)[0]
+        self.offsets, num_bytes = _offsets(layout, num_rows)
+        self.buffer = device.empty((num_bytes,), np.uint8)
+        self.columns = _columns(device, layout, num_rows, self.offsets, self.buffer)
         self._free = [(0, num_rows)] if num_rows else []
         # Blocks are let go of in any thread, even in the midst of what is done here.
         self.given_back: deque[tuple[int, int]] = deque()
@@ -216,8 +218,6 @@ class OnDevice:
         # Blocks that went up so far, by which tests see that each does once.
         self.num_uploads = 0
         self._stream = device.stream()
-        # Nothing is done in it: memory that consumers are given is asked for in it, and so kept apart.
-        self._apart = device.stream()
         self._uploads = _Uploads(device, self._stream)
         self._residents: weakref.WeakKeyDictionary[Block, _Resident] = weakref.WeakKeyDictionary()
         self._segments: dict[Layout, weakref.WeakSet[_Segment]] = {}
@@ -376,12 +376,11 @@ class OnDevice:
         return _Resident(segment, segment.place(num_rows) or 0, num_rows)
 
     def _made_for_consumers(self, layout: Layout, num_rows: int) -> dict[int, Any]:
-        # Asked for before their streams are waited for: whoever had the memory let go of it before.
-        with self.device.using(self._apart):
-            columns, _ = _columns(self.device, layout, num_rows)
-        for stream in self._channel.consumers:
-            self._stream.wait(stream.record())
-        return columns
+        offsets, num_bytes = _offsets(layout, num_rows)
+        buffer = self._channel.lend(self.device, self._stream, num_bytes)
+        # What computes at once, as a GPU does not, has to wait for those that had the memory before.
+        self._stream.wait(self._stream.record())
+        return _columns(self.device, layout, num_rows, offsets, buffer)
 
     def _fill(
         self, columns: dict[int, Any], residents: Sequence[_Resident], rows: range | Index, which: Index | None
@@ -518,15 +517,13 @@ def _offsets(layout: Layout, num_rows: int) -> tuple[dict[int, int], int]:
     return found, end
 
 
-def _columns(device: Device, layout: Layout, num_rows: int) -> tuple[dict[int, Any], Any]:
-    # New columns of so many rows, and the bytes that they lie in.
-    offsets, num_bytes = _offsets(layout, num_rows)
-    buffer = device.empty((num_bytes,), np.uint8)
+def _columns(device: Device, layout: Layout, num_rows: int, offsets: dict[int, int], buffer: Any) -> dict[int, Any]:
+    # Columns of so many rows, in one piece of memory.
     columns = {}
     for number, offset in offsets.items():
         shape, dtype = layout[number]  # type: ignore[misc]
         columns[number] = device.view(buffer, offset, (num_rows, *shape), dtype)
-    return columns, buffer
+    return columns
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -66,10 +66,10 @@ class Options(_Options):
         Whether the rows of replicas on GPUs are put in order there: the blocks go to each device whole, once, stay
         there for as long as rows of them are to come, and are gathered by the device, which has more memory
         bandwidth; the order and the values are the same. For embedded strategies, and loops on replicas. It takes the
-        memory of a shuffle's buffer and more on each device, and where several replicas share a pipeline, each of their
-        devices is sent all of it. What is computed after the last operation that shuffles, batches or the like, and
-        leaves of text, objects, times, or rows of different lengths, are put together on the host in any case. False if
-        never set.
+        memory of a shuffle's buffer on each device and of what is read ahead, up to the setting ``window-bytes``, and
+        where several replicas share a pipeline, each of their devices is sent all of it. What is computed after the
+        last operation that shuffles, batches or the like, and leaves of text, objects, times, or rows of different
+        lengths, are put together on the host in any case. False if never set.
 
     >>> Options(auto_shard_policy="data").auto_shard_policy
     <AutoShardPolicy.DATA: 2>

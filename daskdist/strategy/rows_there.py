@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import logging
 import threading
 import weakref
 from collections import OrderedDict
@@ -11,9 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
-from daskdist.devices import Device, named
+from daskdist.devices import Device, name_of, named
 from daskdist.execute.copying import Copier, Life, NoRoomError, Part
 from daskdist.execute.packing import MIB, copied_bytes, layout_of
+
+logger: Final = logging.getLogger("daskdist")
 
 # Batches are copied together up to so many bytes, and so many of them.
 _UNIT_BYTES: Final = 4 * MIB
@@ -63,7 +68,9 @@ class _Copies:
                 start, stop, part = self._part_of(rows, place)
                 self._last = place, part.leaves(place - start)
                 if place == start and stop < len(rows):
-                    self._parts = [(start, stop, part), self._way.begin(rows, stop)]
+                    # Where there is no room for those that come next they are copied when they are asked for.
+                    with contextlib.suppress(NoRoomError):
+                        self._parts = [(start, stop, part), self._way.begin(rows, stop)]
             return self._last[1]
 
     def _part_of(self, rows: Rows, place: int) -> tuple[int, int, Part]:
@@ -72,7 +79,15 @@ class _Copies:
                 return each
         # What is there has been used: its memory goes first.
         self._parts, self._last = [], (-1, None)
-        found = self._way.begin(rows, place)
+        try:
+            found = self._way.begin(rows, place)
+        except NoRoomError:
+            # There may be room for one alone, once what nobody has any more is gone.
+            gc.collect()
+            try:
+                found = self._way.begin(rows, place, 1)
+            except NoRoomError as error:
+                raise error.told() from None
         self._parts = [found]
         return found
 
@@ -83,13 +98,14 @@ class _Way:
         self._device = device
         self._copier = Copier(device, 2, _UNIT_BYTES)
         self._lock = threading.Lock()
+        self._has_said = False
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin(self, rows: Rows, start: int) -> tuple[int, int, Part]:
-        """Begin to copy some elements, from one on."""
+    def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, Part]:
+        """Begin to copy some elements, from one on; raises `NoRoomError`."""
         steps: list[Any] = []
         num_bytes = 0
-        for place in range(start, min(len(rows), start + _MOST_STEPS)):
+        for place in range(start, min(len(rows), start + most)):
             leaves = rows.item(place)
             num_bytes += copied_bytes(self._device, leaves)
             if steps and num_bytes > _UNIT_BYTES:
@@ -102,9 +118,20 @@ class _Way:
             try:
                 buffer = self._copier.buffer(layout.num_bytes)
             except NoRoomError as error:
-                raise error.told() from None
+                self._say(error)
+                raise error.with_traceback(None) from None
             self._copier.copy(layout, buffer, part, self._with_threads)
         return start, start + len(steps), part
+
+    def _say(self, error: NoRoomError) -> None:
+        if not self._has_said:
+            self._has_said = True
+            logger.warning(
+                "%s has no memory for %d bytes more: batches are copied to it as they are asked for, and not ahead of "
+                "use; make them smaller, or keep fewer of them",
+                name_of(error.device),
+                error.num_bytes,
+            )
 
     def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
         number = min(num_threads(), _MOST_THREADS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from typing import Any, Final
 
@@ -248,6 +249,32 @@ class DeviceLaws:
         array[0, 0] = 7
         found = here.get(there)
         check(np.array_equal(found, [[7, 1, 2], [3, 4, 5]]), f"from_dlpack does not share memory: {found}")
+
+    def test_memory_that_is_lent_comes_back_with_its_last_view(self) -> None:
+        here = self.make_device()
+        back: list[int] = []
+        lent = here.lend(64, lambda: back.append(1))
+        view = here.view(lent, 16, (2, 3), np.float32)
+        view[...] = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
+        cut = view[1, :]
+        del lent, view
+        gc.collect()
+        check(not back, "memory came back while there was a view of it")
+        check(np.array_equal(here.get(cut), [3, 4, 5]), f"a view of memory that is lent has {here.get(cut)}")
+        shared = here.from_dlpack(cut)
+        del cut
+        gc.collect()
+        check(not back, "memory came back while another library's array shared it")
+        check(np.array_equal(here.get(shared), [3, 4, 5]), f"an array that shares memory has {here.get(shared)}")
+        del shared
+        gc.collect()
+        check(back == [1], f"memory that is lent came back {len(back)} times, not once")
+        del back[:]
+        nothing = here.lend(0, lambda: back.append(1))
+        check(tuple(nothing.shape) == (0,), f"no bytes were lent as {tuple(nothing.shape)}")
+        del nothing
+        gc.collect()
+        check(back == [1], "no bytes did not come back")
 
     def test_memory_is_told(self) -> None:
         here = self.make_device()
