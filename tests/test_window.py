@@ -146,7 +146,7 @@ def test_blocks_of_many_sources_are_let_go_of(monkeypatch):
         return block
 
     monkeypatch.setattr(Counted, "_read", noted)
-    sources = [Dataset(Counted(2, Counter())) for _ in range(30)]
+    sources = [Dataset(Counted(1, Counter())) for _ in range(60)]
     most = 0
     with dask.config.set({"daskdist.window-bytes": 4 * MIB}):
         for _ in functools.reduce(Dataset.concatenate, sources).batch(ROWS):
