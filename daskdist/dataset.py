@@ -189,7 +189,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         ----------
         tensors
             A nest of arrays of shape ``(num_rows, ...)``, the same ``num_rows`` in all. A `Ragged` has rows of
-            different lengths.
+            different lengths. Arrays of devices, such as CuPy's, are copied to the host, once.
 
         Raises
         ------
@@ -478,7 +478,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         ----------
         map_func
             Called with the items of an element that is a tuple, else with the element. What it returns is the
-            new element; a list counts as a tuple.
+            new element; a list counts as a tuple, and arrays of devices are copied to the host.
         num_parallel_calls
             If given, threads run it ahead of use; how many is set by `Options`.
         deterministic

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from daskdist.core.elsewhere import to_numpy
 from daskdist.errors import ArgumentError, StackError
 
 Array = np.ndarray[Any, Any]
@@ -36,8 +37,8 @@ class Ragged:
     __array_ufunc__ = None
 
     def __init__(self, values: Any, row_splits: Any) -> None:
-        self.values: Any = values if isinstance(values, Ragged) else np.asarray(values)
-        splits = np.asarray(row_splits)
+        self.values: Any = values if isinstance(values, Ragged) else to_numpy(values)
+        splits = to_numpy(row_splits)
         if splits.ndim != 1 or splits.dtype.kind not in "iu" or not len(splits):
             raise ArgumentError(
                 f"Ragged: row_splits is {splits.dtype}{list(splits.shape)}; give integers, [num_rows + 1]"
@@ -63,13 +64,14 @@ class Ragged:
         >>> Ragged.of([np.array([1, 2]), np.array([3])])
         Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 3]))
         """
+        rows = [row if isinstance(row, (np.ndarray, Ragged)) else to_numpy(row) for row in rows]
         splits = np.zeros(len(rows) + 1, row_splits_dtype)
         np.cumsum([len(row) for row in rows], out=splits[1:])
         if len({np.shape(row)[1:] for row in rows}) > 1:
             return cls._made(cls.of([each for row in rows for each in row], row_splits_dtype), splits)
         if isinstance(rows[0], Ragged):
-            return cls._made(cls.concat(list(rows)), splits)
-        return cls._made(np.concatenate([np.asarray(row) for row in rows]), splits)
+            return cls._made(cls.concat(rows), splits)
+        return cls._made(np.concatenate(rows), splits)
 
     @property
     def shape(self) -> tuple[int | None, ...]:

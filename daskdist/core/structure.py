@@ -2,7 +2,8 @@
 
 Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is
 stacked into one, a Python float becomes float32 and an int int32 (int64 where it does not fit), as in
-TensorFlow; NumPy arrays and scalars keep their dtype. Text is NumPy's ``StringDType``, bytes are objects.
+TensorFlow; NumPy arrays and scalars keep their dtype, and so do arrays of devices, which come to the host. Text is
+NumPy's ``StringDType``, bytes are objects.
 Two leaves are no arrays of NumPy's: rows of different lengths (`Ragged`) and datasets (`Nested`).
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
+from daskdist.core.elsewhere import to_numpy
 from daskdist.core.ragged import Ragged
 from daskdist.errors import ArgumentError
 
@@ -44,7 +46,17 @@ class Structure:
     def flatten(element: Any) -> tuple[Leaves, Structure]:
         """The leaves of an element, as arrays, and their structure."""
         leaves, treespec = optree.tree_flatten(element, is_leaf=_is_leaf, none_is_leaf=True)
-        return tuple(map(as_array, leaves)), Structure(treespec)
+        structure = Structure(treespec)
+        found: list[Any] = []
+        try:
+            # As it goes, so that a failure tells which leaf it is of.
+            found.extend(map(as_array, leaves))
+        except ArgumentError as error:
+            path = structure.paths[len(found)]
+            if not path:
+                raise
+            raise ArgumentError(f"{error} (leaf {path})") from None
+        return tuple(found), structure
 
     @staticmethod
     def of(nest: Any) -> tuple[Leaves, Structure]:
@@ -118,7 +130,9 @@ def as_array(leaf: Any) -> Any:
     if leaf is None:
         raise ArgumentError("None is not an element: give arrays, numbers, strings, or nests of them")
     try:
-        array = np.asarray(leaf)
+        array = to_numpy(leaf)
+    except ArgumentError:
+        raise
     except ValueError as error:
         raise ArgumentError(f"a list becomes one array, and the parts of this one differ in shape: {error}") from None
     if array.dtype == object and not isinstance(leaf, list):

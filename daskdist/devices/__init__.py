@@ -18,13 +18,16 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from daskdist.core.permutation import Permutation
-from daskdist.errors import UnknownDeviceError
+from daskdist.errors import ArgumentError, UnknownDeviceError
 
 # Kind -> import path, and the library whose arrays it has.
 KINDS: Final = {
     "CPU": ("daskdist.devices.cpu:CpuDevice", "numpy"),
     "GPU": ("daskdist.devices.cupy:CupyDevice", "cupy"),
 }
+
+# Numbers that DLPack has for where an array is -> kind: CUDA's, ROCm's, and CUDA's managed memory.
+DLPACK_KINDS: Final = {2: "GPU", 10: "GPU", 13: "GPU"}
 
 
 class Event(Protocol):
@@ -325,6 +328,36 @@ def on_host(value: Any) -> Any:
     """An array of any device as a NumPy array; whatever else it is, as it is."""
     kind = _kind_of(value)
     return value if kind is None else kind(0).get(value)
+
+
+def others_on_host(value: Any) -> Any:
+    """An array of a library that is not a device's own, as PyTorch's are, as a NumPy array, where it is on a device.
+
+    Whatever else it is, as it is.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot be had from that device here.
+    """
+    kind = type(value)
+    if not hasattr(kind, "__dlpack_device__"):
+        if hasattr(kind, "__cuda_array_interface__"):
+            raise ArgumentError(f"{kind.__name__} is on a GPU; give it as cupy.asarray(x), or as a NumPy array")
+        return value
+    number, index = map(int, value.__dlpack_device__())
+    if number not in DLPACK_KINDS:
+        return value
+    there = named(f"{DLPACK_KINDS[number]}:{index}")
+    why = there.missing()
+    if why is None:
+        try:
+            return there.get(there.from_dlpack(value))
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
+            why = str(error)
+    raise ArgumentError(
+        f"{kind.__name__} on {name_of(there)} cannot be copied from there ({why}); give it as a NumPy array"
+    )
 
 
 def _kind_of(value: Any) -> Any:

@@ -15,6 +15,7 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.structure import LONE
 from daskdist.core.vectorize import Vectorised, blocks_of, call_at_once
+from daskdist.devices import on_host
 from daskdist.errors import UserFunctionError
 
 
@@ -82,7 +83,7 @@ class FilterRows:
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)
         for index, element in enumerate(rows.elements()):
-            keep = self.predicate(element, lambda index=index: rows.where(index))  # type: ignore[misc]
+            keep = on_host(self.predicate(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
             if not isinstance(keep, (bool, np.bool_)) and not (
                 isinstance(keep, np.ndarray) and keep.shape == () and keep.dtype == bool
             ):

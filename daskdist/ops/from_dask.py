@@ -17,6 +17,7 @@ from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
 from daskdist.core.block import Block, Bundle, from_items
+from daskdist.core.elsewhere import to_numpy
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
@@ -206,8 +207,8 @@ class MakeBlock:
             columns = self.variables.columns
             parts = dict(zip(columns.names, value, strict=True))
             _check_lengths(list(parts.values()), split.label)
-            return Block(columns.structure, columns.arrays(lambda name: [np.asarray(parts[name])]), split.label)
-        leaves, structure = Structure.flatten(value) if self.kind == "delayed" else ([np.asarray(value)], LONE)
+            return Block(columns.structure, columns.arrays(lambda name: [to_numpy(parts[name])]), split.label)
+        leaves, structure = Structure.flatten(value) if self.kind == "delayed" else ([to_numpy(value)], LONE)
         _check_lengths(leaves, split.label)
         return Block(structure, leaves, split.label)
 

@@ -12,6 +12,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Batches, Block, Bundle, Rows, merge
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import (
@@ -123,7 +124,7 @@ class KeysOf:
     def key(self, element: Any, where: Callable[[], str]) -> Any:
         """The key of one element, of the dtype that it comes in."""
         found = self.function(element, where)
-        key = np.asarray(found)
+        key = to_numpy(found)
         if key.shape or key.dtype.kind not in "biu":
             raise UserFunctionError(
                 f"{self.function.operation}: {self.function} returned {found!r:.80} on {where()}; "
@@ -178,7 +179,7 @@ class GroupRows:
     def size_of(self, key: int) -> int:
         """Elements a group of a key."""
         if isinstance(self.size, UserFunction):
-            size = np.asarray(self.size.of((np.int64(key),), lambda: f"the key {key}"))
+            size = to_numpy(self.size.of((np.int64(key),), lambda: f"the key {key}"))
             if size.shape or size.dtype.kind not in "iu" or size < 1:
                 raise UserFunctionError(
                     f"{self.size.operation}: {self.size} returned {size[()]!r:.80} on the key {key}; "

@@ -11,6 +11,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
@@ -105,7 +106,7 @@ class WithClass:
         classes = np.zeros(len(rows), np.int32)
         for index, element in enumerate(rows.elements()):
             found = self.function(element, lambda index=index: rows.where(index))  # type: ignore[misc]
-            number = np.asarray(found)
+            number = to_numpy(found)
             if number.shape or number.dtype.kind not in "iu" or not 0 <= number < self.num_classes:
                 raise UserFunctionError(
                     f"rejection_resample: {self.function} returned {found!r:.80} on {rows.where(index)}; "
