@@ -6,6 +6,7 @@ import itertools
 import math
 import pickle
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import pytest
 import daskdist
 from daskdist import PerReplica, PerReplicaSpec, Reduction, devices, errors
 from daskdist.devices import device_of, named
-from daskdist.execute.pickling import dumps_on_host
+from daskdist.execute.pickling import dumps_on_host, futures_in
 from daskdist.frameworks.keras import joined
 from daskdist.strategy.device_values import in_stream_of, moved
 from daskdist.strategy.picks import Returned
@@ -750,3 +751,90 @@ def test_the_programs_own_arrays_of_devices_go_to_workers_as_numpys(on_workers, 
     assert made.numpy().tolist() == [1, 2, 3]
     sent = on_workers.extended.broadcast_to(own, None)
     assert on_workers.local_results(on_workers.run(place_of, args=(sent,))) == places
+
+
+# --- arrays in what replicas call and are given ---
+
+
+class Model:
+    """Has weights."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+
+@pytest.fixture
+def leaving(on_workers, monkeypatch):
+    """The same strategy where this process has such devices, whose arrays do not pickle by themselves."""
+
+    def refused(self, protocol):
+        raise TypeError("leaves as it is")
+
+    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
+    monkeypatch.setattr(type(named("STRICT:0").put(np.ones(1))), "__reduce_ex__", refused)
+    return on_workers
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("size", [3, 2**18], ids=["small", "large"])
+def test_arrays_in_functions_and_objects_come_to_each_replicas_device(leaving, size):
+    weights = named("STRICT:1").put(np.full(size, 2.0))
+    batch = PerReplica([np.full(size, float(k)) for k in range(3)])
+    model = Model({"w": [weights]})
+    here = Model(np.ones(size))
+
+    def step(x, model, factor=weights):
+        found = (factor, weights, model.weights["w"][0])
+        total = x * factor + weights * model.weights["w"][0]
+        return [where(each) for each in found], type(here.weights).__name__, total, id(factor)
+
+    given = [leaving.local_results(leaving.run(step, args=(batch, model))) for _ in range(2)]
+    for found in given:
+        for number, (places, of_the_host, total, _) in enumerate(found):
+            assert places == [["STRICT:0", "STRICT:1", "STRICT:0"][number]] * 3
+            assert of_the_host == "ndarray"
+            np.testing.assert_array_equal(total, np.full(size, 2.0 * number + 4))
+    # They go there once.
+    assert [each[3] for each in given[0]] == [each[3] for each in given[1]]
+    # What was changed since goes again.
+    weights[...] = 3.0
+    assert [each[2][0] for each in leaving.local_results(leaving.run(step, args=(batch, model)))] == [9, 12, 15]
+
+
+@pytest.mark.cluster
+def test_arrays_in_what_each_replica_is_given_alone(leaving):
+    models = PerReplica([Model(named("STRICT:0").put(np.full(2, float(k)))) for k in range(3)])
+    found = leaving.local_results(leaving.run(lambda model: (where(model.weights), model.weights), args=(models,)))
+    assert [place for place, _ in found] == ["STRICT:0", "STRICT:1", "STRICT:0"]
+    assert [weights.tolist() for _, weights in found] == [[0, 0], [1, 1], [2, 2]]
+
+
+@pytest.mark.cluster
+def test_arrays_in_what_cpus_are_given_are_of_the_host(client, leaving):
+    weights = named("STRICT:0").put(np.arange(3))
+    with daskdist.MultiWorkerMirroredStrategy(client) as on_cpus:
+        found = on_cpus.run(lambda model: (type(weights), type(model.weights)), args=(Model(weights),))
+        assert on_cpus.local_results(found) == ((np.ndarray, np.ndarray),) * 2
+
+
+@pytest.mark.cluster
+def test_arrays_are_not_what_does_not_pickle(leaving):
+    lock = threading.Lock()
+    weights = named("STRICT:0").put(np.arange(3))
+    with pytest.raises(errors.ArgumentError, match=r"does not pickle.*because of lock \(_thread.lock\)"):
+        leaving.run(lambda: (weights, lock))
+    with pytest.raises(errors.ArgumentError, match=r"args\[0\].*because of weights\['lock'\]"):
+        leaving.run(lambda model: None, args=(Model({"w": weights, "lock": lock}),))
+
+
+@pytest.mark.cluster
+def test_what_is_sent_with_arrays_in_it_is_of_the_host_here(leaving):
+    sent = leaving.extended.broadcast_to(Model(named("STRICT:1").put(np.arange(3))), None)
+    (first, *_) = leaving.local_results(sent)
+    found = first.result() if hasattr(first, "result") else first
+    assert type(found.weights) is np.ndarray
+
+
+def test_looking_for_futures_copies_nothing(no_copies):
+    assert futures_in(Model(named("STRICT:1").put(np.arange(3)))) == {}
+    assert not no_copies

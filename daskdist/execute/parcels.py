@@ -19,7 +19,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Handle
 from daskdist.execute.capture import Capturing
 from daskdist.execute.ordered import ByReference, Ordered, meeting
-from daskdist.execute.pickling import culprit, kind_of
+from daskdist.execute.pickling import ForDevices, culprit, kind_of, sealed
 
 # What is no larger goes with each call: to point to it would take as much.
 _SMALL_BYTES: Final = 1024
@@ -148,7 +148,7 @@ class Parcels:
         Parameters
         ----------
         value
-            Anything that pickles.
+            Anything that pickles. Arrays of devices in it go as NumPy's.
         name
             Gives what it is called in an error.
 
@@ -189,7 +189,7 @@ class Parcels:
 
     def _object(self, value: Any, name: Callable[[], str]) -> Parcel:
         with meeting() as met:
-            pickled = _pickled(value, name)
+            pickled, is_for_devices = _pickled(value, name)
         digest = hashlib.sha256(pickled).digest()
         with self._lock:
             parcel = self._known(digest)
@@ -197,8 +197,10 @@ class Parcels:
                 return parcel
             ordered = frozenset(met)
             if len(pickled) < _LARGE_BYTES:
+                pickled = cloudpickle.dumps(ForDevices(pickled)) if is_for_devices else pickled
                 return self._keep(digest, Parcel(self._caller, pickled, ordered=ordered))
-            return self._keep(digest, self._placed(cloudpickle.loads(pickled), ordered), value)
+            copy = ForDevices(pickled) if is_for_devices else cloudpickle.loads(pickled)
+            return self._keep(digest, self._placed(copy, ordered), value)
 
     def _array(self, value: np.ndarray[Any, Any]) -> Parcel:
         with self._lock:
@@ -234,7 +236,10 @@ class Parcels:
 
 
 def unpacked(placed: Sequence[Any], pickled: bytes | None) -> Any:
-    """A value, on the worker that asked for it; calls of many steps are given the very same one."""
+    """A value, on the worker that asked for it; calls of many steps are given the very same one.
+
+    Where arrays of devices were in it, it is `ForDevices`, of which each replica takes its own.
+    """
     value = placed[0] if pickled is None else cloudpickle.loads(pickled)
     if isinstance(value, np.ndarray):
         value = value.view()
@@ -347,11 +352,10 @@ def _is_constant(part: Any) -> bool:
     return isinstance(part, _FOR_GOOD) or (isinstance(part, type) and part.__module__ != "__main__")
 
 
-def _pickled(value: Any, name: Callable[[], str]) -> bytes:
+def _pickled(value: Any, name: Callable[[], str]) -> tuple[bytes, bool]:
     try:
-        pickled: bytes = cloudpickle.dumps(value)
+        return sealed(value)
     except Exception as error:
         raise ArgumentError(
             f"{name()} ({kind_of(value)}) does not pickle, and so cannot be sent to a worker{culprit(value)}: {error}"
         ) from error
-    return pickled

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from types import CellType
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
 
-from daskdist.devices import are_loaded, device_of, stream_of
+from daskdist.devices import Device, are_loaded, device_of, is_on_device, name_of, stream_of
 from daskdist.execute.callers import is_future
 
 
@@ -58,7 +59,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps_on_host(value, by_value=True)
     except Exception:
         return False
     return True
@@ -79,6 +80,8 @@ class _Finder(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if is_future(obj):
             self.found[obj.key] = obj
+        if is_on_device(obj):
+            return _arrived, (None,)
         return super().reducer_override(obj)
 
 
@@ -111,8 +114,15 @@ class _ByReference(pickle.Pickler):
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    # Whether there was one of a device.
+    has_arrays = False
+
     def reducer_override(self, obj: Any) -> Any:
-        return _on_host(obj) or super().reducer_override(obj)
+        found = _on_host(obj)
+        if found is None:
+            return super().reducer_override(obj)
+        self.has_arrays = True
+        return found
 
 
 def _on_host(value: Any) -> tuple[Any, ...] | None:
@@ -123,11 +133,73 @@ def _on_host(value: Any) -> tuple[Any, ...] | None:
     with device.using():
         stream.wait(device.current_stream().record())
     with device.using(stream):
-        return _as_it_is, (device.get(value),)
+        return _arrived, (device.get(value),)
 
 
-def _as_it_is(array: Any) -> Any:
-    return array
+class _Landing(threading.local):
+    # Where arrays come to that were on a device; None for the host.
+    device: Device | None = None
+
+
+_landing: Final = _Landing()
+
+
+def _arrived(array: Any) -> Any:
+    return array if _landing.device is None else _landing.device.put(array)
+
+
+class ForDevices:
+    """A value in which there are arrays of devices, on its way: each device that uses it has one of its own.
+
+    Parameters
+    ----------
+    pickled
+        As `sealed` gives it.
+    """
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+        self._made: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def on(self, device: Device) -> Any:
+        """The value, the very same each time, with those arrays on a device; NumPy's where that is the host."""
+        name = name_of(device)
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = self._on(device)
+            return self._made[name]
+
+    def _on(self, device: Device) -> Any:
+        if device.is_host:
+            return self.on_host()
+        with device.using(stream_of(device)):
+            _landing.device = device
+            try:
+                return cloudpickle.loads(self._pickled)
+            finally:
+                _landing.device = None
+
+    def on_host(self) -> Any:
+        """The value anew, with those arrays as NumPy's."""
+        return cloudpickle.loads(self._pickled)
+
+    def __sizeof__(self) -> int:
+        # Dask asks for it.
+        return object.__sizeof__(self) + len(self._pickled)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForDevices, (self._pickled,)
+
+
+def sealed(value: Any) -> tuple[bytes, bool]:
+    """A pickle as `dumps_on_host` makes it, with what the program defines, and whether it is for `ForDevices`."""
+    if not are_loaded():
+        return cloudpickle.dumps(value), False
+    file = io.BytesIO()
+    pickler = _ByValue(file, protocol=5)
+    pickler.dump(value)
+    return file.getvalue(), pickler.has_arrays
 
 
 def futures_in(value: Any) -> dict[Any, Any]:

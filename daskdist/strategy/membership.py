@@ -12,6 +12,7 @@ from distributed import Client, get_worker
 from daskdist.devices import named
 from daskdist.execute.bringing import Bring
 from daskdist.execute.callers import Now
+from daskdist.execute.pickling import ForDevices
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.desk import desk_of
 from daskdist.strategy.loops import Around, fed
@@ -105,8 +106,10 @@ def call_there(
     """Call a user's function, the first result, with wired leaves of its arguments, on the worker of a replica."""
     context = own.context(step)
     try:
-        if not named(own.replica.device).is_host:
+        device = named(own.replica.device)
+        if not device.is_host:
             results = list(map(arrivals_of(own.replica.device), results))
+        results = [each.on(device) if type(each) is ForDevices else each for each in results]
         given = filled(results, picks, leaves)
         with fed(given, treespec, own.replica, own.number, lambda: own.around(step)) as (args, kwargs):
             returned = Returned.of(call_on_replica(results[0], args, kwargs, own.replica, context))

@@ -47,7 +47,7 @@ from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
 from daskdist.strategy.membership import Membership, call_there, tell_not_made
-from daskdist.strategy.picks import PickAll, PickFromReturned, Remote, Returned, Spread
+from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Returned, Spread
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.strategy import Replica, Strategy
@@ -254,7 +254,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             packed = self._packed(leaf, lambda: "a value")
             if not isinstance(packed, Parcel):
                 return packed
-            return AsyncValue(self._steps, Remote(packed.on(self.workers[0]), PickAll()))
+            return AsyncValue(self._steps, Remote(packed.on(self.workers[0]), PickSent()))
 
         return optree.tree_map(send, nest, none_is_leaf=True)
 
