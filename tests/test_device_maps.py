@@ -208,6 +208,14 @@ class TestEmbedded:
         with pytest.raises(UserFunctionError, match="a seven"):
             next(iterator)
 
+    def test_an_error_names_what_is_not_on_the_device(self) -> None:
+        strategy = MirroredStrategy(["STRICT:1"])
+        rows = {"x": np.arange(4.0), "half": np.ones(4, np.float16), "word": np.array(list("abcd"), object)}
+        ds = Dataset.from_tensor_slices(rows).batch(2).map(lambda row: row["x"] * row["half"], device=True)
+        left = r"replica 0 \(STRICT:1\) is given, where \['half'\] \(float16\), \['word'\] \(object\) stays on the host"
+        with pytest.raises(UserFunctionError, match=left):
+            next(iter(strategy.distribute_dataset(ds)))
+
     def test_datasets_of_a_function_each_have_their_own(self) -> None:
         strategy = MirroredStrategy(["STRICT:0", "STRICT:1"])
 

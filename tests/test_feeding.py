@@ -167,6 +167,23 @@ def test_what_a_device_has_is_there_and_what_it_lacks_is_here(late):
         assert isinstance(step["row"], Ragged)
 
 
+def test_plans_name_what_stays_on_the_host():
+    words = "on the host, as devices have no such arrays: ['half'] (float16), ['text'] (StringDType())"
+    dataset = Dataset.range(4).batch(4).map(many_dtypes)
+    for strategy in (on_device(2), MirroredStrategy(["CPU:0", "STRICT:1"])):
+        assert strategy.distribute_dataset(dataset).explain().splitlines()[-1] == words
+    lone = Dataset.from_tensor_slices(np.array([None] * 4)).batch(2)
+    assert "no such arrays: (the element) (object)" in on_device().distribute_dataset(lone).explain()
+    assert "no such arrays: ['row'] (ragged)" in on_device().distribute_dataset(PIPELINES["ragged"]()).explain()
+    windows = Dataset.range(4).window(2)
+    assert (
+        "no such arrays: (the element) (datasets)"
+        in on_device().distribute_datasets_from_function(lambda context: windows).explain()
+    )
+    for strategy, given in ((mirrored(2), dataset), (on_device(2), Dataset.range(4).batch(4))):
+        assert "on the host" not in strategy.distribute_dataset(given).explain()
+
+
 def test_elements_without_an_axis(late):
     strategy = on_device(2)
 

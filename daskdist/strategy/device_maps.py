@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import optree
 
 from daskdist.core.function import UserFunction
+from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
@@ -41,11 +43,14 @@ class DeviceMaps:
 
     def __call__(self, element: Any, replica_id: int, device: Device) -> Any:
         """What they make of what a replica is given, on its device; in its thread, and its stream."""
-        where = f"what replica {replica_id} ({name_of(device)}) is given"
         for function in self.functions:
             if not device.is_host:
                 element = optree.tree_map(partial(put_on, device), element, none_is_leaf=True)
-            element = _as_element(function, function(element, lambda: where), where)
+
+            def where(given: Any = element) -> str:
+                return f"what replica {replica_id} ({name_of(device)}) is given{_but_for(given, device)}"
+
+            element = _as_element(function, function(element, where), where)
         return element
 
     def spec_after(self, spec: ElementSpec) -> ElementSpec:
@@ -61,12 +66,23 @@ class DeviceMaps:
         return spec
 
 
-def _as_element(function: UserFunction, result: Any, where: str) -> Any:
+def _but_for(element: Any, device: Device) -> str:
+    # For messages: what a function for arrays of a device is likely to fail on.
+    if device.is_host:
+        return ""
+    leaves, structure = Structure.of(element)
+    left = [
+        f"{path or '(the element)'} ({leaf.dtype})"
+        for path, leaf in zip(structure.paths, leaves, strict=True)
+        if isinstance(leaf, Ragged) or (isinstance(leaf, (np.ndarray, np.generic)) and device.lacks(leaf.dtype))
+    ]
+    return f", where {', '.join(left)} stays on the host" if left else ""
+
+
+def _as_element(function: UserFunction, result: Any, where: Callable[[], str]) -> Any:
     # By the rules for elements, but for what is on a device: that stays there.
     leaves, structure = Structure.of(tuple(result) if type(result) is list else result)
-    return structure.pack(
-        [leaf if is_on_device(leaf) else function.flattened((leaf,), lambda: where)[0][0] for leaf in leaves]
-    )
+    return structure.pack([leaf if is_on_device(leaf) else function.flattened((leaf,), where)[0][0] for leaf in leaves])
 
 
 class MapsOnReplicas:

@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.core.node import Node
-from daskdist.core.spec import ElementSpec, PerReplicaSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import DatasetSpec, ElementSpec, PerReplicaSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
 from daskdist.dataset import Dataset
-from daskdist.devices import named
+from daskdist.devices import Device, named
 from daskdist.display.plan import Share, count, shares_table, tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller
@@ -160,7 +160,7 @@ class DistributedDataset:
         return self._feeding.cardinality()
 
     def explain(self) -> str:
-        """How the input is shared out, why so, and what each worker reads."""
+        """How the input is shared out, why so, and what each worker reads; of devices, what is left on the host."""
         replicas = [replica.worker for replica in self._strategy.replicas]
         feeding = self._feeding
         shares = [
@@ -176,9 +176,21 @@ class DistributedDataset:
                 "pipeline:",
                 tree(feeding.pipelines[0].node),
                 *[f"  {line}  # on the device of each replica" for line in feeding.maps[0].lines],
+                *self._left_on_the_host(),
                 *self._gathered_on_devices(),
             ]
         )
+
+    def _left_on_the_host(self) -> list[str]:
+        # Of replicas on devices; nothing to say where that is nothing.
+        there = [device for each in self._strategy.replicas if not (device := named(each.device)).is_host]
+        spec = self._feeding.spec
+        left = [
+            f"{path or '(the element)'} ({what})"
+            for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
+            if (what := _lacking(leaf, there))
+        ]
+        return [f"on the host, as devices have no such arrays: {', '.join(left)}"] if left else []
 
     def _gathered_on_devices(self) -> list[str]:
         node = self._feeding.pipelines[0].node
@@ -191,6 +203,17 @@ class DistributedDataset:
 
     def __repr__(self) -> str:
         return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.known_element_spec}>"
+
+
+def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
+    # What of a leaf it is that some devices do not have; "" if nothing.
+    if not devices:
+        return ""
+    if isinstance(leaf, DatasetSpec):
+        return "datasets"
+    if isinstance(leaf, RaggedTensorSpec):
+        return "ragged"
+    return str(leaf.dtype) if any(device.lacks(leaf.dtype) for device in devices) else ""
 
 
 def _mapped(strategy: Strategy, maps: MapsOnReplicas, value: Any) -> Any:
