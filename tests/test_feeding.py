@@ -216,6 +216,9 @@ def test_left_on_the_host_where_asked():
         True,
         True,
     )
+    # Of an array nobody tells any more where it is from: a step that is given it has it on its device.
+    for step in distributed:
+        assert strategy.run(lambda x: StrictDevice.holds(x), args=(step,)).values == (True, True)
 
 
 def test_an_endless_dataset_left_early(late):

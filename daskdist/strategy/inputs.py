@@ -78,7 +78,9 @@ class InputOptions:
     ----------
     fetch_to_device
         Whether values are put on a replica's device ahead of use; else they stay in its host's memory, which is
-        where a CPU's are in any case.
+        where a CPU's are in any case. With False a loop that is given the distributed dataset iterates over NumPy
+        arrays, and a program that iterates over it is given such. Where that calls ``run`` with them, each replica is
+        given its own on its device all the same, as it is any array: they are put there by the call.
     replication_mode
         `InputReplicationMode`, or its name: of what ``distribute_datasets_from_function`` makes a dataset each.
     place_dataset_on_device
