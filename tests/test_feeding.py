@@ -755,9 +755,23 @@ def test_figures_of_the_copies():
     assert found["gb_per_s"] == pytest.approx(4096 * 8 / found["copy_s"] / 1e9)
     # All but the first were there when they were asked for.
     assert 0.3 < found["overlap"] < 1
-    assert found["num_stalls"] >= 1
-    assert found["stall_s"] > 0
     assert (found["num_grown"], found["is_shrunk"]) == (0, False)
+
+
+def test_a_consumer_that_waits_is_told_as_a_stall():
+    may_begin = threading.Event()
+
+    def source():
+        assert may_begin.wait(10)
+        yield from arrays((4,), num_steps=3)
+
+    ahead = Ahead(source(), [device("STRICT:0")])
+    threading.Timer(0.05, may_begin.set).start()
+    next(ahead)
+    found = ahead.stats()
+    assert found["num_stalls"] == 1
+    assert 0.03 < found["stall_s"] < 5
+    ahead.close()
 
 
 @pytest.mark.parametrize(

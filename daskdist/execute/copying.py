@@ -207,8 +207,7 @@ class NoRoomError(Exception):
         return DeviceMemoryError(
             f"{name_of(device)} has no room for the next step: it takes {self.num_bytes} bytes, of {all_bytes} there "
             f"are {free_bytes} free, and this process holds {device.held_bytes()}, with nothing copied ahead any more. "
-            "Make batches smaller, keep fewer of them, or leave them on the host with "
-            "InputOptions(fetch_to_device=False)"
+            "Make batches smaller, or keep fewer of them"
         )
 
 
