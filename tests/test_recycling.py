@@ -125,9 +125,9 @@ def test_text_objects_and_times_are_numpys_own(recycled):
         assert recycled((2**21,), dtype).flags.owndata
 
 
-def test_small_arrays_and_very_large_ones_are_numpys_own(recycled):
+def test_small_arrays_are_numpys_own_and_very_large_ones_are_not_kept(recycled):
     assert recycled((10,), np.int64).flags.owndata
-    assert recycled((2**29,), np.uint8).flags.owndata
+    assert isinstance(recycled((2**29,), np.uint8).base, np.ndarray)
 
 
 def test_memory_that_is_far_too_large_is_left_for_others(recycled):
@@ -185,3 +185,15 @@ def test_a_loop_that_lets_go_is_given_the_same_memory():
 def test_what_makes_it_travels_as_what_is_there():
     # Tasks of a graph have it with them.
     assert pickle.loads(pickle.dumps(shared)) is shared
+
+
+@pytest.mark.parametrize("num_rows", [2**8, 2**12, 2**20, 2**22 + 1])
+def test_large_arrays_begin_where_other_libraries_can_share_them(recycled, num_rows):
+    for _ in range(2):
+        array = recycled((num_rows, 4), np.float32)
+        assert address(array) % 64 == 0
+        array[...] = 1
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        # Given out again it does too.
+        del array

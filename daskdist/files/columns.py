@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from daskdist.core.recycling import recycled
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError
@@ -114,4 +115,7 @@ def _scalar(name: str, spec: ElementSpec) -> TensorSpec:
 
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     # Two passes of whole cache lines are faster than one that writes every sixteenth float.
-    return np.ascontiguousarray(np.array(columns).T)
+    stacked = np.array(columns)
+    made: np.ndarray[Any, Any] = recycled(stacked.shape[::-1], stacked.dtype)
+    np.copyto(made, stacked.T)
+    return made

@@ -35,8 +35,10 @@ def to_jax(x: Any) -> Any:
     Unless ``jax_enable_x64`` is set, JAX has no types of 64 bits: float64 becomes float32, complex128 complex64, int64
     int32 and uint64 uint32, each by a copy. Otherwise arrays, read-only ones too, are shared with the CPU's JAX where
     their rows follow each other without gaps and they begin at a multiple of 64 bytes, as measured with JAX 0.10.
-    NumPy begins a large array 16 bytes after such a place, and a batch begins where its rows do, so most batches are
-    copied, once. What is shared must not be written to by way of the NumPy array.
+    What is gathered, as rows that are shuffled, and columns of files that make one array begin there, and so do their
+    batches if they take a multiple of 64 bytes, such as 128 rows of 16 float32. NumPy begins a large array 16 bytes
+    after such a place: of arrays that a program gives, or that a mapped function returns, most batches are copied,
+    once. What is shared must not be written to by way of the NumPy array.
     """
     try:
         import jax
