@@ -20,7 +20,7 @@ import pytest
 from conftest import mirrored
 
 import daskdist
-from daskdist import Dataset, PerReplica, Ragged
+from daskdist import Dataset, PerReplica, Ragged, devices
 from daskdist.errors import ArgumentError, UnknownLengthError
 
 # What Keras itself does to tensors of PyTorch.
@@ -58,6 +58,24 @@ def convert(request: pytest.FixtureRequest) -> Any:
     name = request.param.removeprefix("to_")
     pytest.importorskip(name, reason=f"{name} is not installed")
     return getattr(daskdist, request.param)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device whose arrays are not NumPy's."""
+    pytest.importorskip("array_api_strict", reason="array_api_strict is not installed")
+    monkeypatch.setitem(devices.KINDS, "STRICT", ("strict_device:StrictDevice", "array_api_strict"))
+    return devices.device("STRICT:0")
+
+
+@pytest.fixture
+def no_copies(strict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is copied from devices to the host."""
+
+    def refused(self: Any, array: Any) -> Any:
+        raise AssertionError(f"an array of {array.shape} is copied to the host")
+
+    monkeypatch.setattr(type(strict), "get", refused)
 
 
 def read_only(array: Any) -> Any:
@@ -174,6 +192,77 @@ def test_frameworks_take_from_each_other(torch, jax):
     tensor = daskdist.to_torch(jax.numpy.arange(3))
     assert tensor.tolist() == [0, 1, 2]
     assert daskdist.to_jax(tensor).tolist() == [0, 1, 2]
+
+
+# --- arrays of devices ---
+
+
+def address_of(array: Any) -> int:
+    return np.from_dlpack(array).ctypes.data
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_arrays_of_devices_are_shared(torch, strict, no_copies, index):
+    there = devices.device(f"STRICT:{index}").put(TABLE)
+    tensors = [daskdist.to_torch(each) for each in (there, there.T, there[:, ::2], there[1:2, 3:])]
+    assert [each.data_ptr() - address_of(there) for each in tensors] == [0, 0, 0, 9 * 8]
+    assert tensors[2].tolist() == TABLE[:, ::2].tolist()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [np.s_[::-1, :], np.s_[:, ::-2], np.s_[:, ::2], np.s_[::-1, 1:3], np.s_[:0, ::-1], np.s_[2, ::-1]],
+    ids=["backwards", "backwards-inside", "gaps", "backwards-with-gaps", "empty", "row-backwards"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_arrays_of_devices_of_any_layout(convert, strict, no_copies, index, dtype):
+    table = TABLE.astype(dtype)
+    made = convert({"x": strict.put(table)[index]})["x"]
+    assert made.tolist() == table[index].tolist()
+
+
+def test_tensors_keep_the_memory_of_devices(convert, strict, no_copies):
+    converted = convert(strict.put(np.full(1000, 7.0, np.float32)))
+    others = [strict.put(np.zeros(1000, np.float32)) for _ in range(50)]
+    assert len(others) == 50
+    assert converted.tolist() == [7.0] * 1000
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 2**31), ("int64", -(2**31) - 1), ("uint64", 2**32)])
+def test_jax_loses_no_numbers_of_devices_in_silence(jax, strict, no_copies, dtype, value):
+    there = strict.put(np.array([[1, 2], [value, 3]], dtype))
+    with pytest.raises(
+        ArgumentError, match=rf"leaf \['id'\] has numbers that u?int32 does not hold, .* of {dtype}: set"
+    ):
+        daskdist.to_jax({"id": there})
+    assert daskdist.to_jax(there[0, ::-1]).tolist() == [2, 1]
+    assert daskdist.to_jax(there[:0, :]).shape == (0, 2)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        assert daskdist.to_jax(there).tolist() == [[1, 2], [value, 3]]
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+def test_jax_makes_32_bits_of_floats_of_devices(jax, strict, no_copies):
+    for dtype in ("float64", "complex128"):
+        assert daskdist.to_jax(strict.put(np.ones(3, dtype))).dtype.name == NARROWED[dtype]
+
+
+def test_jax_takes_tensors_of_any_layout(torch, jax):
+    table = torch.arange(24).reshape(4, 6)
+    assert daskdist.to_jax(table[:, ::2]).tolist() == table[:, ::2].tolist()
+    assert daskdist.to_jax(table[0].expand(2, 6)).tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+    for dtype in (torch.int64, torch.uint64):
+        with pytest.raises(ArgumentError, match=r"leaf \[0\] has numbers that u?int32 does not hold"):
+            daskdist.to_jax([torch.tensor([2**40], dtype=dtype)])
+
+
+def test_tensors_that_are_not_shared_are_named(torch, jax):
+    with pytest.raises(ArgumentError, match=r"^to_jax: leaf \['y'\] is of type Tensor, which JAX .*use tensor.detach"):
+        daskdist.to_jax({"x": torch.ones(2), "y": torch.ones(2, requires_grad=True)})
+    with pytest.raises(ArgumentError, match=r"which JAX does not take: .* other than torch\.strided"):
+        daskdist.to_jax(torch.eye(3).to_sparse())
 
 
 WORDS = np.array(["a", "b"])

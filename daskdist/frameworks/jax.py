@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.frameworks.leaves import Refused, as_numbers, converted, needs
+from daskdist.devices import dtype_of
+from daskdist.frameworks.leaves import Refused, as_numbers, converted, extremes, handed_over, needs
 
 
 def to_jax(x: Any) -> Any:
@@ -39,6 +40,9 @@ def to_jax(x: Any) -> Any:
     batches if they take a multiple of 64 bytes, such as 128 rows of 16 float32. NumPy begins a large array 16 bytes
     after such a place: of arrays that a program gives, or that a mapped function returns, most batches are copied,
     once. What is shared must not be written to by way of the NumPy array.
+
+    Arrays of a device stay there. JAX has none with gaps between items, or that run backwards along an axis: such are
+    copied, on the device.
     """
     try:
         import jax
@@ -49,17 +53,29 @@ def to_jax(x: Any) -> Any:
         if isinstance(leaf, jax.Array):
             return leaf
         if not isinstance(leaf, (np.ndarray, np.generic)) and hasattr(leaf, "__dlpack__"):
-            return jax.dlpack.from_dlpack(leaf)
+            made = handed_over(leaf, "JAX", jax.dlpack.from_dlpack)
+            _check_range(leaf, made)
+            return made
         array = as_numbers(leaf)
         # Not by DLPack, as JAX takes no read-only array that way, nor one with gaps; this shares what that would.
         made = jax.device_put(array)
-        if array.dtype.kind in "iu" and made.dtype.itemsize < array.itemsize and array.size:
-            limits = np.iinfo(made.dtype)
-            if array.min() < limits.min or array.max() > limits.max:
-                raise Refused(
-                    f"has numbers that {made.dtype} does not hold, which JAX makes of {array.dtype}: set "
-                    "jax.config.update('jax_enable_x64', True), or map it to smaller numbers"
-                )
+        _check_range(array, made)
         return made
 
     return converted("to_jax", x, convert)
+
+
+def _check_range(array: Any, made: Any) -> None:
+    # Integers become narrower ones, whatever they are.
+    if made.dtype.kind not in "iu" or not made.size:
+        return
+    dtype = dtype_of(array)
+    if made.dtype.itemsize == dtype.itemsize:
+        return
+    limits = np.iinfo(made.dtype)
+    least, most = extremes(array)
+    if least < limits.min or most > limits.max:
+        raise Refused(
+            f"has numbers that {made.dtype} does not hold, which JAX makes of {dtype}: set "
+            "jax.config.update('jax_enable_x64', True), or map it to smaller numbers"
+        )

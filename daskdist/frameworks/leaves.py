@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from daskdist.core.cardinality import INFINITE
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, PerReplicaSpec, RaggedTensorSpec
 from daskdist.core.structure import Nested, as_array
+from daskdist.devices import Device, device_of
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.strategy.values import AsyncValue, PerReplica, results_of
 
@@ -23,6 +25,10 @@ _RAGGED: Final = (
     "apart"
 )
 _DATASET: Final = "is a dataset: iterate over it, or batch its elements by flat_map"
+# What libraries raise where one does not share an array with another.
+_NOT_SHARED: Final = (BufferError, RuntimeError, TypeError, ValueError)
+# The host's memory, to DLPack.
+_OF_THE_HOST: Final = 1
 
 
 class Refused(Exception):  # noqa: N818 - a signal to whoever knows the leaf's path
@@ -106,6 +112,62 @@ def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
         return np.asarray(as_array(leaf))
     except ArgumentError as error:
         raise Refused(f"cannot be converted: {error}") from None
+
+
+def handed_over(leaf: Any, framework: str, take: Callable[[Any], Any]) -> Any:
+    """An array of another library as one of a framework, by DLPack; nothing of it comes to the host.
+
+    Parameters
+    ----------
+    leaf
+        The array.
+    framework
+        What errors call it.
+    take
+        The framework's ``from_dlpack``. Where that does not take the array as it lies, it is given a copy without gaps,
+        made on the device that the array is on.
+
+    Raises
+    ------
+    Refused
+        The two do not share it.
+    """
+    device = device_of(leaf)
+    with contextlib.nullcontext() if device is None else device.using():
+        if device is not None and _has_other_strides(leaf):
+            leaf = _in_one_piece(leaf, device)
+        try:
+            return take(leaf)
+        except _NOT_SHARED as error:
+            with contextlib.suppress(*_NOT_SHARED):
+                return take(_in_one_piece(leaf, device))
+            raise Refused(f"is of type {type(leaf).__name__}, which {framework} does not take: {error}") from None
+
+
+def _has_other_strides(array: Any) -> bool:
+    # Below 0, which end the whole process in PyTorch, or no whole numbers of items.
+    if not hasattr(array, "strides") and array.__dlpack_device__()[0] == _OF_THE_HOST:
+        array = np.from_dlpack(array)
+    return any(stride < 0 or stride % array.itemsize for stride in getattr(array, "strides", ()))
+
+
+def _in_one_piece(array: Any, device: Device | None) -> Any:
+    if device is not None:
+        return device.namespace.asarray(array, copy=True)
+    # As PyTorch has it.
+    return array.contiguous() if hasattr(array, "contiguous") else array
+
+
+def extremes(array: Any) -> tuple[int, int]:
+    """The least and the most of an array of integers; of a device's only these two numbers come to the host."""
+    device = device_of(array)
+    if device is not None:
+        with device.using():
+            return int(device.namespace.min(array)), int(device.namespace.max(array))
+    if not isinstance(array, np.ndarray) and array.__dlpack_device__()[0] == _OF_THE_HOST:
+        # PyTorch does not compare unsigned ones.
+        array = np.from_dlpack(array)
+    return int(array.min()), int(array.max())
 
 
 def reason_against(dtype: np.dtype[Any]) -> str:

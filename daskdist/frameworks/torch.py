@@ -15,7 +15,16 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from daskdist.errors import ArgumentError
-from daskdist.frameworks.leaves import OF_ML_DTYPES, as_numbers, check_spec, checked_source, converted, length_of, needs
+from daskdist.frameworks.leaves import (
+    OF_ML_DTYPES,
+    as_numbers,
+    check_spec,
+    checked_source,
+    converted,
+    handed_over,
+    length_of,
+    needs,
+)
 from daskdist.strategy.current import get_replica_context, has_strategy
 
 # So long the threads of a process group have at its end for what they still have to do, which takes microseconds.
@@ -48,7 +57,8 @@ def to_torch(x: Any) -> Any:
     Arrays go over by DLPack, read-only ones too, and are not copied. PyTorch knows no read-only tensors, and what
     datasets hand out are views of what was read: write into ``tensor.clone()``, not into such a tensor. Copied are
     arrays that run backwards along an axis, whose bytes are in the other order, or whose steps are no whole numbers of
-    items, as in a field of a structured array: there are no such tensors.
+    items, as in a field of a structured array: there are no such tensors. Arrays of a device stay there, and are copied
+    there where they have to be.
     """
     torch = _torch("to_torch")
 
@@ -56,7 +66,7 @@ def to_torch(x: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf
         if not isinstance(leaf, (np.ndarray, np.generic)) and hasattr(leaf, "__dlpack__"):
-            return torch.from_dlpack(leaf)
+            return handed_over(leaf, "PyTorch", torch.from_dlpack)
         array = as_numbers(leaf)
         itemsize = array.itemsize
         # Strides below 0 end the whole process in PyTorch.
