@@ -333,6 +333,109 @@ def test_replicas_share_what_they_are_given(torch, on_cluster):
         assert on_cluster.local_results(on_cluster.run(is_shared, args=(batch,))) == (True, True)
 
 
+# --- what steps give that compute with a framework ---
+
+
+@pytest.fixture
+def is_strict(strict: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The host's memory counts as that of the device, for DLPack."""
+    monkeypatch.setitem(devices.OF_DLPACK, 1, "STRICT")
+    return strict
+
+
+BATCH = PerReplica([np.arange(3, dtype=np.float32), np.arange(3, 6, dtype=np.float32)])
+
+
+def with_gradients(x):
+    return daskdist.to_torch(x) * daskdist.to_torch(np.float32(2)).clone().requires_grad_()
+
+
+def as_jax(x):
+    return daskdist.to_jax(x) * 2
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX", np.logaddexp, lambda a, b: a + b])
+@pytest.mark.parametrize(("framework", "step"), [("torch", with_gradients), ("jax", as_jax)])
+def test_what_steps_give_is_reduced_and_gathered(framework, step, op):
+    pytest.importorskip(framework)
+    strategy = mirrored(2)
+    given, wanted = strategy.run(step, args=(BATCH,)), strategy.run(lambda x: x * 2, args=(BATCH,))
+    for axis in (None, 0):
+        found, should = strategy.reduce(op, given, axis=axis), strategy.reduce(op, wanted, axis=axis)
+        assert type(found) is type(should)
+        assert found.dtype == should.dtype
+        assert found.tolist() == should.tolist()
+    assert strategy.gather(given, axis=0).tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_replicas_reduce_losses(torch):
+    strategy = mirrored(2)
+
+    def step(x):
+        loss = with_gradients(x).sum()
+        context = daskdist.get_replica_context()
+        return loss, context.all_reduce("MEAN", loss), context.all_gather(loss[None], axis=0)
+
+    losses, mean, each = strategy.run(step, args=(BATCH,))
+    assert [float(part) for part in mean.values] == [15.0, 15.0]
+    assert [part.tolist() for part in each.values] == [[6.0, 24.0]] * 2
+    assert strategy.reduce("SUM", losses, axis=None) == 30
+    # To who asks for them they are as they were given.
+    assert all(part.requires_grad for part in strategy.local_results(losses))
+
+
+def test_variables_are_assigned_tensors(torch, jax):
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable = daskdist.Variable(np.zeros(2, np.float32), aggregation="MEAN")
+
+    def step(x):
+        variable.assign(with_gradients(x[:2]) * 0 + 1)
+        variable.assign_add(jax.numpy.full(2, 2.0))
+
+    strategy.run(step, args=(BATCH,))
+    assert variable.numpy().tolist() == [3.0, 3.0]
+
+
+def test_tensors_that_make_no_array_are_named(torch):
+    strategy = mirrored(2)
+    given = strategy.run(lambda x: daskdist.to_torch(x).bfloat16(), args=(BATCH,))
+    with pytest.raises(ArgumentError, match=r"reduce: a value is a Tensor that makes no array: .* BFloat16"):
+        strategy.reduce("SUM", given, axis=None)
+    with pytest.raises(ArgumentError, match=r"gather: a value is a Tensor that makes no array: .* BFloat16"):
+        strategy.gather(given, axis=0)
+
+
+@pytest.mark.parametrize(("framework", "step"), [("torch", with_gradients), ("jax", as_jax)])
+def test_tensors_on_a_device_are_reduced_there(is_strict, no_copies, framework, step):
+    pytest.importorskip(framework)
+    strategy = mirrored(2)
+    given = strategy.run(step, args=(BATCH,))
+    for axis, wanted in ((None, [6, 8, 10]), (0, 10)):
+        found = strategy.reduce("MAX", given, axis=axis)
+        assert devices.device_of(found) == is_strict
+        assert np.from_dlpack(found).tolist() == wanted
+    found = strategy.gather(given, axis=0)
+    assert devices.device_of(found) == is_strict
+    assert np.from_dlpack(found).tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_tensors_on_a_device_share_its_memory(torch, is_strict, no_copies):
+    tensor = torch.arange(3.0)
+    found = devices.adopted(tensor)
+    assert devices.device_of(found) == is_strict
+    assert address_of(found) == tensor.data_ptr()
+    assert devices.adopted(found) is found
+
+
+def test_tensors_come_to_the_host_where_arrays_of_their_device_are_not_loaded(torch, monkeypatch):
+    monkeypatch.setitem(devices.OF_DLPACK, 1, "GPU")
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    tensor = torch.ones(3, requires_grad=True)
+    assert type(devices.adopted(tensor)) is torch.Tensor
+    assert np.asarray(devices.adopted(tensor)).tolist() == [1.0] * 3
+
+
 # --- JAX's own rules ---
 
 

@@ -25,9 +25,8 @@ KINDS: Final = {
     "CPU": ("daskdist.devices.cpu:CpuDevice", "numpy"),
     "GPU": ("daskdist.devices.cupy:CupyDevice", "cupy"),
 }
-
-# Numbers that DLPack has for where an array is -> kind: CUDA's, ROCm's, and CUDA's managed memory.
-DLPACK_KINDS: Final = {2: "GPU", 10: "GPU", 13: "GPU"}
+# Kinds by the numbers that DLPack has for them: CUDA, ROCm, and CUDA's managed memory.
+OF_DLPACK: Final = {2: "GPU", 10: "GPU", 13: "GPU"}
 
 
 class Event(Protocol):
@@ -330,34 +329,55 @@ def on_host(value: Any) -> Any:
     return value if kind is None else kind(0).get(value)
 
 
-def others_on_host(value: Any) -> Any:
-    """An array of a library that is not a device's own, as PyTorch's are, as a NumPy array, where it is on a device.
+def adopted(value: Any) -> Any:
+    """A tensor of another library as one that arrays here go together with; whatever else it is, as it is.
 
-    Whatever else it is, as it is.
+    Where it is on a device whose arrays are loaded it becomes one of those, which shares its memory, and is there for
+    the current stream of the device. Of another device it becomes one of the host. What it was computed from, for
+    gradients, is left behind.
+    """
+    if isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__dlpack_device__") or is_on_device(value):
+        return value
+    # PyTorch neither shares nor makes NumPy's what it is to have gradients of.
+    value = value.detach() if hasattr(value, "detach") else value
+    there = _device_by_dlpack(value)
+    if there is not None and KINDS[there.kind][1] in sys.modules:
+        return there.from_dlpack(value)
+    return value.cpu() if hasattr(value, "cpu") else value
+
+
+def others_on_host(value: Any) -> Any:
+    """A tensor of another library as one of the host; whatever else it is, as it is.
 
     Raises
     ------
     ArgumentError
-        It cannot be had from that device here.
+        It cannot be had from its device here.
     """
-    kind = type(value)
-    if not hasattr(kind, "__dlpack_device__"):
-        if hasattr(kind, "__cuda_array_interface__"):
-            raise ArgumentError(f"{kind.__name__} is on a GPU; give it as cupy.asarray(x), or as a NumPy array")
-        return value
-    number, index = map(int, value.__dlpack_device__())
-    if number not in DLPACK_KINDS:
-        return value
-    there = named(f"{DLPACK_KINDS[number]}:{index}")
-    why = there.missing()
-    if why is None:
+    name, found = type(value).__name__, value
+    if hasattr(type(value), "__dlpack_device__"):
         try:
-            return there.get(there.from_dlpack(value))
+            found = on_host(adopted(value))
+            there = _device_by_dlpack(found)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
-            why = str(error)
-    raise ArgumentError(
-        f"{kind.__name__} on {name_of(there)} cannot be copied from there ({why}); give it as a NumPy array"
-    )
+            raise ArgumentError(f"{name} cannot be copied to the host ({error}); give it as a NumPy array") from None
+        if there is not None:
+            why = there.missing() or "its library has no arrays here"
+            raise ArgumentError(f"{name} on {name_of(there)} cannot be copied from there ({why}); give a NumPy array")
+    elif hasattr(type(value), "__cuda_array_interface__"):
+        raise ArgumentError(f"{name} is on a GPU; give it as cupy.asarray(x), or as a NumPy array")
+    return found
+
+
+def _device_by_dlpack(value: Any) -> Device | None:
+    # None of what is on the host, or on several devices, as an array of JAX may be.
+    if isinstance(value, (np.ndarray, np.generic)):
+        return None
+    try:
+        number, index = map(int, value.__dlpack_device__())
+    except BufferError:
+        return None
+    return named(f"{OF_DLPACK[number]}:{index}") if number in OF_DLPACK else None
 
 
 def _kind_of(value: Any) -> Any:

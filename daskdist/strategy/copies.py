@@ -12,7 +12,7 @@ import optree
 
 from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.core.spec import TensorSpec
-from daskdist.devices import Device, dtype_of, is_on_device, named
+from daskdist.devices import Device, adopted, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.ordered import Ordered
 from daskdist.strategy.aggregation import VariableSynchronization
@@ -128,6 +128,7 @@ def _as_array(leaf: Any) -> Any:
     if hasattr(leaf, "read_value"):
         # Another variable; on a device it has arrays of that.
         leaf = leaf.read_value()
+    leaf = adopted(leaf)
     if is_array(leaf) or is_on_device(leaf):
         return leaf
     return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf

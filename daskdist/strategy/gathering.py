@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.ragged import Ragged, concat
-from daskdist.devices import Device, device_of, dtype_of
+from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.device_reduction import cast
 from daskdist.strategy.device_values import home_of, host_array, in_stream_of, moved
@@ -45,6 +45,7 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
     >>> concatenated([np.array([1, 2, 3]), np.array([5])], 0)
     array([1, 2, 3, 5])
     """
+    values = list(map(adopted, values))
     devices = list(map(device_of, values))
     home = home_of(devices)
     if home is None:
@@ -98,7 +99,7 @@ def _as_array(value: Any) -> Any:
         return value
     try:
         return np.asarray(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ArgumentError(f"gather: a value is a {type(value).__name__} that makes no array: {error}") from error
 
 

@@ -446,6 +446,9 @@ class Strategy:
         The same values give the same bits. Rows are added in pairs, or nearly, whichever axis they are along, so that
         the error does not grow with their number.
 
+        Tensors of PyTorch and arrays of JAX are reduced as NumPy's are, or, on GPUs of replicas, as CuPy's, without a
+        copy; without what they were computed from.
+
         >>> import numpy as np
         >>> from daskdist import MirroredStrategy, PerReplica
         >>> value = PerReplica([np.array([1, 2, 3]), np.array([5])])

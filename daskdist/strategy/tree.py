@@ -17,7 +17,7 @@ import optree
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
-from daskdist.devices import Device, device_of, dtype_of
+from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.device_reduction import combined_by_library, reduction_on
@@ -124,8 +124,10 @@ class Fold:
 
     def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
         # With the shape that is left, which all must agree on.
-        if type(value) not in _HERE and (device := device_of(value)) is not None:
-            return self._chunk_there(value, device)
+        if type(value) not in _HERE:
+            value = adopted(value)
+            if (device := device_of(value)) is not None:
+                return self._chunk_there(value, device)
         array = self._checked(value)
         axis = self.axis
         if axis is None:
@@ -302,7 +304,7 @@ def _as_array(value: Any) -> np.ndarray[Any, Any]:
     try:
         # Python's numbers are as wide here as they are in Python.
         return np.asarray(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ArgumentError(f"reduce: a value is a {type(value).__name__} that makes no array: {error}") from error
 
 
