@@ -6,6 +6,8 @@ none of the plugins that the other tests use, ``-c /dev/null --rootdir .`` befor
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -15,6 +17,7 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Variable
 from daskdist.devices import nvidia, on_host
 from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
+from daskdist.execute.copying import channel_of
 from daskdist.testing import DeviceLaws
 
 with warnings.catch_warnings():
@@ -190,6 +193,80 @@ def test_a_variable_is_on_the_gpu(cupy):
     for batch in strategy.distribute_dataset(batches()):
         strategy.run(step, args=(batch,))
     np.testing.assert_allclose(weights.numpy(), X.sum(axis=0), rtol=1e-4, atol=1e-4)
+
+
+# --- PyTorch on the same GPU ---
+
+
+@pytest.fixture
+def torch():
+    found = pytest.importorskip("torch")
+    if not found.cuda.is_available():
+        pytest.skip("this PyTorch has no GPU")
+    return found
+
+
+@pytest.mark.parametrize("index", [np.s_[::-1], np.s_[:, ::-2], np.s_[:, ::2], np.s_[3, ::-1]])
+def test_torch_takes_arrays_of_any_layout(cupy, torch, index):
+    there = CupyDevice(0).put(X)
+    tensor = daskdist.to_torch(there[index])
+    assert tensor.is_cuda
+    assert np.array_equal(tensor.cpu().numpy(), X[index])
+    assert daskdist.to_torch(there).data_ptr() == there.data.ptr
+
+
+def test_memory_is_not_used_again_before_torch_is_done(cupy, torch):
+    dataset = MirroredStrategy(["GPU:0"]).distribute_dataset(batches().repeat(50))
+    stream, found = torch.cuda.Stream(), []
+    with torch.cuda.stream(stream):
+        for batch in dataset:
+            # So long the stream has other things to do.
+            torch.cuda._sleep(2_000_000)
+            found.append(daskdist.to_torch(batch["x"]).double().sum())
+            del batch
+        stream.synchronize()
+    assert stream.cuda_stream in [each.stream.ptr for each in channel_of("GPU:0").consumers]
+    total = sum(float(each) for each in found)
+    assert total == pytest.approx(50 * X.astype(np.float64).sum(), rel=1e-6)
+
+
+def test_losses_are_reduced_on_the_gpu(cupy, torch):
+    strategy = MirroredStrategy(["GPU:0"])
+
+    def step(batch):
+        weights = torch.ones(X.shape[1], device="cuda", requires_grad=True)
+        return daskdist.to_torch(batch["x"]) @ weights
+
+    found = []
+    for batch in strategy.distribute_dataset(batches()):
+        given = strategy.run(step, args=(batch,))
+        total = strategy.reduce("SUM", given, axis=0)
+        assert isinstance(total, cupy.ndarray)
+        assert isinstance(strategy.gather(given, axis=0), cupy.ndarray)
+        found.append(float(total))
+    assert sum(found) == pytest.approx(X.sum(dtype=np.float64), rel=1e-4)
+
+
+FIRST_IN_A_STEP = """
+import sys
+import numpy as np
+import daskdist
+
+def step(x):
+    import torch
+    torch.cuda.init()
+    torch.cuda._sleep(200_000_000)
+    return daskdist.to_torch(x) * 2
+
+strategy = daskdist.MirroredStrategy(["GPU:0"])
+assert "torch" not in sys.modules
+print(strategy.reduce("SUM", strategy.run(step, args=(np.ones(4, np.float32),)), axis=0))
+"""
+
+
+def test_a_step_may_be_the_first_to_import_torch(torch):
+    done = subprocess.run([sys.executable, "-c", FIRST_IN_A_STEP], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "8.0\n", done.stderr
 
 
 @pytest.mark.cluster

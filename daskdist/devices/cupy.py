@@ -310,15 +310,45 @@ class CupyDevice:
             return _cupy().from_dlpack(array)
 
 
+@dataclass(frozen=True)
+class _OfTorch:
+    # A stream of PyTorch's by the protocol that CuPy asks by, which not every PyTorch has; kept as long as this is.
+    stream: Any
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.stream.cuda_stream
+
+
+def torch_stream(index: int) -> CupyStream | None:
+    """The stream in which PyTorch computes on a GPU in this thread; None where it has not begun to use GPUs."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
+        return None
+    return CupyStream(_cupy().cuda.Stream.from_external(_OfTorch(torch.cuda.current_stream(index))), index)
+
+
 def _torch_in(stream: CupyStream) -> AbstractContextManager[Any]:
     # What shares memory by DLPack shares the stream: what one lets go of is used again once the other is done with it.
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
+    if torch is None:
+        return _torch_before_the_end_of(stream)
+    if not hasattr(torch, "cuda") or not torch.cuda.is_available():
         return contextlib.nullcontext()
     outer: AbstractContextManager[Any] = torch.cuda.stream(
         torch.cuda.ExternalStream(stream.stream.ptr, device=stream.index)
     )
     return outer
+
+
+@contextlib.contextmanager
+def _torch_before_the_end_of(stream: CupyStream) -> Iterator[None]:
+    # What imports PyTorch in here has it compute in its own stream; what comes after goes on after that.
+    try:
+        yield
+    finally:
+        theirs = torch_stream(stream.index)
+        if theirs is not None and theirs != stream:
+            stream.wait(theirs.record())
 
 
 @functools.cache

@@ -14,7 +14,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from daskdist.devices import Device, device_of, name_of
+from daskdist.devices.cupy import torch_stream
 from daskdist.errors import ArgumentError
+from daskdist.execute.copying import channel_of
 from daskdist.frameworks.leaves import (
     OF_ML_DTYPES,
     as_numbers,
@@ -58,7 +61,8 @@ def to_torch(x: Any) -> Any:
     datasets hand out are views of what was read: write into ``tensor.clone()``, not into such a tensor. Copied are
     arrays that run backwards along an axis, whose bytes are in the other order, or whose steps are no whole numbers of
     items, as in a field of a structured array: there are no such tensors. Arrays of a device stay there, and are copied
-    there where they have to be.
+    there where they have to be; the stream in which PyTorch computes when it is given one is waited for before its
+    memory is used for later elements.
     """
     torch = _torch("to_torch")
 
@@ -66,7 +70,10 @@ def to_torch(x: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf
         if not isinstance(leaf, (np.ndarray, np.generic)) and hasattr(leaf, "__dlpack__"):
-            return handed_over(leaf, "PyTorch", torch.from_dlpack)
+            tensor = handed_over(leaf, "PyTorch", torch.from_dlpack)
+            if tensor.is_cuda and (device := device_of(leaf)) is not None:
+                _mind_torch_on(device)
+            return tensor
         array = as_numbers(leaf)
         itemsize = array.itemsize
         # Strides below 0 end the whole process in PyTorch.
@@ -78,6 +85,13 @@ def to_torch(x: Any) -> Any:
         return torch.from_dlpack(array)
 
     return converted("to_torch", x, convert)
+
+
+def _mind_torch_on(device: Device) -> None:
+    # Memory that was copied to is used for other steps once nobody holds it: not before PyTorch is done with it too.
+    stream = torch_stream(device.index)
+    if stream is not None and stream != device.current_stream():
+        channel_of(name_of(device)).mind(stream)
 
 
 def torch_loader(dataset: Any) -> Any:
