@@ -146,7 +146,7 @@ def test_whose_dtype_is_not_the_one_expected() -> None:
 
 
 def test_another_librarys_are_taken_by_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(devices.DLPACK_KINDS, 99, strict_device.KIND)
+    monkeypatch.setitem(devices.OF_DLPACK, 99, strict_device.KIND)
     found = as_array(Tensor(np.arange(3), 99))
     assert type(found) is np.ndarray
     assert found.tolist() == [0, 1, 2]

@@ -341,7 +341,7 @@ def adopted(value: Any) -> Any:
     # PyTorch neither shares nor makes NumPy's what it is to have gradients of.
     value = value.detach() if hasattr(value, "detach") else value
     there = _device_by_dlpack(value)
-    if there is not None and KINDS[there.kind][1] in sys.modules:
+    if there is not None and KINDS[there.kind][1] in sys.modules and there.missing() is None:
         return there.from_dlpack(value)
     return value.cpu() if hasattr(value, "cpu") else value
 
@@ -362,8 +362,10 @@ def others_on_host(value: Any) -> Any:
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
             raise ArgumentError(f"{name} cannot be copied to the host ({error}); give it as a NumPy array") from None
         if there is not None:
-            why = there.missing() or "its library has no arrays here"
-            raise ArgumentError(f"{name} on {name_of(there)} cannot be copied from there ({why}); give a NumPy array")
+            why = there.missing() or "its library is not here"
+            raise ArgumentError(
+                f"{name} on {name_of(there)} cannot be copied from there ({why}); give it as a NumPy array"
+            )
     elif hasattr(type(value), "__cuda_array_interface__"):
         raise ArgumentError(f"{name} is on a GPU; give it as cupy.asarray(x), or as a NumPy array")
     return found
