@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.devices import check_present, name_of, present
+from daskdist.devices import Stream, are_loaded, check_present, name_of, named, present
 from daskdist.devices import devices as find_devices
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers import Caller, Handle, Now, embedded
@@ -103,6 +105,10 @@ class _Calls:
         self._results: list[Any] = [None] * self._size
         self._errors: dict[int, BaseException] = {}
         self._threads: dict[int, threading.Thread] = {}
+        # Those of the caller on the replicas' devices, which its other threads do not have by themselves.
+        self._streams: list[Stream] = []
+        if self._size > 1 and are_loaded():
+            self._streams = [named(each.device).current_stream() for each in strategy.replicas]
         self._lock = threading.Lock()
 
     def results(self) -> list[Any]:
@@ -129,14 +135,21 @@ class _Calls:
         own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:
-            with fed(own, self._treespec, strategy.replicas[number], number) as (args, kwargs):
-                self._results[number] = call_on_replica(self._fn, args, kwargs, strategy.replicas[number], context)
+            replica = strategy.replicas[number]
+            with self._callers_stream(number), fed(own, self._treespec, replica, number) as (args, kwargs):
+                self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
         except BaseException as raised:
             error = self._errors[number] = raised
         with self._lock:
             gang = self.__dict__.get("_gang")
         if gang is not None:
             gang.leave(number, error)
+
+    def _callers_stream(self, number: int) -> AbstractContextManager[None]:
+        # In which arguments were made and results are used: the replica's goes on after it, and it after that.
+        if number not in self._threads or not self._streams:
+            return contextlib.nullcontext()
+        return named(self._strategy.replicas[number].device).using(self._streams[number])
 
     @cached_property
     def _gang(self) -> Gang:

@@ -1,0 +1,257 @@
+"""What replicas on devices do, whatever kind those are: on their devices, in their streams, as on processors."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options, PerReplica
+from daskdist.devices import device_of, is_on_device, name_of, named, on_host, stream_of
+
+DTYPES = ["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
+# As many bytes are reduced by a library, where there is one that goes from device to device.
+LARGE = 2**21
+
+
+def current_index(kind):
+    """The index of the device that this thread is on."""
+    if kind == "GPU":
+        import cupy
+
+        return cupy.cuda.runtime.getDevice()
+    import strict_device
+
+    found = strict_device.current_device()
+    return None if found is None else found.index
+
+
+def check_own(device):
+    """That this thread is on a device, in the stream of its replica."""
+    index, stream = current_index(device.kind), device.current_stream()
+    if index != device.index:
+        raise RuntimeError(f"this is to be on {name_of(device)}, and is on device {index}")
+    if stream != stream_of(device):
+        raise RuntimeError(f"this is to be in the stream of {name_of(device)}, and is in {stream}")
+
+
+def checked(x):
+    """A replica's function that must be on its device."""
+    check_own(named(daskdist.get_replica_context().devices[0]))
+    return x + 1
+
+
+def checked_together(x):
+    """The same, once another has been waited for."""
+    context = daskdist.get_replica_context()
+    checked(x)
+    total = context.all_reduce("SUM", x)
+    checked(x)
+    return total
+
+
+def checked_loop(iterator):
+    """The same in a loop, of whatever it is given."""
+    found = []
+    for x in iterator:
+        checked(x)
+        found.append(on_host(x).tolist())
+    return str(found)
+
+
+def checked_plus(a, b):
+    """A reduce function that must be where its arrays are."""
+    device = device_of(a)
+    check_own(device)
+    if device_of(b) != device:
+        raise RuntimeError(f"one array is on {name_of(device)}, and the other is not")
+    return a + b
+
+
+def local(value):
+    return list(value.values) if isinstance(value, PerReplica) else [value]
+
+
+def values_of(value):
+    return list(map(on_host, local(value)))
+
+
+def lists_of(value):
+    return [np.asarray(each).tolist() for each in values_of(value)]
+
+
+def of_dtype(dtype, shape, seed=0):
+    rng = np.random.default_rng(seed)
+    found = rng.integers(0, 100, shape)
+    return (found % 2 == 0) if dtype == "?" else found.astype(dtype)
+
+
+@contextlib.contextmanager
+def own_streams(devices):
+    """In a stream of each that the replicas have not."""
+    with contextlib.ExitStack() as opened:
+        for device in devices:
+            opened.enter_context(device.using(device.stream()))
+        yield
+
+
+class StreamLaws:
+    """Laws of what is made in streams of their own. Subclass it, and say which replicas there are."""
+
+    def names(self):
+        """The names of one device or two."""
+        raise NotImplementedError
+
+    def hold_up(self, device):
+        """Have the current stream of a device do something that takes long."""
+        raise NotImplementedError
+
+    def strategy(self):
+        return MirroredStrategy(self.names())
+
+    @pytest.mark.parametrize("together", [False, True])
+    def test_what_the_caller_computes_is_there(self, together):
+        devices = list(map(named, self.names()))
+        pairs = [(device.pinned(1000), device.empty((1000,), np.uint8)) for device in devices]
+
+        def step(x):
+            if together:
+                daskdist.get_replica_context().all_reduce("SUM", np.float32(1))
+            return x + 1
+
+        with own_streams(devices):
+            for device, pair in zip(devices, pairs, strict=True):
+                self.copied(device, *pair)
+            found = values_of(self.strategy().run(step, args=(PerReplica([target for _, target in pairs]),)))
+        assert [np.unique(each).tolist() for each in found] == [[8]] * len(devices)
+
+    @pytest.mark.parametrize("together", [False, True])
+    def test_what_replicas_compute_is_there_for_the_caller(self, together):
+        devices = list(map(named, self.names()))
+        pairs = [(device.pinned(1000), device.empty((1000,), np.uint8)) for device in devices]
+
+        def step():
+            context = daskdist.get_replica_context()
+            if together:
+                context.all_reduce("SUM", np.float32(1))
+            number = context.replica_id_in_sync_group
+            return self.copied(devices[number], *pairs[number])
+
+        with own_streams(devices):
+            found = values_of(self.strategy().run(step))
+        assert [np.unique(each).tolist() for each in found] == [[7]] * len(devices)
+
+    def copied(self, device, source, target):
+        """Sevens, copied in the current stream of a device, late."""
+        source[:] = 7
+        self.hold_up(device)
+        device.copy(source, target, device.current_stream())
+        return target
+
+
+class ReplicaLaws(StreamLaws):
+    """Laws of replicas on devices."""
+
+    def cpus(self):
+        return MirroredStrategy([f"CPU:{k}" for k, _ in enumerate(self.names())])
+
+    def placed(self, values):
+        return PerReplica([named(name).put(value) for name, value in zip(self.names(), values, strict=True)])
+
+    def test_functions_run_on_the_device_in_its_stream(self):
+        strategy = self.strategy()
+        given = [np.full(2, k) for k, _ in enumerate(self.names())]
+        found = strategy.run(checked, args=(self.placed(given),))
+        assert lists_of(found) == [(each + 1).tolist() for each in given]
+        distributed = strategy.distribute_dataset(Dataset.range(8).batch(4))
+        assert len([strategy.run(checked, args=(x,)) for x in distributed]) == 2
+
+    def test_so_do_those_that_wait_for_each_other(self):
+        given = [np.full(2, k + 1) for k, _ in enumerate(self.names())]
+        found = self.strategy().run(checked_together, args=(self.placed(given),))
+        assert lists_of(found) == [sum(given).tolist()] * len(given)
+
+    def test_so_do_loops(self):
+        dataset = Dataset.range(8).batch(4).map(checked, device=True)
+        strategy, cpus = self.strategy(), self.cpus()
+        found = strategy.run(checked_loop, args=(strategy.distribute_dataset(dataset),))
+        plain = Dataset.range(8).batch(4).map(lambda x: x + 1)
+        wanted = cpus.run(lambda each: str([x.tolist() for x in each]), args=(cpus.distribute_dataset(plain),))
+        assert list(map(str, values_of(found))) == list(map(str, values_of(wanted)))
+
+    def test_so_do_maps_at_the_end(self):
+        dataset = Dataset.range(8).batch(4).map(checked, device=True)
+        steps = list(self.strategy().distribute_dataset(dataset))
+        assert all(is_on_device(each) for x in steps for each in self.strategy().local_results(x))
+        assert np.concatenate([each for x in steps for each in values_of(x)]).tolist() == list(range(1, 9))
+
+    def test_so_do_updates(self):
+        values = [np.ones(2), np.zeros(2)][: len(self.names())]
+        found = self.strategy().extended.update(self.placed(values), checked, group=False)
+        assert [on_host(each).tolist() for each in found] == [(each + 1).tolist() for each in values]
+
+    @pytest.mark.parametrize("batch_size", [1, 7, 64])
+    @pytest.mark.parametrize("epochs", [1, 2])
+    def test_shuffled_on_the_device_is_as_on_the_host(self, batch_size, epochs):
+        columns = {dtype: of_dtype(dtype, (200, 3)) for dtype in DTYPES}
+        dataset = Dataset.from_tensor_slices(columns).shuffle(50, seed=3).batch(batch_size, drop_remainder=False)
+        there = self.strategy().distribute_dataset(dataset.with_options(Options(shuffle_on_device=True)))
+        here = self.cpus().distribute_dataset(dataset)
+        for _ in range(epochs):
+            for one, other in zip(there, here, strict=True):
+                for dtype in DTYPES:
+                    for name, found, wanted in zip(
+                        self.names(), local(one[dtype]), values_of(other[dtype]), strict=True
+                    ):
+                        assert is_on_device(found) != named(name).lacks(wanted.dtype)
+                        found = on_host(found)
+                        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+                        assert found.tobytes() == wanted.tobytes()
+
+    def test_every_dtype_goes_over(self):
+        device = named(self.names()[0])
+        for dtype in DTYPES:
+            values = [of_dtype(dtype, (5, 2), seed) for seed, _ in enumerate(self.names())]
+            found = self.strategy().run(lambda x: x, args=(PerReplica(values),))
+            for one, other in zip(local(found), values, strict=True):
+                assert is_on_device(one) != device.lacks(other.dtype)
+                assert on_host(one).dtype == other.dtype
+                assert np.array_equal(on_host(one), other)
+
+    @pytest.mark.cluster
+    def test_so_do_replicas_on_workers(self, client):
+        with self.on_workers(client) as strategy:
+            dataset = strategy.distribute_dataset(Dataset.range(8).batch(4).map(checked, device=True))
+            assert [lists_of(x) for x in dataset] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+            found = strategy.run(checked_loop, args=(dataset,))
+            assert list(map(str, values_of(found))) == ["[[1, 2], [5, 6]]", "[[3, 4], [7, 8]]"]
+            values = PerReplica([np.ones(2), np.zeros(2)])
+            assert lists_of(strategy.run(checked_together, args=(values,))) == [[1, 1]] * 2
+            # Of what two workers have one, it comes together on the host.
+            assert lists_of(strategy.reduce("SUM", strategy.run(checked, args=(values,)), axis=0)) == [6]
+
+    def on_workers(self, client):
+        workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        name = self.names()[0]
+        return MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, name) for worker in workers]))
+
+
+class PairLaws(ReplicaLaws):
+    """Laws of two of them."""
+
+    def test_so_do_functions_that_reduce(self):
+        found = self.strategy().reduce(checked_plus, self.placed([np.arange(4), np.arange(4) * 2]), axis=0)
+        assert lists_of(found) == [18]
+
+    @pytest.mark.parametrize("how", ["SUM", "MEAN", "MAX", "MIN", "PROD"])
+    @pytest.mark.parametrize("dtype", ["i4", "u8", "f4", "f8"])
+    def test_large_arrays_are_reduced_as_on_the_host(self, how, dtype):
+        values = [of_dtype(dtype, LARGE // np.dtype(dtype).itemsize, seed) % 7 for seed in (1, 2)]
+        found = self.strategy().reduce(how, self.placed(values), axis=None)
+        assert device_of(found) == named(self.names()[0])
+        wanted = self.cpus().reduce(how, PerReplica(values), axis=None)
+        assert on_host(found).dtype == wanted.dtype
+        # Of two there is one order, and so the same bits.
+        assert np.array_equal(on_host(found), wanted)

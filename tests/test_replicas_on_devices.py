@@ -1,0 +1,56 @@
+"""Replicas on devices that stand in for GPUs: on their devices, in their streams, with what processors give."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import strict_device
+from replica_laws import PairLaws, ReplicaLaws, StreamLaws
+
+TESTS = str(Path(__file__).parent)
+
+
+def _register(path):
+    if path not in sys.path:
+        sys.path.insert(0, path)
+    import strict_device
+
+    strict_device.register(2)
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    strict_device.register(2)
+    yield
+    strict_device.unregister()
+
+
+class OnStrict:
+    def hold_up(self, device):
+        if not device.is_host:
+            device.current_stream().give(functools.partial(time.sleep, 0.05))
+
+    def on_workers(self, client):
+        client.run(_register, TESTS)
+        return super().on_workers(client)
+
+
+class TestOne(OnStrict, ReplicaLaws):
+    def names(self):
+        return ["STRICT:0"]
+
+
+class TestTwo(OnStrict, PairLaws):
+    def names(self):
+        return ["STRICT:0", "STRICT:1"]
+
+
+class TestAfterAProcessor(OnStrict, StreamLaws):
+    """Where the first replica waits for no stream, and so lets no other profit by that."""
+
+    def names(self):
+        return ["CPU:0", "STRICT:0"]
