@@ -137,7 +137,7 @@ class CupyDevice:
     def missing(self) -> str | None:
         count, why = _present()
         if self.index < count:
-            return None
+            return _no_compiler()
         if not count:
             return why
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -424,6 +424,24 @@ def _present() -> tuple[int, str]:
         f"{cupy_is}, built for CUDA {_version(built_for)}, and it finds no GPU ({why}); the driver speaks CUDA "
         f"{_version(speaks)}, and CUDA_VISIBLE_DEVICES {said}; see that nvidia-smi lists a GPU. CuPy for it: {install}"
     )
+
+
+@functools.cache
+def _no_compiler() -> str | None:
+    # Why CuPy has nothing to compile its kernels by, which it would tell at the first; None where it has.
+    if _is_rocm():
+        return None
+    cuda = _cupy().cuda
+    try:
+        cuda.nvrtc.getVersion()
+    except Exception as error:
+        # Of several kinds: an import that fails, or a library that is found nowhere.
+        built_for = cuda.runtime.runtimeGetVersion()
+        return (
+            f"CuPy {_cupy().__version__} is here, built for CUDA {_version(built_for)}, and what compiles its kernels, "
+            f"NVRTC, is not ({' '.join(str(error).split()):.300}); pip install 'daskdist[cuda{built_for // 1000}]'"
+        )
+    return None
 
 
 def _version(number: int) -> str:
