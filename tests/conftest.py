@@ -9,8 +9,6 @@ from typing import Any
 
 import dask
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
@@ -21,7 +19,32 @@ StartCluster = Callable[[int, int], Client]
 ParquetFiles = Callable[..., list[str]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    # A machine with a GPU need not have the plugins that pyproject.toml has options of.
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds that a test may take, where pytest-timeout is installed")
+    if not pluginmanager.hasplugin("xdist"):
+        parser.addoption("--dist", help="how tests are dealt to processes, where pytest-xdist is installed")
+
+
+def _is_for_gpus(config: pytest.Config) -> bool:
+    return bool(config.getoption("markexpr") == "gpu")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return "-m gpu: files without tests for GPUs are not read" if _is_for_gpus(config) else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # What the other files import need not be installed.
+    if collection_path.suffix == ".py" and _is_for_gpus(config) and "mark.gpu" not in collection_path.read_text():
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
     # With `pytest -n`, one process has all the clusters; and the tests of a class, which may keep what they share, and
     # those of a function, by its parameters, go to a process together, as each handed out singly costs time too.
     for item in items:
@@ -102,6 +125,9 @@ def parquet_files(tmp_path: Path) -> ParquetFiles:
     Rows have a number ``id``, counted through all files, and a feature ``x`` that is half of it; ``rows`` is
     the rows of every file, or a list of the rows of each, and ``row_group`` the most rows of a group.
     """
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     def write(
         rows: int | Sequence[int] = 6,

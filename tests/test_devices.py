@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -79,11 +80,16 @@ class CUDARuntimeError(RuntimeError):
     pass
 
 
-def cupy_that(count, *, built_for=13020, is_hip=False):
+def cupy_that(count, *, built_for=13020, is_hip=False, compiler=(13, 2)):
     def get_device_count():
         if isinstance(count, str):
             raise CUDARuntimeError(count)
         return count
+
+    def get_version():
+        if isinstance(compiler, Exception):
+            raise compiler
+        return compiler
 
     runtime = SimpleNamespace(
         getDeviceCount=get_device_count,
@@ -91,7 +97,8 @@ def cupy_that(count, *, built_for=13020, is_hip=False):
         is_hip=is_hip,
         CUDARuntimeError=CUDARuntimeError,
     )
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), __version__="14.2.0")
+    nvrtc = SimpleNamespace(getVersion=get_version)
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, nvrtc=nvrtc), __version__="14.2.0")
 
 
 @pytest.fixture
@@ -101,12 +108,14 @@ def with_cupy(monkeypatch):
     def use(cupy, speaks=0):
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(nvidia, "driver_version", lambda: speaks)
-        cupy_device._present.cache_clear()
-        cupy_device._cupy.cache_clear()
+        forget()
+
+    def forget():
+        for cached in (cupy_device._present, cupy_device._no_compiler, cupy_device._cupy):
+            cached.cache_clear()
 
     yield use
-    cupy_device._present.cache_clear()
-    cupy_device._cupy.cache_clear()
+    forget()
 
 
 NO_DRIVER = "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
@@ -138,6 +147,35 @@ def test_a_gpu_that_is_not_there(case, with_cupy, monkeypatch):
     assert len(present()) == CupyDevice.num_present() == (cupy_device._present()[0])
 
 
+NO_COMPILER = 'Failure finding "libnvrtc.so.13": No such file:\n libnvrtc.so.13'
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ImportError])
+@pytest.mark.parametrize("cuda", [12, 13])
+def test_a_cupy_that_compiles_nothing_is_told(kind, cuda, with_cupy):
+    with_cupy(cupy_that(1, built_for=1000 * cuda + 80, compiler=kind(NO_COMPILER)), 13000)
+    said = (
+        rf"^'GPU:0' cannot be used here: CuPy 14.2.0 is here, built for CUDA {cuda}.8, .* NVRTC, is not "
+        rf'\(Failure finding "libnvrtc.so.13": No such file: libnvrtc.so.13\); pip install .daskdist\[cuda{cuda}\]'
+    )
+    # Not processors in its stead.
+    for names in (["GPU:0"], None):
+        with pytest.raises(UnknownDeviceError, match=said):
+            MirroredStrategy(names)
+
+
+def test_a_cupy_that_compiles_is_asked_once(with_cupy):
+    asked = []
+    cupy = cupy_that(2)
+    cupy.cuda.nvrtc.getVersion = lambda: asked.append(1)
+    with_cupy(cupy, 13000)
+    assert [CupyDevice(index).missing() for index in (0, 1, 0)] == [None] * 3
+    assert asked == [1]
+    # AMD's compiler comes with its driver.
+    with_cupy(cupy_that(1, is_hip=True, compiler=RuntimeError("no")))
+    assert CupyDevice(0).missing() is None
+
+
 def test_a_gpu_is_named_without_any(with_cupy):
     with_cupy(None)
     assert DeviceAssignment([("0", "GPU:3")]).replicas == (("0", "GPU:3"),)
@@ -165,6 +203,26 @@ def test_cupy_is_not_imported_without_a_driver(monkeypatch, with_cupy, tmp_path)
     (tmp_path / "kfd").touch()
     with pytest.raises(SystemError, match="imported"):
         MirroredStrategy()
+
+
+NOT_NEEDED = ["array_api_strict", "hypothesis", "matplotlib", "pandas", "pyarrow", "pytest_timeout", "xarray", "xdist"]
+
+
+@pytest.mark.parametrize("path", ["tests", "tests/test_gpu.py"])
+def test_tests_of_gpus_are_found_with_little_installed(path, tmp_path):
+    (tmp_path / "with_little.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED}))\n")
+    root = Path(__file__).parents[1]
+    within = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "with_little", "-m", "gpu", "--collect-only", "-q", path],
+        cwd=root,
+        env={**os.environ, **within},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/test_gpu.py::TestCupy::test_arrays_come_back_as_they_went" in done.stdout
+    assert "error" not in done.stdout
 
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")

@@ -1,7 +1,7 @@
 """GPUs, by CuPy: the laws of devices, and what a training loop does, against what it gives on processors.
 
-``pytest -v -rs -m gpu tests/test_gpu.py`` runs these alone, and says of each that is skipped why. Where pytest has
-none of the plugins that the other tests use, ``-c /dev/null --rootdir .`` before the path does without.
+``python -m pytest -m gpu tests`` runs these and what else is for GPUs, and says of each that is skipped why. Beside
+CuPy it needs pytest and what daskdist cannot do without: NumPy, Dask, distributed and optree.
 """
 
 from __future__ import annotations
