@@ -102,10 +102,18 @@ class DeviceAssignment:
         _check_order([address for address, _ in pairs], self.replicas)
         return pairs
 
-    def slots(self, client: Any, workers: Sequence[Worker]) -> list[tuple[str, str]]:
-        """The same, once the workers have been asked for the devices; raises as `on` and `check_there` do."""
+    def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
+        """The same, once the workers have been asked for the devices; raises as `on` and `check_there` do.
+
+        Raises
+        ------
+        ArgumentError
+            Two workers see one device in what they are to have, and are not to share it.
+        """
         pairs = self.on(workers)
         check_there(client, workers, pairs)
+        if not share_devices:
+            _check_not_shared(client, workers, pairs)
         return pairs
 
 
@@ -117,12 +125,9 @@ class PerWorker:
     ----------
     counts
         As `as_counts` gives them; None for as many as each has devices.
-    share_devices
-        Whether workers may have one device.
     """
 
     counts: Counts | None
-    share_devices: bool = False
 
     @property
     def num_workers(self) -> int | None:
@@ -140,22 +145,26 @@ class PerWorker:
             return counts or 1
         return max(counts.values() if isinstance(counts, dict) else counts)
 
-    def slots(self, client: Any, workers: Sequence[Worker]) -> list[tuple[str, str]]:
-        """The address of the worker, and the device, of each replica; raises as `num_replicas_on` and `deal` do."""
+    def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
+        """The address of the worker, and the device, of each replica.
+
+        Raises as `num_replicas_on`, `deal` and `check_there` do.
+        """
         numbers: Sequence[int | None] = [None] * len(workers)
         if self.counts is not None:
             numbers = num_replicas_on(workers, self.counts)
         # Those that take no part are not asked, and leave their devices to others.
         with_some = [number for number, count in enumerate(numbers) if count != 0]
         taking = [workers[number] for number in with_some]
-        names = deal(taking, sights_of(client, taking), [numbers[number] for number in with_some], self.share_devices)
-        return [(worker.address, name) for worker, own in zip(taking, names, strict=True) for name in own]
+        names = deal(taking, sights_of(client, taking), [numbers[number] for number in with_some], share_devices)
+        pairs = [(worker.address, name) for worker, own in zip(taking, names, strict=True) for name in own]
+        check_there(client, taking, pairs)
+        return pairs
 
 
 def placing(
     device_assignment: DeviceAssignment | None,
     num_replicas_per_worker: ReplicasPerWorker | None,
-    share_devices: bool = False,
 ) -> DeviceAssignment | PerWorker:
     """Where replicas are to be, said in one way or the other; on each worker's devices if in none.
 
@@ -164,11 +173,8 @@ def placing(
     ArgumentError
         Both are given, or one of them is not allowed.
     """
-    if not isinstance(share_devices, (bool, np.bool_)):
-        raise ArgumentError(f"MultiWorkerMirroredStrategy: share_devices is {share_devices!r:.80}; give True or False")
     if device_assignment is None:
-        counts = None if num_replicas_per_worker is None else as_counts(num_replicas_per_worker)
-        return PerWorker(counts, bool(share_devices))
+        return PerWorker(None if num_replicas_per_worker is None else as_counts(num_replicas_per_worker))
     if num_replicas_per_worker is not None:
         raise ArgumentError(
             "MultiWorkerMirroredStrategy: device_assignment and num_replicas_per_worker both say where replicas are; "
@@ -178,12 +184,42 @@ def placing(
         raise ArgumentError(
             f"MultiWorkerMirroredStrategy: device_assignment is {device_assignment!r:.80}; write it like {_EXAMPLE}"
         )
-    if share_devices:
-        raise ArgumentError(
-            "MultiWorkerMirroredStrategy: share_devices is for where devices are chosen, and device_assignment names "
-            "them, which may be shared as it is; leave share_devices out"
-        )
     return device_assignment
+
+
+def checked_share(share_devices: Any) -> bool:
+    """Whether devices may be shared.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither True nor False.
+    """
+    if not isinstance(share_devices, (bool, np.bool_)):
+        raise ArgumentError(f"MultiWorkerMirroredStrategy: share_devices is {share_devices!r:.80}; give True or False")
+    return bool(share_devices)
+
+
+def _check_not_shared(client: Any, workers: Sequence[Worker], pairs: Sequence[tuple[str, str]]) -> None:
+    by_address = {worker.address: worker for worker in workers}
+    with_devices = [by_address[each] for each in dict.fromkeys(each for each, on in pairs if not device(on).is_host)]
+    if len(with_devices) < 2:
+        return
+    sights = dict(zip(with_devices, sights_of(client, with_devices), strict=True))
+    seen: dict[str, tuple[int, Worker, str]] = {}
+    for number, (address, on) in enumerate(pairs):
+        worker = by_address[address]
+        sight = sights.get(worker)
+        if sight is None or on not in sight.names:
+            continue
+        uuid = sight.uuids[sight.names.index(on)]
+        before, other, its = seen.setdefault(uuid, (number, worker, on))
+        if before != number:
+            raise ArgumentError(
+                f"DeviceAssignment: replica {before} on {its} of worker {other.name!r} and replica {number} on {on} of "
+                f"worker {worker.name!r} are on one device, {uuid}; give each a device of its own, which "
+                "list_devices(client) lists, or let workers share devices with share_devices=True"
+            )
 
 
 def _as_pairs(replicas: Any) -> tuple[tuple[str, str], ...]:

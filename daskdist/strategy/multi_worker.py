@@ -41,7 +41,7 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.copies import forget_there
 from daskdist.strategy.desk import dismiss, enrol
-from daskdist.strategy.device_assignment import DeviceAssignment, placing
+from daskdist.strategy.device_assignment import DeviceAssignment, checked_share, placing
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
@@ -82,7 +82,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         them take turns, but where they wait for each other. If None, as many as GPUs, or 1.
     share_devices
         Whether workers that see the same GPUs, by their UUIDs, may have one GPU where there are not enough for all of
-        them. If False, that is an error; where there are enough, each has its own in either case.
+        them, or where ``device_assignment`` gives them one. If False, that is an error; where there are enough, each
+        has its own in either case.
 
     Raises
     ------
@@ -112,7 +113,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         share_devices: bool = False,
     ) -> None:
         resolver = cluster if isinstance(cluster, ClusterResolver) else ClusterResolver(cluster)
-        where = placing(device_assignment, num_replicas_per_worker, share_devices)
+        where, share = placing(device_assignment, num_replicas_per_worker), checked_share(share_devices)
         opened = contextlib.ExitStack()
         # Also when nobody closes it: worker processes must not outlive the program.
         self._finalizer = weakref.finalize(self, opened.close)
@@ -123,7 +124,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             self.client, workers = connect(
                 resolver, opened, num_workers=lambda: where.num_workers, num_threads=where.most_replicas
             )
-            slots = where.slots(self.client, workers)
+            slots = where.slots(self.client, workers, share)
         except BaseException:
             self._finalizer()
             raise
