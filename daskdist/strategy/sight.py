@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,22 +12,24 @@ from daskdist.errors import UnknownDeviceError
 from daskdist.strategy.dealing import Sight
 from daskdist.strategy.replicas import Worker
 
-# What dask-cuda has each of its workers load.
-_DASK_CUDA: Final = "dask_cuda.initialize"
+# What dask-cuda gives each worker that it starts for a GPU, and nobody else gives any; what it has them load, others
+# may load too.
+_DASK_CUDA: Final = ("dask_cuda", "CPUAffinity")
 
 
-async def look() -> Sight:
+async def look(dask_worker: Any) -> Sight:
     """What this worker sees; in a thread, as the libraries of devices take long to load."""
-    return await asyncio.to_thread(_look)
+    return await asyncio.to_thread(_look, dask_worker)
 
 
-def _look() -> Sight:
+def _look(worker: Any) -> Sight:
     found = present()
+    plugins = map(type, worker.plugins.values())
     return Sight(
         os.uname().nodename,
         tuple(map(name_of, found)),
         tuple(each.uuid for each in found),
-        _DASK_CUDA in sys.modules,
+        _DASK_CUDA in [(each.__module__.partition(".")[0], each.__name__) for each in plugins],
     )
 
 

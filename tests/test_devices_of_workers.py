@@ -1,0 +1,239 @@
+"""Devices that worker processes see: who gets which, what is said where one cannot be used, and their list."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import strict_device
+from distributed import WorkerPlugin
+
+import daskdist
+from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
+from daskdist.devices.cupy import CupyDevice
+from daskdist.errors import ArgumentError, UnknownDeviceError
+from daskdist.strategy.replicas import Worker
+from daskdist.strategy.sight import sights_of
+
+
+@pytest.fixture
+def _strict():
+    strict_device.register(2)
+    yield
+    strict_device.unregister()
+
+
+@pytest.fixture
+def see(client):
+    """Makes worker processes see devices of the strict kind, by UUIDs, each its own."""
+    addresses = [client.run(lambda dask_worker: dask_worker.name)]
+    by_name = {str(name): address for address, name in addresses[0].items()}
+    client.run(_importable, str(Path(strict_device.__file__).parent))
+    strict_device.register(2)
+
+    def make(*uuids):
+        for name, own in enumerate(uuids):
+            client.run(_register, own, workers=[by_name[str(name)]])
+
+    yield make
+    client.run(_unregister)
+    strict_device.unregister()
+
+
+def _importable(folder):
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _register(uuids):
+    import strict_device
+
+    strict_device.register(uuids=uuids)
+
+
+def _unregister():
+    import strict_device
+
+    strict_device.unregister()
+
+
+def kind_and_sum(x):
+    import array_api_strict
+
+    return type(x).__name__, float(array_api_strict.sum(x))
+
+
+ON_CLUSTER = {
+    "each its own": ([["s-0"], ["s-1"]], {}, [["STRICT:0"], ["STRICT:0"]]),
+    "two each": ([["s-0", "s-1"], ["s-2", "s-3"]], {}, [["STRICT:0", "STRICT:1"]] * 2),
+    "two each, one wanted": (
+        [["s-0", "s-1"], ["s-2", "s-3"]],
+        {"num_replicas_per_worker": 1},
+        [["STRICT:0"], ["STRICT:0"]],
+    ),
+    "the same": ([["s-0", "s-1"]] * 2, {}, [["STRICT:0"], ["STRICT:1"]]),
+    "turned": ([["s-0", "s-1"], ["s-1", "s-0"]], {}, [["STRICT:0"], ["STRICT:0"]]),
+    "one has none": ([["s-0"], []], {}, [["STRICT:0"], ["CPU:0"]]),
+    "shared": ([["s-0"]] * 2, {"share_devices": True}, [["STRICT:0"]] * 2),
+    "one takes no part": ([["s-0"]] * 2, {"num_replicas_per_worker": [0, 1]}, [[], ["STRICT:0"]]),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", ON_CLUSTER)
+def test_replicas_are_on_what_workers_see(case, client, see):
+    seen, options, expected = ON_CLUSTER[case]
+    see(*seen)
+    with MultiWorkerMirroredStrategy(client, **options) as strategy:
+        found = [[each.device for each in strategy.replicas if each.worker == worker] for worker in strategy.workers]
+        assert found == [each for each in expected if each]
+        kinds = [each.partition(":")[0] for own in expected for each in own]
+        values = strategy.experimental_distribute_values_from_function(
+            lambda context: np.full(2, context.replica_id_in_sync_group, np.float32)
+        )
+        if "CPU" not in kinds:
+            results = strategy.experimental_local_results(strategy.run(kind_and_sum, args=(values,)))
+            assert [(str(kind), float(total)) for kind, total in results] == [
+                ("Array", 2.0 * number) for number in range(len(kinds))
+            ]
+
+
+@pytest.mark.cluster
+def test_workers_that_see_too_few_are_told(client, see):
+    see(["s-0"], ["s-0"])
+    with pytest.raises(ArgumentError, match=r"workers 0, 1 on .* 2 devices, and see 1 of kind STRICT .*\(s-0\)"):
+        MultiWorkerMirroredStrategy(client)
+    with pytest.raises(ArgumentError, match="worker '0' is to have 2 replicas and sees STRICT:0"):
+        MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2)
+
+
+@pytest.mark.cluster
+def test_a_device_that_a_worker_lacks_is_told(client, see):
+    see(["s-0"], ["s-1", "s-2"])
+    with pytest.raises(UnknownDeviceError, match=r"'STRICT:1' cannot be used on worker '0' \(tcp://.*\): there are 1"):
+        MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:1"), ("1", "STRICT:1")]))
+    with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:1")])) as strategy:
+        assert [each.device for each in strategy.replicas] == ["STRICT:0", "STRICT:1"]
+
+
+@pytest.mark.cluster
+def test_one_device_named_for_two_workers_is_told_or_shared(client, see):
+    see(["s-0", "s-1"], ["s-1", "s-2"])
+    assignment = DeviceAssignment([("0", "CPU:0"), ("0", "STRICT:1"), ("1", "CPU:0"), ("1", "STRICT:0")])
+    said = r"replica 1 on STRICT:1 of worker '0' and replica 3 on STRICT:0 of worker '1' are on one device, s-1; give"
+    with pytest.raises(ArgumentError, match=said):
+        MultiWorkerMirroredStrategy(client, assignment)
+    with MultiWorkerMirroredStrategy(client, assignment, share_devices=True) as strategy:
+        assert [each.device for each in strategy.replicas] == ["CPU:0", "STRICT:1", "CPU:0", "STRICT:0"]
+    with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "STRICT:0"), ("1", "STRICT:0")])) as strategy:
+        assert strategy.num_replicas_in_sync == 2
+
+
+def _lacks_them():
+    import strict_device
+
+    kind = strict_device.StrictDevice
+    kind.before, kind.missing = kind.missing, lambda self: "nothing compiles its kernels"
+
+
+def _has_them():
+    import strict_device
+
+    strict_device.StrictDevice.missing = strict_device.StrictDevice.before
+
+
+@pytest.mark.cluster
+def test_devices_that_are_seen_and_cannot_be_used_are_told(client, see):
+    see(["s-0"], ["s-1"])
+    client.run(_lacks_them)
+    try:
+        with pytest.raises(UnknownDeviceError, match=r"'STRICT:0' cannot be used on worker '0' .*compiles its kernels"):
+            MultiWorkerMirroredStrategy(client)
+    finally:
+        client.run(_has_them)
+
+
+def _imports_dask_cuda():
+    sys.modules["dask_cuda.initialize"] = None
+
+
+def _is_dask_cudas(dask_worker):
+    # As of its own workers, one plugin beside Dask's.
+    kind = type("CPUAffinity", (WorkerPlugin,), {"__module__": "dask_cuda.plugins"})
+    dask_worker.plugins["CPUAffinity-0"] = kind()
+
+
+def _is_plain_again(dask_worker):
+    sys.modules.pop("dask_cuda.initialize", None)
+    dask_worker.plugins.pop("CPUAffinity-0", None)
+
+
+@pytest.mark.cluster
+def test_workers_of_dask_cuda_are_told_from_those_that_import_it(client, see):
+    see(["s-0", "s-1"], ["s-0", "s-1"])
+    workers = [Worker(address, "", 1) for address in client.scheduler_info(n_workers=-1)["workers"]]
+    try:
+        client.run(_imports_dask_cuda)
+        assert [each.has_first for each in sights_of(client, workers)] == [False, False]
+        client.run(_is_dask_cudas, workers=[workers[1].address])
+        assert [each.has_first for each in sights_of(client, workers)] == [False, True]
+    finally:
+        client.run(_is_plain_again)
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(bool(CupyDevice.num_present()), reason="there is a GPU here")
+def test_a_gpu_that_a_worker_lacks_is_told(client):
+    with pytest.raises(UnknownDeviceError, match=r"'GPU:0' cannot be used on worker '1' \(tcp://.*\): .*pip install"):
+        MultiWorkerMirroredStrategy(client, DeviceAssignment([("1", "GPU:0")]))
+
+
+# What there is, listed.
+
+
+@pytest.mark.usefixtures("_strict")
+def test_devices_of_this_process_are_listed():
+    assert [each.name for each in daskdist.list_devices() if each.name[:3] != "GPU"] == ["CPU:0"]
+    strict_device.register(uuids=["s-7", "s-8"])
+    *_, first, second, last = daskdist.list_devices()
+    assert [(each.name, each.uuid, each.worker) for each in (first, second)] == [
+        ("STRICT:0", "s-7", None),
+        ("STRICT:1", "s-8", None),
+    ]
+    assert (first.total_bytes, last.name) == (2**30, "CPU:0")
+    assert 0 <= last.free_bytes <= last.total_bytes
+    assert all(each.device.startswith(("STRICT", "GPU")) for each in MirroredStrategy().replicas)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("of", ["client", "cluster", "address", "resolver"])
+def test_devices_of_workers_are_listed(of, client, see):
+    see(["s-0", "s-1"], ["s-1"])
+    address = client.scheduler.address
+    given = {
+        "client": client,
+        "cluster": client.cluster,
+        "address": address,
+        "resolver": daskdist.ClusterResolver(address, num_workers=2),
+    }[of]
+    found = [each for each in daskdist.list_devices(given) if each.name[:3] != "GPU"]
+    assert [(each.worker, each.name, each.uuid) for each in found if each.name != "CPU:0"] == [
+        ("0", "STRICT:0", "s-0"),
+        ("0", "STRICT:1", "s-1"),
+        ("1", "STRICT:0", "s-1"),
+    ]
+    assert [each.worker for each in found if each.name == "CPU:0"] == ["0", "1"]
+    assert {each.address for each in found} == set(client.scheduler_info(n_workers=-1)["workers"])
+
+
+@pytest.mark.usefixtures("_strict")
+def test_devices_print_as_a_table():
+    strict_device.register(uuids=["s-7"])
+    header, *rows = str(daskdist.list_devices()).splitlines()
+    assert header.split() == ["name", "free", "total", "uuid", "description"]
+    row = next(each for each in rows if each.startswith("STRICT:0"))
+    assert row.split()[2:] == ["GiB", "1.0", "GiB", "s-7", "arrays", "of", "array_api_strict"]
+    assert rows[-1].startswith("CPU:0  ")
+    assert row.index("s-7") == header.index("uuid")
