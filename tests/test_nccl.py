@@ -1,0 +1,101 @@
+"""What is asked of NCCL: which rank calls what, of a stand-in that computes and is as strict as NCCL is."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import nccl_stand_in
+import numpy as np
+import pytest
+from nccl_stand_in import NcclCommunicator, NcclError, Stream, current, on_gpu
+
+from daskdist.devices import nccl
+
+DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
+FUNCTIONS = {"SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
+
+
+@pytest.fixture(autouse=True)
+def _nccl(monkeypatch):
+    for name, module in nccl_stand_in.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(nccl, "stream_of", lambda device: SimpleNamespace(stream=Stream(device.index)))
+    current.made.clear()
+    yield
+    nccl._library.cache_clear()
+    nccl._ranks.cache_clear()
+
+
+def values(dtype, seed, size=2**20):
+    return np.random.default_rng(seed).integers(1, 4, size).astype(dtype)
+
+
+@pytest.mark.parametrize("how", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_of_gpus_come_together_on_the_first(how, dtype):
+    given = [values(dtype, seed, (2**18, 4)) for seed in range(3)]
+    if how in ("MIN", "MAX") and dtype[0] == "f":
+        # It leaves NaN out.
+        assert nccl.combined(how, [on_gpu(each, number) for number, each in enumerate(given)]) is None
+        return
+    arrays = [on_gpu(each, number) for each, number in zip(given, (2, 0, 1), strict=True)]
+    found = nccl.combined(how, arrays)
+    assert (found.device.id, found.shape, found.dtype) == (2, (2**18, 4), np.dtype(dtype))
+    assert np.array_equal(found, FUNCTIONS[how](FUNCTIONS[how](given[0], given[1]), given[2]))
+    assert [np.array_equal(one, other) for one, other in zip(arrays, given, strict=True)] == [True] * 3
+
+
+def test_what_has_gaps_is_put_together():
+    given = [values("f4", seed, (2**10, 2**11)) for seed in range(2)]
+    found = nccl.combined("SUM", [on_gpu(each[:, ::2], number) for number, each in enumerate(given)])
+    assert np.array_equal(found, given[0][:, ::2] + given[1][:, ::2])
+
+
+def test_ranks_are_made_once_for_the_same_gpus():
+    given = [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]
+    before = current.num_groups
+    for _ in range(3):
+        nccl.combined("SUM", given)
+    nccl.combined("SUM", given[::-1])
+    assert current.made == [[0, 1], [1, 0]]
+    assert current.num_groups - before == 4
+
+
+def test_what_is_not_for_it():
+    two = [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]
+    small = [on_gpu(np.ones(2**10), number) for number in range(2)]
+    same = [on_gpu(values("f4", seed), 0) for seed in range(2)]
+    of_complex = [on_gpu(np.ones(2**20, "c8"), number) for number in range(2)]
+    for arrays in (two[:1], small, same, of_complex):
+        assert nccl.combined("SUM", arrays) is None
+    assert current.made == []
+
+
+def test_gpus_that_it_does_not_connect(monkeypatch, caplog):
+    def refused(devices):
+        raise NcclError("unhandled system error")
+
+    monkeypatch.setattr(NcclCommunicator, "initAll", staticmethod(refused))
+    given = [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]
+    assert nccl.combined("SUM", given) is None
+    assert nccl.combined("SUM", given) is None
+    assert [each.getMessage() for each in caplog.records] == [
+        "NCCL does not connect GPUs (0, 1) (unhandled system error); they are copied from one by one"
+    ]
+
+
+def test_a_group_ends_where_a_rank_refuses(monkeypatch):
+    def refuses(self, *args):
+        raise NcclError("invalid usage")
+
+    given = [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]
+    monkeypatch.setattr(NcclCommunicator, "reduce", refuses)
+    with pytest.raises(NcclError):
+        nccl.combined("SUM", given)
+    assert current.calls is None
+
+
+def test_without_it_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr(sys.modules["cupy.cuda.nccl"], "available", False)
+    assert nccl.combined("SUM", [on_gpu(values("f4", seed), number) for seed, number in enumerate((0, 1))]) is None
