@@ -235,7 +235,9 @@ class ReplicaLaws(StreamLaws):
     def on_workers(self, client):
         workers = list(client.scheduler_info(n_workers=-1)["workers"])
         name = self.names()[0]
-        return MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, name) for worker in workers]))
+        assignment = DeviceAssignment([(worker, name) for worker in workers])
+        # Of which there may be but one.
+        return MultiWorkerMirroredStrategy(client, assignment, share_devices=True)
 
 
 class PairLaws(ReplicaLaws):

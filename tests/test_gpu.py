@@ -9,15 +9,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from inspect import signature
 
+import nccl_stand_in
 import numpy as np
 import pytest
+from replica_laws import DTYPES, LARGE, PairLaws, ReplicaLaws, StreamLaws, of_dtype
 
 import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Variable
-from daskdist.devices import nvidia, on_host
+from daskdist.devices import device_of, nccl, nvidia, on_host, stream_of
 from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
 from daskdist.execute.copying import channel_of
+from daskdist.strategy.device_values import catch_up, in_stream_of
 from daskdist.testing import DeviceLaws
 
 with warnings.catch_warnings():
@@ -33,6 +37,112 @@ needs_two = pytest.mark.skipif(CupyDevice.num_present() < 2, reason=f"two GPUs a
 @pytest.fixture
 def cupy():
     return pytest.importorskip("cupy")
+
+
+# A kernel that takes so many turns of the GPU's clock.
+SPIN = """
+extern "C" __global__ void spin(long long turns) {
+    long long start = clock64();
+    while (clock64() - start < turns) {}
+}
+"""
+
+
+def spin(turns=200_000_000):
+    """Have the current stream of the current GPU do something that takes about a tenth of a second."""
+    import cupy
+
+    cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(turns),))
+
+
+class OnGpus(ReplicaLaws):
+    def hold_up(self, device):
+        if device.is_host:
+            return
+        with device.using():
+            spin()
+
+    def test_those_streams_are_held_up(self):
+        # Or else the laws of what is there say little.
+        device = CupyDevice(0)
+        with device.using(device.stream()):
+            self.hold_up(device)
+            assert not device.current_stream().record().is_over
+            device.current_stream().synchronize()
+
+
+class TestReplica(OnGpus):
+    def names(self):
+        return ["GPU:0"]
+
+
+@needs_two
+class TestReplicas(OnGpus, PairLaws):
+    def names(self):
+        return ["GPU:0", "GPU:1"]
+
+
+class TestReplicaAfterAProcessor(StreamLaws):
+    hold_up = OnGpus.hold_up
+
+    def names(self):
+        return ["CPU:0", "GPU:0"]
+
+
+def test_no_dtype_of_numbers_is_left_out():
+    assert not any(CupyDevice.lacks(np.dtype(each)) for each in DTYPES)
+    half = np.linspace(-1, 1, 11, dtype=np.float16)
+    assert CupyDevice(0).put(half).dtype == np.float16
+    assert np.array_equal(CupyDevice(0).get(CupyDevice(0).put(half)), half)
+
+
+def test_new_streams_do_not_wait_for_the_default_one(cupy):
+    device = CupyDevice(0)
+    for stream in (device.stream(), stream_of(device)):
+        assert stream.stream.is_non_blocking
+        source, target = device.pinned(1000), device.empty((1000,), np.uint8)
+        source[:] = 7
+        with cupy.cuda.Device(0), cupy.cuda.Stream.null:
+            # Compiled and loaded first, which waits for everything.
+            spin(1)
+            cupy.cuda.Stream.null.synchronize()
+            spin(1_000_000_000)
+            held_up = cupy.cuda.Stream.null.record()
+        device.copy(source, target, stream)
+        stream.synchronize()
+        assert not held_up.done
+        held_up.synchronize()
+        assert np.array_equal(device.get(target), source)
+
+
+@needs_two
+@pytest.mark.parametrize("dtype", ["f4", "i8", "f2"])
+def test_nccl_reduces_between_gpus(dtype):
+    if nccl._library() is None:
+        pytest.skip("CuPy finds no NCCL")
+    values = [of_dtype(dtype, LARGE, seed) for seed in range(CupyDevice.num_present())]
+    arrays = [CupyDevice(number).put(each) for number, each in enumerate(values)]
+    with in_stream_of(CupyDevice(0)):
+        for device in map(CupyDevice, range(1, len(arrays))):
+            catch_up(device)
+        found = CupyDevice(0).combined("SUM", arrays)
+    assert device_of(found) == CupyDevice(0)
+    # Small whole numbers, which add up to the same in any order.
+    assert np.array_equal(CupyDevice(0).get(found), np.sum(values, axis=0, dtype=values[0].dtype))
+
+
+def test_nccl_is_as_its_stand_in_has_it():
+    library = nccl._library()
+    if library is None:
+        pytest.skip("CuPy finds no NCCL")
+    for name in (name for name in vars(nccl_stand_in) if name.startswith("NCCL_")):
+        assert getattr(library, name) == getattr(nccl_stand_in, name), name
+    # Its first line has the arguments, each after its type.
+    said = library.NcclCommunicator.reduce.__doc__.splitlines()[0].partition("(")[2].rstrip(")").split(", ")
+    assert [each.split()[-1] for each in said] == list(signature(nccl_stand_in.NcclCommunicator.reduce).parameters)
+    assert callable(library.NcclCommunicator.initAll)
+    assert callable(library.groupStart)
+    assert callable(library.groupEnd)
 
 
 class TestCupy(DeviceLaws):
