@@ -117,6 +117,17 @@ def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog
         del leaf, arrived
 
 
+def test_what_is_kept_is_told_as_growth():
+    arrived = Arrivals(StrictDevice(0))
+    large = batches(num_rows=2**12, size=4)
+    kept = [arrived(large).item(place)[0] for place in range(0, 1024, 64)]
+    found = arrived.figures()
+    assert len(kept) == 16
+    assert found.num_grown >= 5
+    assert found.num_bytes >= 16 * 64 * 48
+    assert not found.is_shrunk
+
+
 def test_no_room_is_told():
     strict_device.LIMITS[0] = StrictDevice(0).held_bytes() + 200
     try:
@@ -163,6 +174,24 @@ def test_each_step_is_what_it_is_on_the_host(on_workers, client):
         expected = [tuple(str(each).replace("False", "True") for each in step) for step in expected]
     found = [on_workers.run(told, args=(step,)) for step in on_workers.distribute_dataset(dataset)]
     assert [tuple(map(str, on_workers.local_results(step))) for step in found] == expected
+
+
+@pytest.mark.cluster
+def test_figures_of_what_workers_copy(on_workers):
+    rows = np.arange(1024, dtype=np.float64).reshape(256, 4)
+    iterator = iter(on_workers.distribute_dataset(Dataset.from_tensor_slices(rows).batch(8)))
+    before = iterator.stats()["device"]
+    results = [on_workers.run(told, args=({"x": step},)) for step in iterator]
+    on_workers.local_results(results[-1])
+    found = iterator.stats()
+    assert found["num_elements"] == 32
+    found = {name: value - before[name] for name, value in found["device"].items()}
+    # Each half, and what there is between pieces of a multiple of 256 bytes.
+    assert rows.nbytes <= found["num_bytes"] <= rows.nbytes + 2 * 256 * 32
+    assert found["copy_s"] > 0
+    assert found["num_stalls"] >= 2
+    assert found["stall_s"] > 0
+    assert iterator.stats()["device"]["gb_per_s"] > 0
 
 
 @pytest.mark.cluster

@@ -14,6 +14,7 @@ import numpy as np
 
 from daskdist.devices import Device, Event, Stream, name_of, named, stream_of
 from daskdist.errors import DeviceMemoryError
+from daskdist.execute.figures import Times
 from daskdist.execute.gather import Empty
 from daskdist.execute.packing import Layout, Placed, Slots
 
@@ -152,7 +153,7 @@ class Part:
         self._life.add(view)  # type: ignore[union-attr]
         return view
 
-    def ask(self, events: list[Event]) -> Callable[[], tuple[int, float, float] | None]:
+    def ask(self, events: list[Event]) -> Times:
         """What tells its bytes, how long copying them took, and how long of that somebody waited; None until then."""
         begun, over, num_bytes = self._begun, self._over, self.num_bytes
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 from daskdist.config import num_threads
 from daskdist.devices import Device, name_of
 from daskdist.execute.copying import Copier, Life, NoRoomError, Part, Unit
+from daskdist.execute.figures import Meter
 from daskdist.execute.packing import MIB, bytes_of, layout_of
 
 logger: Final = logging.getLogger("daskdist")
@@ -33,8 +34,6 @@ _STARVED_S: Final = 0.002
 _LOOK_S: Final = 0.5
 # A source that gives nothing for so long after it was told to end ends by itself later.
 _PATIENCE_S: Final = 2.0
-# Copies that are over or not; of more the times are not told.
-_MOST_TIMED: Final = 256
 _MOST_THREADS: Final = 8
 
 
@@ -66,9 +65,7 @@ class _Feeder:
         self.then: list[Callable[[], Any]] = []
         self.alive: set[Life] = set()
         self._threads: ThreadPoolExecutor | None = None
-        self._timed: deque[Callable[[], tuple[int, float, float] | None]] = deque(maxlen=_MOST_TIMED)
-        self.num_bytes = self.num_stalls = self.num_grown = self._timed_bytes = 0
-        self.stall_s = self._copy_s = self._waited_s = 0.0
+        self.meter = Meter()
 
     # --- the thread ---
 
@@ -180,6 +177,7 @@ class _Feeder:
         except NoRoomError as error:
             if not self.is_shrunk:
                 self.is_shrunk = True
+                self.meter.shrunk()
                 logger.warning(
                     "%s has no memory for %d bytes more: from here on one step is copied to it ahead of use, and no "
                     "more; make batches smaller, or give InputOptions(device_buffer_bytes=...)",
@@ -209,10 +207,10 @@ class _Feeder:
             copies.append((copier, layout, copier.buffer(layout.num_bytes), parts[-1]))
         # One besides those ahead is what the consumer computes with, another one what it has come for.
         if len(self.alive) > self.num_units + 2:
-            self.num_grown += 1
+            self.meter.grown()
         for copier, layout, buffer, part in copies:
             copier.copy(layout, buffer, part, self._with_threads)
-            self.num_bytes += part.num_bytes
+            self.meter.copied(part.num_bytes)
         return Unit(parts, len(steps), num_bytes)
 
     def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
@@ -265,10 +263,8 @@ class _Feeder:
             if is_stuck and not came:
                 self._send_instead()
         if begun_s is not None:
-            self.num_stalls += 1
-            self.stall_s += time.perf_counter() - begun_s
-        self._timed += [part.ask(asked) for part, asked in zip(unit.parts, events, strict=True) if asked]
-        self._sum_up()
+            self.meter.waited(time.perf_counter() - begun_s)
+        self.meter.asked([part.ask(asked) for part, asked in zip(unit.parts, events, strict=True) if asked])
         return unit
 
     def _send_instead(self) -> None:
@@ -297,31 +293,6 @@ class _Feeder:
                 self.turn.notify_all()
             finally:
                 self.turn.release()
-
-    def _sum_up(self) -> None:
-        # Of several threads that ask, one at a time.
-        with self.turn:
-            while self._timed and (times := self._timed[0]()) is not None:
-                self._timed.popleft()
-                num_bytes, copy_s, waited_s = times
-                self._timed_bytes += num_bytes
-                self._copy_s += copy_s
-                self._waited_s += waited_s
-
-    def stats(self) -> dict[str, Any]:
-        """See `Ahead.stats`."""
-        self._sum_up()
-        copy_s = self._copy_s
-        return {
-            "num_bytes": self.num_bytes,
-            "copy_s": copy_s,
-            "gb_per_s": self._timed_bytes / copy_s / 1e9 if copy_s else 0.0,
-            "overlap": 1 - self._waited_s / copy_s if copy_s else 1.0,
-            "num_stalls": self.num_stalls,
-            "stall_s": self.stall_s,
-            "num_grown": self.num_grown,
-            "is_shrunk": self.is_shrunk,
-        }
 
 
 class Ahead(Iterator[list[Any]]):
@@ -395,18 +366,8 @@ class Ahead(Iterator[list[Any]]):
             then()
 
     def stats(self) -> dict[str, Any]:
-        """What came of the copies so far.
-
-        Returns
-        -------
-        dict
-            ``num_bytes`` copied to devices; ``copy_s``, how long those copies took that are over, and ``gb_per_s``,
-            how fast they were; ``overlap``, the share of that time in which nobody waited for them; ``num_stalls`` and
-            ``stall_s``, how often and how long the program waited because nothing was ready; ``num_grown``, how often
-            memory was taken beyond what is ahead, as chunks were kept; ``is_shrunk``, whether a device had no memory,
-            so that less is copied ahead.
-        """
-        return self._feeder.stats()
+        """What came of the copies so far: see `Figures.told`."""
+        return self._feeder.meter.figures().told()
 
 
 def _let_go(feeder: _Feeder) -> None:

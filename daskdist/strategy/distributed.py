@@ -106,6 +106,7 @@ class DistributedDataset:
             devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
             drops_uneven=feeding.drops_uneven,
             mapped=feeding.mapped and partial(_mapped, self._strategy, feeding.mapped),
+            copied=self._strategy._copied,
         )
 
     @property

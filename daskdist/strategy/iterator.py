@@ -16,6 +16,7 @@ from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.copying import pinned_empty
 from daskdist.execute.delivery import Delivery, Lane
 from daskdist.execute.feeding import Ahead
+from daskdist.execute.figures import Figures
 from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
 from daskdist.ops.with_options import merged_options
@@ -187,8 +188,11 @@ class DistributedIterator:
         devices: Sequence[Device] = (),
         drops_uneven: bool = False,
         mapped: Callable[[Any], Any] | None = None,
+        copied: Callable[[], Figures | None] | None = None,
     ) -> None:
         self.element_spec = element_spec
+        # Tells what came of copies that the replicas' workers make.
+        self._copied = copied
         # What replicas make of what they are given.
         self._mapped = mapped
         self._caller = caller
@@ -295,10 +299,15 @@ class DistributedIterator:
         dict
             ``num_elements``, the steps handed out; ``num_skipped``, what was left out because it could not be read or
             its computation failed; and ``skipped_by_file``, of it what is of files, by their paths. Where values are
-            put on devices, ``device`` too, as `Ahead.stats` has it: bytes, speed and overlap of the copies.
+            put on devices, ``device`` too, as `Figures.told` has it: bytes, speed and overlap of the copies. Workers
+            copy what is given to `run`, and are asked for that, which takes some milliseconds: it is of all that was
+            copied to the replicas' devices so far.
         """
         found = stats_of(self._interpreters, self._num_steps)
-        return found if self._ahead is None else {**found, "device": self._ahead.stats()}
+        if self._ahead is not None:
+            return {**found, "device": self._ahead.stats()}
+        there = None if self._copied is None else self._copied()
+        return found if there is None else {**found, "device": there.told()}
 
     def close(self) -> None:
         """Stop reading ahead and let go of what was read."""

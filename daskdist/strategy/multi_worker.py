@@ -23,12 +23,13 @@ from distributed import Client
 from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
-from daskdist.devices import is_on_device
+from daskdist.devices import is_on_device, named
 from daskdist.errors import ClusterError, DaskdistError
 from daskdist.execute.bringing import WithKept, holders_of
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.capture import Capturing
 from daskdist.execute.deferred import Results
+from daskdist.execute.figures import Figures
 from daskdist.execute.noting import Lanes
 from daskdist.execute.ordered import Ordered
 from daskdist.execute.parcels import Parcel, Parcels
@@ -50,6 +51,7 @@ from daskdist.strategy.membership import Membership, call_there, tell_not_made
 from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Returned, Spread
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
+from daskdist.strategy.rows_there import figures_there
 from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.team import Team
 from daskdist.strategy.tree import list_spec
@@ -369,6 +371,13 @@ class MultiWorkerMirroredStrategy(Strategy):
                 for seen in capture.add_to_all(see_none, [handles], layout, lanes=self._lanes, name="see"):
                     current.wait_for(self._steps, seen)
         return layout
+
+    def _copied(self) -> Figures | None:
+        names: dict[str, list[str]] = {}
+        for replica in self.replicas:
+            if replica.worker is not None and not named(replica.device).is_host:
+                names.setdefault(replica.worker, []).append(replica.device)
+        return Figures.of(self.client.run(figures_there, names, workers=list(names)).values()) if names else None
 
     def _learned(self, handles: Sequence[Handle]) -> Layout:
         # Waits for the calls.

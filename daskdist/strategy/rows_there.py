@@ -16,6 +16,7 @@ from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
 from daskdist.execute.copying import Copier, Life, NoRoomError, Part
+from daskdist.execute.figures import Figures, Meter
 from daskdist.execute.packing import MIB, copied_bytes, layout_of
 
 logger: Final = logging.getLogger("daskdist")
@@ -66,6 +67,8 @@ class _Copies:
         with self._lock:
             if self._last[0] != place:
                 start, stop, part = self._part_of(rows, place)
+                if place == start:
+                    self._way.come_for(part)
                 self._last = place, part.leaves(place - start)
                 if place == start and stop < len(rows):
                     # Where there is no room for those that come next they are copied when they are asked for.
@@ -79,15 +82,16 @@ class _Copies:
                 return each
         # What is there has been used: its memory goes first.
         self._parts, self._last = [], (-1, None)
-        try:
-            found = self._way.begin(rows, place)
-        except NoRoomError:
-            # There may be room for one alone, once what nobody has any more is gone.
-            gc.collect()
+        with self._way.meter.stalled():
             try:
-                found = self._way.begin(rows, place, 1)
-            except NoRoomError as error:
-                raise error.told() from None
+                found = self._way.begin(rows, place)
+            except NoRoomError:
+                # There may be room for one alone, once what nobody has any more is gone.
+                gc.collect()
+                try:
+                    found = self._way.begin(rows, place, 1)
+                except NoRoomError as error:
+                    raise error.told() from None
         self._parts = [found]
         return found
 
@@ -99,6 +103,8 @@ class _Way:
         self._copier = Copier(device, 2, _UNIT_BYTES)
         self._lock = threading.Lock()
         self._has_said = False
+        self._alive: set[Life] = set()
+        self.meter = Meter()
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, Part]:
@@ -114,18 +120,27 @@ class _Way:
         with self._lock:
             self._copier.come()
             layout = layout_of(self._device, steps)
-            part = Part(layout.steps, self._device, Life(set()))
+            part = Part(layout.steps, self._device, Life(self._alive))
             try:
                 buffer = self._copier.buffer(layout.num_bytes)
             except NoRoomError as error:
                 self._say(error)
                 raise error.with_traceback(None) from None
+            # What is ahead and in use, of each of the rows that are looked after.
+            if len(self._alive) > 2 * _MOST_ROWS + 1:
+                self.meter.grown()
             self._copier.copy(layout, buffer, part, self._with_threads)
+            self.meter.copied(part.num_bytes)
         return start, start + len(steps), part
+
+    def come_for(self, part: Part) -> None:
+        """Note that somebody has come for what is copied."""
+        self.meter.asked([part.ask(self._copier.come())])
 
     def _say(self, error: NoRoomError) -> None:
         if not self._has_said:
             self._has_said = True
+            self.meter.shrunk()
             logger.warning(
                 "%s has no memory for %d bytes more: batches are copied to it as they are asked for, and not ahead of "
                 "use; make them smaller, or keep fewer of them",
@@ -169,8 +184,17 @@ class Arrivals:
                 self._found.popitem(last=False)
         return RowsThere(result, known[1])
 
+    def figures(self) -> Figures:
+        """What came of the copies so far."""
+        return self._way.meter.figures()
+
 
 @functools.lru_cache(maxsize=256)
 def arrivals_of(name: str) -> Arrivals:
     """What has arrived on a device in this process, by its name."""
     return Arrivals(named(name))
+
+
+def figures_there(names: dict[str, list[str]], dask_worker: Any) -> Figures:
+    """What came of copies to devices so far, by the names of those of each worker; on a worker."""
+    return Figures.of(arrivals_of(name).figures() for name in names[dask_worker.address])

@@ -16,6 +16,7 @@ from daskdist.core.node import Node
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.figures import Figures
 from daskdist.execute.ordered import Ordered
 from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
@@ -550,6 +551,10 @@ class Strategy:
     experimental_run_v2 = run
     experimental_run = run
     experimental_local_results = local_results
+
+    def _copied(self) -> Figures | None:
+        # What came of copies that replicas of other processes make themselves; None where there are none.
+        return None
 
     def __repr__(self) -> str:
         where = "this process" if self.workers == (None,) else f"{len(self.workers)} workers"
