@@ -493,8 +493,9 @@ def _grow_rebatch(draw, made, fixed):
     if made.kind.num_axes < 1 or made.kind.name == "ragged":
         return None
     # Of what shape a batch is that has no rows, nobody can say where rows are of different shapes; those of batches put
-    # one after the other may be.
-    is_one_shape = made.kind.name in _FIXED and all(name != "concatenate" for name, _ in made.pipeline.operations)
+    # one after the other may be, and those that are padded are.
+    others = {"concatenate", "padded_batch"}
+    is_one_shape = made.kind.name in _FIXED and all(name not in others for name, _ in made.pipeline.operations)
     sizes = draw(st.sampled_from([1, 2, 3, 5, [2, 1], *([[3, 0, 1], [0, 2]] if is_one_shape else [])]))
     kind = "lone" if made.kind == Kind("uneven", 1) else None
     return made.then("rebatch", sizes, draw(st.booleans()), kind=kind)
