@@ -60,7 +60,7 @@ class BlockCursor:
         self.growth = 1.0
         # Weak: a cursor that is not asked for more keeps no block.
         self._sample: tuple[weakref.ref[BlockRef], int] | None = None
-        self._has_sampled = False
+        self._has_learned = False
         self._failure: Exception | None = None
 
     def pull(self) -> Run:
@@ -124,19 +124,18 @@ class BlockCursor:
                 self._learn(ref)
 
     def _learn(self, latest: BlockRef) -> None:
-        # One block at a time; where a report is a call of its own, one in all.
+        # One block at a time; where a report is a call of its own, until one has told.
         caller = self.interpreter.caller
-        if self._sample is None and (caller.reports_freely or not self._has_sampled):
+        if self._sample is None and (caller.reports_freely or not self._has_learned):
             self._sample = weakref.ref(latest), latest.nbytes
-            self._has_sampled = True
         if self._sample is not None:
             ref, expected = self._sample[0](), self._sample[1]
             if ref is None:
-                self._sample, self._has_sampled = None, False
+                self._sample = None
             elif (report := caller.report(ref.handle, wait=False)) is not None:
                 self._resize(ref, report.nbytes)
                 self.growth *= max(report.nbytes, 1) / max(expected, 1)
-                self._sample = None
+                self._sample, self._has_learned = None, True
 
     def _refer(
         self, handle: Any, num_rows: int | None, num_bytes: int, on: str | None, extent: Any = None, run: Any = None
