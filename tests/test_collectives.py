@@ -89,6 +89,7 @@ def where():
         "devices": list(context.devices),
         "cross": daskdist.in_cross_replica_context(),
         "has": daskdist.has_strategy(),
+        "one": context.strategy is daskdist.get_strategy(),
         "workers": len(daskdist.get_strategy().workers),
     }
 
@@ -102,6 +103,7 @@ def test_a_replica_knows_where_it_is(strategy):
             "devices": [strategy.replicas[number].device],
             "cross": False,
             "has": True,
+            "one": True,
             "workers": len(strategy.workers),
         }
 
@@ -220,6 +222,94 @@ def test_merge_call_is_called_once(strategy):
     assert [each[0] for each in found] == [2.0 * sum(range(num_replicas))] * num_replicas
     assert [each[1] for each in found] == [k * 10 for k in range(num_replicas)]
     assert len({each[2] for each in found}) == 1
+
+
+# --- variables among what replicas give ---
+
+
+def own_variable(strategy, **options):
+    """One of which replica k has the copy [k, k]."""
+    with strategy.scope():
+        made = daskdist.Variable(np.zeros(2), synchronization="ON_READ", aggregation="SUM", **options)
+    strategy.run(lambda x: made.assign(np.full(2, x)), args=(values_of(strategy, float),))
+    return made
+
+
+def test_of_a_variable_each_replica_reduces_its_own_copy(strategy):
+    made = own_variable(strategy)
+    size = strategy.num_replicas_in_sync
+    total = [sum(range(size))] * 2
+
+    def step():
+        context = daskdist.get_replica_context()
+        return context.all_reduce("SUM", made), context.all_reduce("MAX", {"own": made, "one": 1})
+
+    for one, nest in strategy.local_results(strategy.run(step)):
+        assert one.tolist() == total
+        assert (nest["own"].tolist(), nest["one"]) == ([size - 1] * 2, 1)
+
+
+def test_of_a_variable_each_replica_gathers_its_own_copy(strategy):
+    made = own_variable(strategy)
+    expected = [k for k in range(strategy.num_replicas_in_sync) for _ in range(2)]
+    found = strategy.run(lambda: daskdist.get_replica_context().all_gather(made, axis=0))
+    assert [each.tolist() for each in strategy.local_results(found)] == [expected] * strategy.num_replicas_in_sync
+
+
+def test_a_variable_that_is_a_nest_is_reduced_as_one(strategy):
+    with strategy.scope():
+        made = daskdist.Variable({"w": np.ones(2), "b": 0.0}, synchronization="ON_READ")
+    strategy.run(lambda x: made.assign_add({"w": np.full(2, x), "b": x}), args=(values_of(strategy, float),))
+    size = strategy.num_replicas_in_sync
+    for found in strategy.local_results(strategy.run(reduced, args=(made,))):
+        assert found["w"].tolist() == [size + sum(range(size))] * 2
+        assert found["b"] == sum(range(size))
+
+
+def test_between_replicas_there_are_all_copies_of_a_variable(strategy):
+    made = own_variable(strategy)
+
+    def merged(strategy, own, x):
+        copies = [each.tolist() for each in strategy.local_results(own)]
+        return {"copies": copies, "sum": strategy.reduce("SUM", [own, x], axis=None)}
+
+    def step(x):
+        return daskdist.get_replica_context().merge_call(merged, args=(made,), kwargs={"x": x})
+
+    size = strategy.num_replicas_in_sync
+    for found in strategy.local_results(strategy.run(step, args=(values_of(strategy, float),))):
+        assert found["copies"] == [[k, k] for k in range(size)]
+        assert found["sum"][0].tolist() == [sum(range(size))] * 2
+        assert found["sum"][1] == sum(range(size))
+
+
+def test_between_replicas_of_this_process_a_variable_is_updated():
+    strategy = mirrored(2)
+    with strategy.scope():
+        made = daskdist.Variable(np.zeros(2), aggregation="SUM")
+
+    def merged(strategy, variable, x):
+        total = strategy.reduce("SUM", x, axis=None)
+        strategy.extended.update(variable, lambda own, x: own.assign_add(x), args=(total,))
+
+    def step(x):
+        daskdist.get_replica_context().merge_call(merged, args=(made, np.full(2, x)))
+
+    strategy.run(step, args=(PerReplica([1.0, 2.0]),))
+    assert [each.tolist() for each in strategy.local_results(made)] == [[3, 3], [3, 3]]
+
+
+def test_in_the_program_a_variable_for_each_replica_is_that_ones_copy(strategy):
+    made = own_variable(strategy)
+    size = strategy.num_replicas_in_sync
+    each = PerReplica([made] * size)
+    assert np.asarray(strategy.reduce("SUM", each, axis=None)).tolist() == [sum(range(size))] * 2
+    assert np.asarray(strategy.gather({"own": each}, 0)["own"]).tolist() == [k for k in range(size) for _ in range(2)]
+    sent = strategy.extended.broadcast_to(made, None)
+    assert [np.asarray(part).tolist() for part in strategy.local_results(sent)] == [[sum(range(size))] * 2] * size
+
+
+# --- many of them ---
 
 
 def test_many_in_turn(strategy):

@@ -249,16 +249,18 @@ def _digest(leaves: Sequence[Any]) -> bytes:
 
 
 def _merged(given: Sequence[Any]) -> Any:
-    # What is text or None is no value of a replica, if it is the same on all.
     leaves, treespec = optree.tree_flatten(regroup(given, always=True), none_is_leaf=True)
-    found = []
-    for leaf in leaves:
-        first, *rest = leaf.values
-        is_one = isinstance(first, (str, bytes, type(None))) and all(
-            type(each) is type(first) and each == first for each in rest
-        )
-        found.append(first if is_one else leaf)
-    return optree.tree_unflatten(treespec, found)
+    return optree.tree_unflatten(treespec, [leaf.values[0] if _is_one(leaf.values) else leaf for leaf in leaves])
+
+
+def _is_one(values: Sequence[Any]) -> bool:
+    # What is text or None is no value of a replica, if it is the same on all; nor is a variable of them all.
+    first, *rest = values
+    if hasattr(type(first), "read_value"):
+        return all(each is first for each in rest)
+    return isinstance(first, (str, bytes, type(None))) and all(
+        type(each) is type(first) and each == first for each in rest
+    )
 
 
 @dataclass(frozen=True)

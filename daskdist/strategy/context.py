@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import optree
@@ -15,7 +16,7 @@ from daskdist.devices import are_loaded, named, stream_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives import AllGather, AllReduce, Merge, all_reduce_of
 from daskdist.strategy.device_values import catch_up, host_nest, in_stream_of, moved_nest, own_copy
-from daskdist.strategy.flat import flattened
+from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.gang import Collective, Gang
 from daskdist.strategy.reduction import Op
 from daskdist.strategy.shelf import Shelf
@@ -23,6 +24,9 @@ from daskdist.strategy.values import AsyncValue, PerReplica
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy
+
+# What a replica gives as it is.
+_GIVEN: Final = LEAVES - {type(None)}
 
 
 class ReplicaContext:
@@ -64,7 +68,7 @@ class ReplicaContext:
         # Whether what is assigned to a variable is for this replica's copy alone.
         self.updates_alone = False
 
-    @property
+    @cached_property
     def strategy(self) -> Strategy:
         """The strategy whose replicas these are. On a worker it tells of them, and calls nothing."""
         return self._strategy()
@@ -82,7 +86,8 @@ class ReplicaContext:
         reduce_op
             As `Strategy.reduce` takes it.
         value
-            An array or number, or a nest of some: of one structure and of the same shapes on all replicas.
+            An array or number, or a nest of some: of one structure and of the same shapes on all replicas. A `Variable`
+            stands for this replica's copy.
         options
             Taken for compatibility.
 
@@ -115,8 +120,7 @@ class ReplicaContext:
         }
         """
         collective = all_reduce_of(reduce_op)
-        leaves, treespec = flattened(value)
-        _check_leaves("all_reduce", leaves)
+        leaves, treespec = _given("all_reduce", value)
         found = self._meet(collective, (leaves, treespec))
         return optree.tree_unflatten(treespec, found)
 
@@ -126,7 +130,7 @@ class ReplicaContext:
         Parameters
         ----------
         value
-            An array, or a nest of some, of one structure on all replicas.
+            An array, or a nest of some, of one structure on all replicas. A `Variable` stands for this replica's copy.
         axis
             The axis, 0 being the rows. Along it values may differ in length.
         options
@@ -145,8 +149,7 @@ class ReplicaContext:
             A value is a scalar or has no such axis, or shapes differ along another; or the axis is negative.
         """
         along = AllGather(whole_number("all_gather", "axis", axis, at_least=0))
-        leaves, treespec = flattened(value)
-        _check_leaves("all_gather", leaves)
+        leaves, treespec = _given("all_gather", value)
         return optree.tree_unflatten(treespec, self._meet(along, (leaves, treespec)))
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -157,7 +160,8 @@ class ReplicaContext:
         merge_fn
             Called as ``merge_fn(strategy, *args, **kwargs)`` in the process of the first replica, on its device, when
             all replicas have called this. Each leaf of its arguments is a `PerReplica` of what replicas give; text and
-            None come bare where they are the same on all.
+            None come bare where they are the same on all. So does in this process a `Variable`, for
+            ``strategy.extended.update`` say; on a cluster there is a `PerReplica` of its copies in its place.
         args, kwargs
             What this replica gives.
 
@@ -181,7 +185,8 @@ class ReplicaContext:
             with between(strategy), contextlib.nullcontext() if device.is_host else in_stream_of(device):
                 return fn(strategy, *given, **by_name)
 
-        found = self._meet(Merge(merge_fn, call), (tuple(args), dict(kwargs or {})))[self.replica_id_in_sync_group]
+        given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy)
+        found = self._meet(Merge(merge_fn, call), given)[self.replica_id_in_sync_group]
         if device.is_host:
             return host_nest(found)
         with in_stream_of(device):
@@ -219,12 +224,32 @@ class ReplicaContext:
         return f"<ReplicaContext: replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"
 
 
-def _check_leaves(operation: str, leaves: Sequence[Any]) -> None:
+def _given(operation: str, value: Any) -> tuple[list[Any], Any]:
+    leaves, treespec = flattened(value)
+    if _GIVEN.issuperset(map(type, leaves)):
+        return leaves, treespec
+    own = _with_own_copies(value)
+    if own is not value:
+        leaves, treespec = flattened(own)
     for leaf in leaves:
         if leaf is None or isinstance(leaf, (PerReplica, AsyncValue)):
             raise ArgumentError(
                 f"{operation}: a value is {type(leaf).__name__}; give this replica's own, an array or a number"
             )
+    return leaves, treespec
+
+
+def _with_own_copies(nest: Any, but_of: Strategy | None = None) -> Any:
+    # Variables are read here: one replica goes on for the others, and would read its own copy for theirs. But what
+    # knows its strategy is of use between replicas too.
+    leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
+
+    def is_read(leaf: Any) -> bool:
+        return hasattr(type(leaf), "read_value") and (but_of is None or getattr(leaf, "_strategy", None) is not but_of)
+
+    if not any(map(is_read, leaves)):
+        return nest
+    return optree.tree_unflatten(treespec, [leaf.read_value() if is_read(leaf) else leaf for leaf in leaves])
 
 
 class Between:

@@ -151,7 +151,7 @@ class StrategyExtended:
         Parameters
         ----------
         tensor
-            A value, or a nest of some, asynchronous ones too.
+            A value, or a nest of some, asynchronous ones too; of a `Variable` what the program reads.
         destinations
             Where to; see above.
 
@@ -174,8 +174,11 @@ class StrategyExtended:
         }
         """
         place = self._destination("broadcast_to", destinations)
+        self.strategy._check_values("broadcast_to", optree.tree_leaves(tensor, none_is_leaf=True))
+        tensor = optree.tree_map(
+            lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf, tensor, none_is_leaf=True
+        )
         leaves = optree.tree_leaves(tensor, none_is_leaf=True)
-        self.strategy._check_values("broadcast_to", leaves)
         if any(isinstance(leaf, PerReplica) for leaf in leaves):
             raise ArgumentError(
                 "broadcast_to: a value is a PerReplica, and so on every replica; give one value, such as what reduce "

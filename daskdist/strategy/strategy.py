@@ -462,7 +462,7 @@ class Strategy:
     def _reduced(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
         """As `reduce`, with the result on a worker."""
         num_replicas = len(self._replicas)
-        if type(value) is PerReplica:
+        if type(value) is PerReplica and not _has_variables(value):
             self._check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
         leaves, treespec = _flat(value)
@@ -564,10 +564,26 @@ class Strategy:
 def _flat(nest: Any) -> tuple[list[Any], Any]:
     # With the copies of a variable for that.
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
-    if any(isinstance(leaf, Variable) for leaf in leaves):
-        found = [leaf.values if isinstance(leaf, Variable) else leaf for leaf in leaves]
-        leaves, treespec = optree.tree_flatten(treespec.unflatten(found), none_is_leaf=True)
+    if any(isinstance(leaf, Variable) or _has_variables(leaf) for leaf in leaves):
+        leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
     return leaves, treespec
+
+
+def _has_variables(leaf: Any) -> bool:
+    return type(leaf) is PerReplica and leaf.spread is None and Variable in set(map(type, leaf.values))
+
+
+def _of_copies(leaf: Any) -> Any:
+    if isinstance(leaf, Variable):
+        return leaf.values
+    if not _has_variables(leaf):
+        return leaf
+    return PerReplica(
+        [
+            component(each.values, number) if isinstance(each, Variable) else each
+            for number, each in enumerate(leaf.values)
+        ]
+    )
 
 
 def _input_options(options: object) -> InputOptions:
