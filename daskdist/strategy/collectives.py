@@ -214,10 +214,10 @@ class Agreed:
     name: str
     advice: str
 
-    def shapes(self, given: tuple[list[Any], Any]) -> Any:
+    def shapes(self, given: Any) -> Any:
         return _shapes_of(given)
 
-    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
+    def partial(self, given: Mapping[int, Any]) -> Any:
         return [(number, _digest(leaves)) for number, (leaves, _) in given.items()]
 
     def combined(self, partials: Sequence[Any]) -> Any:

@@ -20,6 +20,7 @@ from daskdist.strategy.collectives import First
 from daskdist.strategy.context import ReplicaContext, replica_there_is
 from daskdist.strategy.device_reduction import cast
 from daskdist.strategy.device_values import host_array, host_nest, moved
+from daskdist.strategy.objects import copied
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.tree import list_spec
 
@@ -39,7 +40,7 @@ class Layout:
     treespec
         The structure of the arrays; None where the value is an object of any kind.
     specs
-        Of each array its shape and dtype.
+        Of each array its shape and dtype; of an object too, if it is a nest of arrays of a framework.
     kind
         What messages call an object.
     """
@@ -53,7 +54,8 @@ class Layout:
         """The layout of a value."""
         leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
         if not leaves or not all(map(is_array, leaves)):
-            return cls(None, kind=type(value).__name__)
+            specs = [_spec_of_framework(leaf) for leaf in leaves]
+            return cls(None, tuple(spec for spec in specs if spec) if all(specs) else (), type(value).__name__)
         return cls(treespec, tuple([TensorSpec.of(np.asarray(leaf)) for leaf in leaves]))
 
     @property
@@ -64,6 +66,18 @@ class Layout:
     def packed(self, leaves: Sequence[Any]) -> Any:
         """The value that leaves are of."""
         return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)
+
+
+def _spec_of_framework(leaf: Any) -> TensorSpec | None:
+    if is_array(leaf):
+        return TensorSpec.of(np.asarray(leaf))
+    if not hasattr(leaf, "__dlpack__"):
+        return None
+    try:
+        return TensorSpec(tuple(leaf.shape), dtype_of(leaf))
+    except TypeError:
+        # Of a dtype that NumPy has not; this one has its values.
+        return TensorSpec(tuple(leaf.shape), np.dtype(np.float32))
 
 
 def _frozen(leaf: Any) -> Any:
@@ -118,7 +132,10 @@ def leaves_like(layout: Layout, value: Any, what: str) -> list[Any]:
 
 
 def as_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """Leaves with what can be made an array here made one: other variables, tensors. Arrays of devices stay there."""
+    """Leaves with what can be made an array here made one: other variables, arrays of frameworks.
+
+    Arrays of devices stay there.
+    """
     return list(map(_as_array, leaves))
 
 
@@ -131,7 +148,13 @@ def _as_array(leaf: Any) -> Any:
     leaf = adopted(leaf)
     if is_array(leaf) or is_on_device(leaf):
         return leaf
-    return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+    if not hasattr(leaf, "__array__"):
+        return leaf
+    try:
+        return as_numpy(leaf, copied=False)
+    except ArgumentError:
+        # Whoever wants an array refuses it.
+        return leaf
 
 
 def check(what: str, layout: Layout, leaves: Sequence[Any]) -> None:
@@ -193,14 +216,25 @@ class Copy:
         return [leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf for leaf in found]
 
     @property
+    def is_shared(self) -> bool:
+        """Whether another replica of this process has the very same object."""
+        variable = self.variable
+        (own,) = self.leaves
+        others = self._shelf.others(variable._ordered.number, self.replica.replica_id_in_sync_group)
+        return any(each is own for (each,) in others)
+
+    @property
     def host_leaves(self) -> list[Any]:
         """Its arrays as they leave the device, or the object."""
         leaves = self.leaves
         return leaves if self.variable._layout.treespec is None else list(map(host_array, leaves))
 
     def checked(self, how: str, value: Any) -> list[Any]:
-        """The leaves of a value as arrays of the host or of a device, if it is one that the variable can have."""
+        """The leaves of a value as arrays of the host or of a device, or the object, if the variable can have it."""
         layout = self.variable._layout
+        if layout.treespec is None:
+            self._check_change(how)
+            return [own_object(value, self.variable.name)]
         what = f"{self.variable.name}.{how}"
         leaves = as_arrays(leaves_like(layout, value, what))
         check(what, layout, leaves)
@@ -210,9 +244,8 @@ class Copy:
         """Change this copy alone, by arrays of the host or of a device, or another object."""
         variable = self.variable
         if variable._layout.treespec is None:
-            if how not in ("assign", "put"):
-                raise ArgumentError(f"{variable.name}.{how}: the value is {variable._layout.kind}, and no array")
-            found = list(leaves)
+            self._check_change(how)
+            found = list(leaves) if how not in _CHANGES else self._changed(how, *self.leaves, *leaves)
         else:
             specs = variable._layout.specs
             found = [self._own(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
@@ -221,6 +254,19 @@ class Copy:
                 found = list(map(change, self.leaves, found))
             found = list(map(_frozen, found))
         self._shelf.put(variable._ordered.number, self.replica.replica_id_in_sync_group, found)
+
+    def _check_change(self, how: str) -> None:
+        layout = self.variable._layout
+        if how in _CHANGES and not layout.specs:
+            raise ArgumentError(f"{self.variable.name}.{how}: the value is {layout.kind}, and no array")
+
+    def _changed(self, how: str, nest: Any, delta: Any) -> list[Any]:
+        try:
+            return [optree.tree_map(_CHANGES[how], nest, delta, none_is_leaf=True)]
+        except ValueError as error:
+            raise ArgumentError(
+                f"{self.variable.name}.{how}: the value is of another structure or shape than the variable's: {error}"
+            ) from None
 
     def _own(self, leaf: Any, dtype: np.dtype[Any]) -> Any:
         # An array of the device that nobody else has; of the host, where the device lacks the dtype.
@@ -233,6 +279,11 @@ class Copy:
         if dtype_of(here) != dtype:
             return cast(xp, here, dtype)
         return xp.asarray(here, copy=True) if here is leaf else here
+
+
+def own_object(value: Any, what: str) -> Any:
+    """An object that is to be a replica's; of another variable the value, which stays that one's too."""
+    return copied(value.read_value(), what) if isinstance(getattr(value, "_ordered", None), Ordered) else value
 
 
 # --- called on each replica ---
@@ -268,7 +319,13 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
             value = make()
             layout = Layout.of(value)
     variable._layout = layout
-    copy.write("put", [value] if layout.treespec is None else optree.tree_leaves(value))
+    if layout.treespec is not None:
+        copy.write("put", optree.tree_leaves(value))
+        return _listed([layout])
+    copy.write("put", [value])
+    if copy.is_shared:
+        # The function gave what there was already.
+        copy.write("put", [copied(value, variable.name)])
     return _listed([layout])
 
 
@@ -292,6 +349,9 @@ def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
     if variable._layout.treespec is not None:
         leaves = as_arrays(leaves)
         check(f"{variable.name}.{how}", variable._layout, leaves)
+    elif how == "assign":
+        # The program's own, or what other replicas are given too.
+        leaves = [copied(own_object(leaf, variable.name), f"{variable.name}.{how}") for leaf in leaves]
     copy.write(how, leaves)
     return _listed(copy.host_leaves)
 

@@ -38,6 +38,10 @@ class Shelf:
                 "worker was started anew since"
             ) from None
 
+    def others(self, number: int, replica: int) -> list[Any]:
+        """The states of a variable on the other replicas of this process."""
+        return [state for other, state in dict(self._states.get(number, {})).items() if other != replica]
+
     def put(self, number: int, replica: int, state: Any) -> None:
         """Keep a state."""
         self._states.setdefault(number, {})[replica] = state

@@ -24,6 +24,7 @@ from daskdist.strategy.copies import (
     NUMBERS,
     Copy,
     Layout,
+    as_arrays,
     check,
     leaves_like,
     make_there,
@@ -35,6 +36,7 @@ from daskdist.strategy.copies import (
     write_there,
 )
 from daskdist.strategy.device_values import called_on_device, host_array
+from daskdist.strategy.objects import ADVICE, aggregated
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.reduction import ReduceOp
 from daskdist.strategy.tree import list_spec
@@ -56,9 +58,10 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     Parameters
     ----------
     initial_value
-        An array or number, or a nest of some, for all replicas: each has it on its device. Or a function without
-        parameters that makes it, called where the replicas are: if it makes arrays, by replica 0, and all have what it
-        makes; if it makes anything else, such as a torch module, by each replica, for itself.
+        An array or number, or a nest of some, for all replicas: each has it on its device; arrays of a framework become
+        NumPy's. Or a function without parameters that makes it, called where the replicas are: if it makes arrays, by
+        replica 0, and all have what it makes; if it makes anything else, such as a torch module or a nest of JAX's
+        arrays, by each replica, for itself.
     trainable
         Taken for compatibility.
     name
@@ -81,12 +84,14 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     -----
     On a replica it is read as its copy, and arithmetic is that of arrays. What is assigned there is aggregated over all
     replicas, unless it is ``ON_READ``: all replicas assign, as with `ReplicaContext.all_reduce`. What is read is never
-    changed in place. An object is what the function made, to be changed in place or assigned, by each replica for
-    itself.
+    changed in place. An object is what the function made, to be changed in place by each replica for itself. One that
+    is assigned is aggregated as arrays are: it is the same on all if aggregation is NONE, by its ``state_dict()`` or
+    else its pickle; and what can be summed or averaged is a nest of arrays.
 
     In the program, in a scope or not, it is read as what all replicas have; an ``ON_READ`` one as the sum or mean of
-    what they have, or what replica 0 has. On a cluster that is asynchronous. What is assigned goes to all copies. Of
-    one that is ``ON_READ`` and to be summed each copy is assigned an equal part, and nothing can be added to it.
+    what they have, or what replica 0 has. On a cluster that is asynchronous. What is assigned goes to all copies; an
+    object is copied for each. Of one that is ``ON_READ`` and to be summed each copy is assigned an equal part, and
+    nothing can be added to it.
 
     Calls that use a variable are made in their order, each when the one before is over; in this process for as long as
     one thread of the program makes them. If one of them fails as the data that it was to be given cannot be read, those
@@ -164,7 +169,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     def _plain(self, value: Any) -> Any:
         # Of what may be asynchronous, or another variable, what it is now.
         return optree.tree_map(
-            lambda leaf: np.asarray(leaf) if isinstance(leaf, (AsyncValue, Variable)) else host_array(leaf),
+            lambda leaf: np.asarray(leaf) if isinstance(leaf, (AsyncValue, Variable)) else _here(host_array(leaf)),
             value,
             none_is_leaf=True,
         )
@@ -172,9 +177,15 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     def _check_layout(self) -> None:
         layout, aggregation = self._layout, self.aggregation
         if layout.treespec is None and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
-            raise ArgumentError(
-                f"{self.name}: aggregation {aggregation.name} is for arrays, and the value is {layout.kind}"
-            )
+            if not layout.specs:
+                raise ArgumentError(
+                    f"{self.name}: aggregation {aggregation.name} is for arrays, and the value is {layout.kind}"
+                )
+            if _is_apart(self):
+                raise ArgumentError(
+                    f"{self.name}: aggregation {aggregation.name} of what each replica has for itself (ON_READ) is for "
+                    f"NumPy's arrays, and the value is {layout.kind} of another framework's"
+                )
         if aggregation is VariableAggregation.MEAN and any(spec.dtype.kind in "biu" for spec in layout.specs):
             dtypes = ", ".join(str(spec.dtype) for spec in layout.specs)
             raise ArgumentError(
@@ -280,7 +291,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
             The structure, a shape or a dtype is another; or on a replica a Python number is to be summed, of which
             it cannot be told whether it is meant for each replica or for all; or it is of another strategy.
         CollectiveError
-            On a replica, where aggregation is NONE, another one assigns another value; and as
+            On a replica, where aggregation is NONE, another one assigns another value, an object too; and as
             `ReplicaContext.all_reduce` raises it.
         """
         return self._assign("assign", value)
@@ -303,11 +314,10 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         copy = self._copy()
         if copy is None:
             return self._assign_between(how, value)
-        if self._layout.treespec is None:
-            copy.write(how, [value])
-            return value
         leaves = copy.checked(how, value)
-        if not copy.is_own:
+        if not copy.is_own and self._layout.treespec is None:
+            leaves = [aggregated(f"{self.name}.{how}", self.aggregation, copy.replica, *leaves)]
+        elif not copy.is_own:
             leaves = self._aggregated(how, leaves, copy.replica)
         copy.write(how, leaves)
         return self._layout.packed(copy.leaves)
@@ -316,8 +326,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         aggregation = self.aggregation
         what = f"{self.name}.{how}"
         if aggregation is VariableAggregation.NONE:
-            advice = "aggregation is NONE, which is for values that are the same; give SUM, MEAN or ONLY_FIRST_REPLICA"
-            replica._meet(Agreed(what, advice), (leaves, self._layout.treespec))
+            replica._meet(Agreed(what, ADVICE), (leaves, self._layout.treespec))
             return leaves
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = replica.replica_id_in_sync_group == 0
@@ -335,7 +344,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         if layout.treespec is None:
             leaves = [value]
         else:
-            leaves = leaves_like(layout, value, f"{self.name}.{how}")
+            leaves = list(map(_here, leaves_like(layout, value, f"{self.name}.{how}")))
             # Of one of which each replica has its own, what the program reads, and not that.
             leaves = [leaf.read_value() if _is_apart(leaf) else leaf for leaf in leaves]
             if self.synchronization is VariableSynchronization.ON_READ and self.aggregation is VariableAggregation.SUM:
@@ -544,6 +553,11 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
 
     # Equality is elementwise, as an array's is; so, as an array, it does not hash.
     __hash__ = None  # type: ignore[assignment]
+
+
+def _here(leaf: Any) -> Any:
+    # An array of a framework as NumPy's; what may be on workers as it is.
+    return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else as_arrays([leaf])[0]
 
 
 def _is_apart(leaf: Any) -> bool:

@@ -1,0 +1,252 @@
+"""Variables that are objects: a copy for each replica, aggregated where they are assigned."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import PerReplica, Variable, errors
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(params=["one", "embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def strategy(request):
+    """One replica, and three, in this process; two on each of two workers."""
+    if request.param != "cluster":
+        yield mirrored(1 if request.param == "one" else 3)
+        return
+    client = request.getfixturevalue("start_cluster")(2, 1)
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as made:
+        yield made
+
+
+def variable(strategy, *args, **options):
+    with strategy.scope():
+        return Variable(*args, **options)
+
+
+class Counter:
+    """Something that is no array, and has no state_dict."""
+
+    def __init__(self, number=0, names=()):
+        self.number = number
+        self.names = set(names)
+
+
+class Model:
+    """Something with a state_dict, and with what does not pickle."""
+
+    def __init__(self, weights):
+        self.weights = np.array(weights)
+        self.lock = threading.Lock()
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+
+def number():
+    return daskdist.get_replica_context().replica_id_in_sync_group
+
+
+def added(made):
+    """What each replica has once it has added to its own in place, and all have."""
+
+    def step():
+        made.read_value().number += number() + 1
+        daskdist.get_replica_context().all_reduce("SUM", 1)
+        return made.read_value().number
+
+    return step
+
+
+# --- a copy for each ---
+
+
+def test_what_the_program_assigns_each_replica_has_for_itself(strategy):
+    size = strategy.num_replicas_in_sync
+    made = variable(strategy, Counter)
+    given = Counter(10)
+    for _ in range(2):
+        made.assign(given)
+        assert strategy.local_results(strategy.run(added(made))) == tuple(10 + k + 1 for k in range(size))
+    # The program's own stays as it is; and the other way round.
+    assert given.number == 10
+    given.number = 0
+    assert strategy.local_results(strategy.run(lambda: made.read_value().number)) == tuple(11 + k for k in range(size))
+    other = variable(strategy, Counter)
+    other.assign(made)
+    assert strategy.local_results(strategy.run(added(other))) == tuple(10 + 2 * (k + 1) for k in range(size))
+    assert strategy.local_results(strategy.run(lambda: made.read_value().number)) == tuple(11 + k for k in range(size))
+
+
+def test_what_the_program_assigns_for_each_replica_is_that_ones(strategy):
+    size = strategy.num_replicas_in_sync
+    made = variable(strategy, Counter)
+    given = [Counter(10 * k) for k in range(size)]
+    made.assign(PerReplica(given))
+    assert strategy.local_results(strategy.run(added(made))) == tuple(10 * k + k + 1 for k in range(size))
+    assert [each.number for each in given] == [10 * k for k in range(size)]
+
+
+def test_what_a_function_gives_to_all_each_replica_has_for_itself(strategy):
+    shared = Counter(5)
+    made = variable(strategy, lambda: shared)
+    size = strategy.num_replicas_in_sync
+    assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
+
+
+def test_what_is_one_object_on_several_replicas_becomes_one_for_each(strategy):
+    shared = Counter(5)
+    made = variable(strategy, Counter)
+    strategy.run(lambda: made.assign(shared))
+    size = strategy.num_replicas_in_sync
+    assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
+
+
+def test_what_cannot_be_copied_is_told():
+    strategy = mirrored(2)
+    made = variable(strategy, Counter, name="thing")
+    with pytest.raises(
+        errors.ArgumentError, match=r"thing.assign: each replica has its own, and generator cannot be copied.*"
+    ):
+        made.assign(each for each in ())
+    own = variable(strategy, Counter, synchronization="ON_READ")
+    strategy.run(lambda: own.assign(each for each in (number(), 7)))
+    assert strategy.local_results(strategy.run(lambda: next(own.read_value()))) == (0, 1)
+
+
+# --- aggregated ---
+
+
+def test_the_first_ones_object_goes_to_all_and_each_has_its_copy(strategy):
+    size = strategy.num_replicas_in_sync
+    made = variable(strategy, Counter, aggregation="ONLY_FIRST_REPLICA")
+
+    def step():
+        found = made.assign(Counter(number() + 7))
+        return found is made.read_value()
+
+    assert strategy.local_results(strategy.run(step)) == (True,) * size
+    assert [each.number for each in strategy.local_results(made)] == [7] * size
+    assert strategy.local_results(strategy.run(added(made))) == tuple(7 + k + 1 for k in range(size))
+
+
+def test_without_aggregation_objects_are_the_same(strategy):
+    made = variable(strategy, Counter, name="thing")
+    # Of other memory, and text in another order, on each.
+    strategy.run(lambda: made.assign(Counter(3, "abc" if number() else "cba")))
+    size = strategy.num_replicas_in_sync
+    assert [(each.number, each.names) for each in strategy.local_results(made)] == [(3, {"a", "b", "c"})] * size
+    if size == 1:
+        return
+    with pytest.raises(errors.CollectiveError, match=r"thing.assign: replica \d gives another value than replica 0;.*"):
+        strategy.local_results(strategy.run(lambda: made.assign(Counter(number()))))
+    assert [each.number for each in strategy.local_results(made)] == [3] * size
+
+
+def test_without_aggregation_objects_are_the_same_by_their_states():
+    strategy = mirrored(2)
+    made = variable(strategy, lambda: Model([0.0]), name="model")
+    strategy.run(lambda: made.assign(Model(np.ones(2))))
+    assert [each.weights.tolist() for each in strategy.local_results(made)] == [[1, 1]] * 2
+    with pytest.raises(errors.CollectiveError, match=r"model.assign: replica 1 gives another value than replica 0"):
+        strategy.run(lambda: made.assign(Model(np.full(2, float(number())))))
+    lock = variable(strategy, threading.Lock, name="lock")
+    with pytest.raises(errors.ArgumentError, match=r"lock.assign: whether lock is the same on all replicas cannot be"):
+        strategy.run(lambda: lock.assign(threading.Lock()))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"w": np.zeros(2), "name": None}, {"w": np.zeros(3), "name": None}),
+        ({"w": np.zeros(2), "name": None}, {"w": np.zeros(2, np.float32), "name": None}),
+        ({"w": np.zeros(2), "name": None}, {"v": np.zeros(2), "name": None}),
+        (Counter(names="ab"), Counter(names="ac")),
+        ([1, "a"], (1, "a")),
+        ("text", b"text"),
+        (Counter, Model),
+    ],
+)
+def test_what_differs_is_told_apart(one, other):
+    strategy = mirrored(2)
+    made = variable(strategy, object)
+    for value in (one, other):
+        strategy.run(lambda value=value: made.assign(value))
+    with pytest.raises(errors.CollectiveError, match="gives another value"):
+        strategy.run(lambda: made.assign(other if number() else one))
+
+
+def test_where_each_is_to_have_its_own_objects_differ(strategy):
+    made = variable(strategy, Counter, synchronization="ON_READ")
+    strategy.run(lambda: made.assign(Counter(number())))
+    size = strategy.num_replicas_in_sync
+    assert [each.number for each in strategy.local_results(made)] == list(range(size))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"), [("SUM", lambda n: n * (n + 1) / 2), ("MEAN", lambda n: (n + 1) / 2)]
+)
+def test_nests_of_arrays_of_a_framework_are_added_up(strategy, aggregation, expected):
+    pytest.importorskip("array_api_strict")
+
+    def make():
+        import array_api_strict as xp
+
+        return {"w": xp.zeros(2, dtype=xp.float32), "b": [xp.asarray(0.0)]}
+
+    made = variable(strategy, make, aggregation=aggregation)
+
+    def step():
+        import array_api_strict as xp
+
+        one = xp.ones(2, dtype=xp.float32) * float(number() + 1)
+        given = {"w": one, "b": [xp.asarray(float(number() + 1))]}
+        made.assign(given)
+        found = made.assign_add(given)
+        return [type(found["w"]).__name__, str(found["w"].dtype), *map(float, found["w"]), float(found["b"][0])]
+
+    size = strategy.num_replicas_in_sync
+    total = 2 * (expected(size) if size > 1 else 1.0)
+    kind = ["Array", "array_api_strict.float32"]
+    assert strategy.local_results(strategy.run(step)) == ([*kind, total, total, total],) * size
+    found = strategy.local_results(made.assign_sub(make()))
+    assert [float(each["b"][0]) for each in found] == [total] * size
+    with pytest.raises(errors.ArgumentError, match="of another structure or shape than the variable's"):
+        strategy.local_results(made.assign_add({"w": 1.0}))
+
+
+def test_what_does_not_add_up_is_told():
+    strict = pytest.importorskip("array_api_strict")
+    strategy = mirrored(2)
+    with pytest.raises(errors.ArgumentError, match=r"aggregation MEAN of .*int64.* would be no whole number"):
+        variable(strategy, lambda: [strict.asarray(1)], aggregation="MEAN")
+    with pytest.raises(errors.ArgumentError, match="aggregation SUM is for arrays, and the value is list"):
+        variable(strategy, lambda: [strict.ones(1), None], aggregation="SUM")
+    with pytest.raises(errors.ArgumentError, match=r"aggregation SUM of what each replica has for itself \(ON_READ\)"):
+        variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", synchronization="ON_READ")
+    made = variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", name="thing")
+    with pytest.raises(errors.ArgumentError, match=r"thing.assign: aggregation SUM is for nests of arrays: .*Counter"):
+        strategy.run(lambda: made.assign([Counter()]))
+
+
+# --- arrays of frameworks as the value ---
+
+
+def test_arrays_of_a_framework_are_taken_as_numpys(strategy):
+    strict = pytest.importorskip("array_api_strict")
+    made = variable(strategy, {"w": strict.ones(2, dtype=strict.float32), "b": 1.0}, aggregation="SUM")
+    assert made.numpy()["w"].dtype == np.float32
+    made.assign({"w": strict.full(2, 3.0, dtype=strict.float32), "b": strict.asarray(2.0)})
+    made.assign_add({"w": strict.ones(2, dtype=strict.float32), "b": 0.0})
+    found = strategy.local_results(strategy.run(lambda: (type(made.read_value()["w"]).__name__, made.read_value())))
+    assert [(kind, each["w"].tolist(), float(each["b"])) for kind, each in found] == (
+        [("ndarray", [4, 4], 2)] * strategy.num_replicas_in_sync
+    )
+    with pytest.raises(errors.ArgumentError, match="the value is Counter; give an array or a number"):
+        made.assign({"w": Counter(), "b": 0})
