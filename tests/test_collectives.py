@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 import daskdist
 from daskdist import PerReplica, Reduction, errors
+from daskdist.strategy import current
 from daskdist.strategy.desk import Stretches
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,6 +59,27 @@ def test_outside_of_strategies_there_is_one_replica():
     assert context.all_reduce("SUM", 2.0) == 2.0
     assert context.all_gather(np.ones(2), 0).tolist() == [1, 1]
     assert context.merge_call(lambda strategy, x: x + strategy.num_replicas_in_sync, args=(1,)) == 2
+
+
+@pytest.fixture
+def two_devices():
+    """A process that sees two devices which are not the host."""
+    strict_device = pytest.importorskip(
+        "strict_device", reason="array-api-strict is not installed", exc_type=ImportError
+    )
+    strict_device.register(uuids=("one", "other"))
+    current._default.cache_clear()
+    yield
+    current._default.cache_clear()
+    strict_device.unregister()
+
+
+def test_outside_of_strategies_there_is_one_replica_whatever_devices_there_are(two_devices):
+    assert daskdist.MirroredStrategy().num_replicas_in_sync == 2
+    strategy, context = daskdist.get_strategy(), daskdist.get_replica_context()
+    assert strategy.num_replicas_in_sync == context.num_replicas_in_sync == 1
+    assert strategy.extended.worker_devices == context.devices == ("CPU:0",)
+    assert strategy.run(lambda x: (x, daskdist.get_replica_context().devices), args=(3,)) == (3, ("CPU:0",))
 
 
 def test_in_a_scope_there_is_a_strategy_and_no_replica():
@@ -359,6 +381,42 @@ def test_shapes_that_differ_are_told(strategy):
         strategy.local_results(strategy.run(reduced, args=(values,)))
 
 
+def gathered(x, axis):
+    return daskdist.get_replica_context().all_gather(x, axis)
+
+
+@pytest.mark.parametrize(
+    ("make", "axis", "message"),
+    [
+        (
+            lambda k: np.ones((k + 1, 4 if k else 3)),
+            0,
+            r"all_gather\(axis=0\): what replicas give differs in shape: replica 0 gives \(1, 3\), replica 1 gives "
+            r"\(2, 4\); they may differ along axis 0 only",
+        ),
+        (
+            lambda k: {"x": np.ones((4 if k else 3, 2))},
+            1,
+            r"all_gather\(axis=1\): .*: replica 0 gives \(3, 2\), replica 1 gives \(4, 2\); .* along axis 1 only",
+        ),
+        (
+            lambda k: np.ones((2,) * (1 + (k > 0))),
+            0,
+            r"all_gather\(axis=0\): what replicas give differs in .* shape: replica 0 gives \(2,\), replica \d gives "
+            r"\(2, 2\)",
+        ),
+        (float, 0, r"all_gather\(axis=0\): replica 0 gives .*0.0.*, a scalar, which has no axis 0; give x\[None\]"),
+        (lambda k: np.ones(2), 3, r"all_gather\(axis=3\): axis 3 of a value of shape \(2,\), which replica 0 gives; "),
+    ],
+    ids=["another axis", "in a nest", "axes", "scalar", "no such axis"],
+)
+def test_shapes_that_do_not_go_together_are_told(strategy, make, axis, message):
+    with pytest.raises((errors.ArgumentError, errors.CollectiveError), match=message):
+        strategy.local_results(strategy.run(gathered, args=(values_of(strategy, make), axis)))
+    found = strategy.local_results(strategy.run(gathered, args=(np.ones(1), 0)))
+    assert [len(each) for each in found] == [strategy.num_replicas_in_sync] * strategy.num_replicas_in_sync
+
+
 def test_calls_in_another_order_are_told(strategy):
     def step():
         context = daskdist.get_replica_context()
@@ -513,6 +571,28 @@ def test_what_merge_call_raises_all_are_told(strategy):
 
     found = strategy.local_results(strategy.run(step))
     assert found == tuple(["between replicas", k] for k in range(strategy.num_replicas_in_sync))
+
+
+def between_replicas(strategy):
+    return strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_merge_call_of_one_replica_is_told(strategy, which):
+    def step():
+        context = daskdist.get_replica_context()
+        return context.replica_id_in_sync_group == which and context.merge_call(between_replicas)
+
+    begin = time.monotonic()
+    words = rf"merge_call\(between_replicas\) is called by some replicas only: replica [^{which}] has"
+    with pytest.raises(errors.CollectiveError, match=words):
+        strategy.local_results(strategy.run(step))
+    assert time.monotonic() - begin < 10
+    # It is of use afterwards.
+    found = strategy.run(lambda: daskdist.get_replica_context().merge_call(between_replicas))
+    assert [int(each) for each in strategy.local_results(found)] == (
+        [strategy.num_replicas_in_sync] * strategy.num_replicas_in_sync
+    )
 
 
 def test_values_that_are_none(strategy):

@@ -310,8 +310,8 @@ def test_gathered_on_the_first_device(no_copies):
 @pytest.mark.parametrize(
     ("values", "axis", "words"),
     [
-        ([np.float64(1), np.float64(2)], 0, "is a scalar, and has no axis 0; use local_results"),
-        ([np.ones(2)] * 2, 1, "axis 1 of a value of shape \\(2,\\); give 0 to 0"),
+        ([np.float64(1), np.float64(2)], 0, r"a scalar, which has no axis 0; give x\[None\], or"),
+        ([np.ones(2)] * 2, 1, r"axis 1 of a value of shape \(2,\), which replica 0 gives; give 0"),
         ([np.ones((2, 2)), np.ones((2, 3))], 0, "they may differ along axis 0 only"),
     ],
     ids=["scalar", "axis", "shapes"],

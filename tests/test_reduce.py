@@ -603,7 +603,7 @@ def test_a_last_batch_whose_inner_shape_only_some_know(strategy):
     np.testing.assert_array_equal(strategy.gather(PerReplica(last.values[::-1]), axis=0), rows[4:])
     nothing = strategy.gather(PerReplica([np.zeros((0, 0)), np.zeros((0, 3))]), axis=0)
     assert np.shape(np.asarray(nothing)) == (0, 3)
-    with pytest.raises(errors.ArgumentError, match=r"\(2, 3\), \(0, 2\); they may differ along axis 0 only"):
+    with pytest.raises(errors.ArgumentError, match=r"\(2, 3\), replica 1 gives \(0, 2\); they may differ along axis 0"):
         np.asarray(strategy.gather(PerReplica([np.ones((2, 3)), np.zeros((0, 2))]), axis=0))
 
 

@@ -8,7 +8,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate, chain
 from typing import Any, Final
@@ -149,6 +149,17 @@ def _with(partial: Any, array: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class _Axes:
+    """A shape; one is equal to any of as many axes."""
+
+    ndim: int
+    shape: tuple[int, ...] = field(compare=False)
+
+    def __repr__(self) -> str:
+        return str(self.shape)
+
+
+@dataclass(frozen=True)
 class AllGather:
     """The values of all replicas one after the other along an axis; what a replica gives is leaves and structure."""
 
@@ -161,7 +172,8 @@ class AllGather:
     def shapes(self, given: tuple[list[Any], Any]) -> Any:
         leaves, treespec = given
         # What may differ along the axis is seen when they are put together.
-        return (str(treespec), [np.ndim(leaf) for leaf in leaves])
+        shapes = [_Axes(np.ndim(leaf), np.shape(leaf)) for leaf in leaves]
+        return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
 
     def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
         return [(number, leaves) for number, (leaves, _) in given.items()]
@@ -171,7 +183,7 @@ class AllGather:
 
     def final(self, partial: Any) -> list[Any]:
         rows = [leaves for _, leaves in sorted(partial, key=lambda each: each[0])]
-        return [concatenated(values, self.axis) for values in zip(*rows, strict=True)]
+        return [concatenated(values, self.axis, self.name) for values in zip(*rows, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from daskdist.strategy.strategy import Strategy
 
 @cache
 def _default() -> ReplicaContext:
-    strategy = MirroredStrategy()
+    # Not on a GPU, were there some: where no strategy is current a program is on the host.
+    strategy = MirroredStrategy(["CPU:0"])
     return ReplicaContext(0, 1, lambda: strategy)
 
 
@@ -52,7 +53,7 @@ def has_strategy() -> bool:
 
 
 def get_strategy() -> Strategy:
-    """The current strategy; where there is none, one of a single replica in this process.
+    """The current strategy; where there is none, one of a single replica in this process, on the host.
 
     >>> get_strategy().num_replicas_in_sync
     1

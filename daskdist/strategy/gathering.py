@@ -34,7 +34,7 @@ class Gather:
         return Returned.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
 
 
-def concatenated(values: Sequence[Any], axis: int) -> Any:
+def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") -> Any:
     """Arrays of replicas, one after the other along an axis.
 
     Raises
@@ -50,31 +50,28 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
     home = home_of(devices)
     if home is None:
         arrays = [
-            _as_array(value if device is None else host_array(value))
+            _as_array(value if device is None else host_array(value), operation)
             for value, device in zip(values, devices, strict=True)
         ]
     else:
         arrays = list(values)
-    for array in arrays:
-        if not array.ndim:
-            raise ArgumentError(
-                f"gather: {array[()]!r:.80} is a scalar, and has no axis {axis}; use local_results, or return x[None] "
-                "from the function"
-            )
-        if axis >= array.ndim:
-            raise ArgumentError(f"gather: axis {axis} of a value of shape {array.shape}; give 0 to {array.ndim - 1}")
+    _check_axis(arrays, axis, operation)
     if not axis:
         arrays = _of_known_shape(arrays)
-    if len({_without(array.shape, axis) for array in arrays}) > 1:
-        shapes = ", ".join(str(array.shape) for array in arrays)
-        raise ArgumentError(
-            f"gather: the shapes of the replicas' values are {shapes}; they may differ along axis {axis} only"
-        )
+    shape = arrays[0].shape
+    for number, array in enumerate(arrays):
+        if _without(array.shape, axis) != _without(shape, axis):
+            raise ArgumentError(
+                f"{operation}: what replicas give differs in shape: replica 0 gives {shape}, replica {number} gives "
+                f"{array.shape}; they may differ along axis {axis} only"
+            )
     if home is not None:
         return _together_on(home, arrays, axis)
     if any(isinstance(array, Ragged) for array in arrays):
         if axis or not all(isinstance(array, Ragged) for array in arrays):
-            raise ArgumentError("gather: rows of different lengths are put together along axis 0, and with their like")
+            raise ArgumentError(
+                f"{operation}: rows of different lengths are put together along axis 0, and with their like"
+            )
         return concat(arrays)
     put_together: Any = np.concatenate
     if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
@@ -83,7 +80,21 @@ def concatenated(values: Sequence[Any], axis: int) -> Any:
         return put_together(arrays, axis)
     except TypeError as error:
         kinds = ", ".join(str(array.dtype) for array in arrays)
-        raise ArgumentError(f"gather: values of {kinds} do not go together: {error}") from None
+        raise ArgumentError(f"{operation}: values of {kinds} do not go together: {error}") from None
+
+
+def _check_axis(arrays: Sequence[Any], axis: int, operation: str) -> None:
+    for number, array in enumerate(arrays):
+        if not array.ndim:
+            raise ArgumentError(
+                f"{operation}: replica {number} gives {array[()]!r:.80}, a scalar, which has no axis {axis}; give "
+                "x[None], or see those of all with local_results"
+            )
+        if axis >= array.ndim:
+            most = f"0 to {array.ndim - 1}" if array.ndim > 1 else "0"
+            raise ArgumentError(
+                f"{operation}: axis {axis} of a value of shape {array.shape}, which replica {number} gives; give {most}"
+            )
 
 
 def _together_on(device: Device, arrays: Sequence[Any], axis: int) -> Any:
@@ -94,13 +105,13 @@ def _together_on(device: Device, arrays: Sequence[Any], axis: int) -> Any:
         return xp.concat([cast(xp, moved(array, device), dtype) for array in arrays], axis=axis)
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Any, operation: str) -> Any:
     if isinstance(value, (Ragged, np.ma.MaskedArray)):
         return value
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"gather: a value is a {type(value).__name__} that makes no array: {error}") from error
+        raise ArgumentError(f"{operation}: a value is a {type(value).__name__} that makes no array: {error}") from error
 
 
 def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:
