@@ -221,6 +221,20 @@ def test_nests_of_arrays_of_a_framework_are_added_up(strategy, aggregation, expe
         strategy.local_results(made.assign_add({"w": 1.0}))
 
 
+def test_each_replica_can_make_arrays_of_a_framework_of_another_shape(strategy):
+    pytest.importorskip("array_api_strict")
+
+    def make():
+        import array_api_strict as xp
+
+        return xp.zeros(number() + 1)
+
+    made = variable(strategy, make)
+    size = strategy.num_replicas_in_sync
+    found = strategy.run(lambda: made.read_value().shape[0])
+    assert [int(each) for each in strategy.local_results(found)] == [k + 1 for k in range(size)]
+
+
 def test_what_does_not_add_up_is_told():
     strict = pytest.importorskip("array_api_strict")
     strategy = mirrored(2)

@@ -149,7 +149,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
             layouts = strategy.local_results(found[0])
             self._layout = layouts[0]
             for number, layout in enumerate(layouts):
-                if layout != self._layout:
+                if (layout.treespec, layout.kind) != (self._layout.treespec, self._layout.kind):
                     raise ArgumentError(
                         f"{self.name}: the function made {layouts[0].kind} on replica 0 and {layout.kind or 'arrays'} "
                         f"on replica {number}"
