@@ -888,3 +888,232 @@ def test_readme_examples_run(request, framework):
         "keras": lambda: kernel(names["keras"], names["model"]),
     }[framework]()
     assert found == pytest.approx(WEIGHTS.tolist(), abs=0.2)
+
+
+# --- what replicas keep, and train ---
+
+
+@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])
+def two(request: pytest.FixtureRequest) -> Any:
+    """Two replicas: in this process, and each on a worker."""
+    return mirrored(2) if request.param == "embedded" else request.getfixturevalue("on_cluster")
+
+
+def points() -> tuple[Any, Any]:
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
+    return x, x @ WEIGHTS
+
+
+def test_a_torch_module_is_kept_trained_and_restored(torch, two, tmp_path):
+    def make():
+        import torch
+
+        module = torch.nn.Linear(3, 1)
+        torch.nn.init.zeros_(module.weight), torch.nn.init.zeros_(module.bias)
+        return module
+
+    with two.scope():
+        model = daskdist.Variable(make, name="model")
+
+    def step(batch):
+        import torch
+
+        module = model.read_value()
+        x, y = daskdist.to_torch(batch)
+        module.zero_grad()
+        torch.nn.functional.mse_loss(module(x)[:, 0], y).backward()
+        gradients = [each.grad.numpy() for each in module.parameters()]
+        gradients = daskdist.get_replica_context().all_reduce("MEAN", gradients)
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter -= 0.2 * torch.from_numpy(gradient)
+
+    def weights():
+        return model.read_value().weight.detach().numpy().copy()
+
+    def train():
+        for batch in batches:
+            two.run(step, args=(batch,))
+        return [each.tolist() for each in two.local_results(two.run(weights))]
+
+    x, y = points()
+    batches = two.distribute_dataset(Dataset.from_tensor_slices((x, y)).batch(40))
+    first, second = train()
+    assert first == second
+    checkpoint = daskdist.Checkpoint(model=model)
+    checkpoint.save(tmp_path / "model.npz")
+    later = train()
+    assert later[0] != first
+    assert np.abs(np.array(later[0][0]) - WEIGHTS).max() < 0.2
+    checkpoint.restore(tmp_path / "model.npz")
+    assert [each.tolist() for each in two.local_results(two.run(weights))] == [first, first]
+    # From there on it goes as it went.
+    assert train() == later
+
+
+def test_a_torch_module_that_is_assigned_is_each_replicas_own(torch, two):
+    def make():
+        import torch
+
+        return torch.nn.Linear(3, 1)
+
+    with two.scope():
+        model = daskdist.Variable(make, aggregation="ONLY_FIRST_REPLICA")
+
+    def add():
+        import torch
+
+        context = daskdist.get_replica_context()
+        with torch.no_grad():
+            model.read_value().weight += context.replica_id_in_sync_group + 1
+        context.all_reduce("SUM", 1)
+        return model.read_value().weight.tolist()
+
+    given = torch.nn.Linear(3, 1)
+    torch.nn.init.zeros_(given.weight)
+    model.assign(given)
+    assert two.local_results(two.run(add)) == ([[1, 1, 1]], [[2, 2, 2]])
+    assert given.weight.tolist() == [[0, 0, 0]]
+
+    def assign():
+        import torch
+
+        made = torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(made.weight, 10.0 * (daskdist.get_replica_context().replica_id_in_sync_group + 1))
+        model.assign(made)
+
+    two.run(assign)
+    assert two.local_results(two.run(add)) == ([[11, 11, 11]], [[12, 12, 12]])
+
+
+def jax_step(weights: Any, batch: Any) -> Any:
+    """The gradient of the mean squared error of a line, by JAX."""
+    import jax
+
+    def loss(weights, x, y):
+        return ((x @ weights["w"] + weights["b"] - y) ** 2).mean()
+
+    return jax.grad(loss)(weights, *daskdist.to_jax(batch))
+
+
+def jax_zeros() -> Any:
+    import jax
+
+    return {"w": jax.numpy.zeros(3), "b": jax.numpy.zeros(())}
+
+
+def jax_trained_alone(num_epochs: int, batch_size: int) -> Any:
+    """The weights of a line trained in this process, by whole batches."""
+    import jax
+
+    (x, y), weights = points(), jax_zeros()
+    for _ in range(num_epochs):
+        for start in range(0, ROWS, batch_size):
+            rows = slice(start, start + batch_size)
+            gradient = jax_step(weights, (x[rows], y[rows]))
+            weights = jax.tree.map(lambda weight, each: weight - 0.2 * each, weights, gradient)
+    return weights
+
+
+@pytest.mark.parametrize("how", ["assign", "assign_sub"])
+def test_a_nest_of_jax_arrays_is_kept_trained_and_restored(jax, two, tmp_path, how):
+    with two.scope():
+        weights = daskdist.Variable(jax_zeros, aggregation="MEAN", name="weights")
+
+    def step(batch):
+        import jax
+
+        here = weights.read_value()
+        change = jax.tree.map(lambda each: 0.2 * each, jax_step(here, batch))
+        if how == "assign":
+            weights.assign(jax.tree.map(lambda each, by: each - by, here, change))
+        else:
+            weights.assign_sub(change)
+
+    def kept():
+        import jax
+
+        here = weights.read_value()
+        assert all(isinstance(each, jax.Array) for each in jax.tree.leaves(here))
+        return {name: np.asarray(each) for name, each in here.items()}
+
+    def train():
+        for batch in batches:
+            two.run(step, args=(batch,))
+        first, second = two.local_results(two.run(kept))
+        assert first["w"].tolist() == second["w"].tolist()
+        assert first["b"] == second["b"]
+        return first
+
+    batches = two.distribute_dataset(Dataset.from_tensor_slices(points()).batch(40))
+    once = train()
+    # Halves of equal size: the mean of their gradients is that of the whole.
+    np.testing.assert_allclose(once["w"], jax_trained_alone(1, 40)["w"], rtol=1e-5)
+    checkpoint = daskdist.Checkpoint(weights=weights)
+    checkpoint.save(tmp_path / "weights.npz")
+    twice = train()
+    np.testing.assert_allclose(twice["w"], WEIGHTS, atol=0.1)
+    checkpoint.restore(tmp_path / "weights.npz")
+    assert [each["w"].tolist() for each in two.local_results(two.run(kept))] == [once["w"].tolist()] * 2
+    assert train()["w"].tolist() == twice["w"].tolist()
+
+
+def test_a_nest_of_jax_arrays_without_aggregation_is_the_same_on_all(jax, two):
+    with two.scope():
+        weights = daskdist.Variable(jax_zeros, name="weights")
+
+    def moved(by):
+        import jax
+
+        weights.assign(jax.tree.map(lambda each: each + by, weights.read_value()))
+        return weights.read_value()["w"].tolist()
+
+    assert two.local_results(two.run(moved, args=(1.0,))) == ([1, 1, 1], [1, 1, 1])
+    with pytest.raises(daskdist.errors.CollectiveError, match=r"weights.assign: replica 1 gives another value than"):
+        two.local_results(two.run(moved, args=(PerReplica([1.0, 2.0]),)))
+    assert weights.state_dict()["value"]["w"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_arrays_of_a_framework_are_a_variable_of_arrays(request, two, library):
+    request.getfixturevalue(library)
+
+    def ones():
+        if library == "torch":
+            import torch as xp
+        else:
+            import jax.numpy as xp
+        return xp.ones(2)
+
+    with two.scope():
+        made = daskdist.Variable({"w": ones(), "b": 0.0}, aggregation="SUM")
+    assert made.numpy()["w"].dtype == np.float32
+    made.assign({"w": ones() * 3, "b": ones().sum()})
+
+    def step():
+        made.assign_add({"w": ones(), "b": np.float64(1)})
+        return made.read_value()["w"]
+
+    assert [each.tolist() for each in two.local_results(two.run(step))] == [[5, 5]] * 2
+    assert float(made.numpy()["b"]) == 4
+
+
+def test_jax_trains_in_a_loop_on_the_replicas(jax, two):
+    def loop(steps, num_epochs):
+        import jax
+
+        context = daskdist.get_replica_context()
+        weights, num_batches = jax_zeros(), 0
+        for _ in range(num_epochs):
+            for batch in steps:
+                num_batches += 1
+                gradient = context.all_reduce("MEAN", jax_step(weights, batch))
+                weights = jax.tree.map(lambda weight, each: weight - 0.2 * each, weights, gradient)
+        return {"w": np.asarray(weights["w"]), "b": float(weights["b"]), "batches": num_batches}
+
+    batches = two.distribute_dataset(Dataset.from_tensor_slices(points()).batch(40))
+    first, second = two.local_results(two.run(loop, args=(batches, 3)))
+    assert first["batches"] == second["batches"] == 18
+    assert first["w"].tolist() == second["w"].tolist()
+    np.testing.assert_allclose(first["w"], jax_trained_alone(3, 40)["w"], rtol=1e-5)
+    np.testing.assert_allclose(first["w"], WEIGHTS, atol=0.05)
