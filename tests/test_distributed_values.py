@@ -139,12 +139,12 @@ def test_a_plain_value_is_gathered_as_it_is(strategy):
 @pytest.mark.parametrize(
     ("value", "axis", "message"),
     [
-        (arrays(1, 2), 0, r"np.int64\(1\) is a scalar, and has no axis 0"),
-        (arrays([1], [2]), 1, r"axis 1 of a value of shape \(1,\); give 0 to 0"),
+        (arrays(1, 2), 0, r"replica 0 gives np.int64\(1\), a scalar, which has no axis 0"),
+        (arrays([1], [2]), 1, r"axis 1 of a value of shape \(1,\), which replica 0 gives; give 0"),
         (arrays([1], [2]), -1, "axis is -1; give 0 or more"),
         (arrays([1], [2]), None, "axis is None; give a whole number"),
-        (arrays(np.ones((1, 2)), np.ones((1, 3))), 0, r"values are \(1, 2\), \(1, 3\); they may differ along axis 0"),
-        (arrays([1], [[2]]), 0, r"values are \(1,\), \(1, 1\)"),
+        (arrays(np.ones((1, 2)), np.ones((1, 3))), 0, r"0 gives \(1, 2\), replica 1 gives \(1, 3\); they may"),
+        (arrays([1], [[2]]), 0, r"replica 0 gives \(1,\), replica 1 gives \(1, 1\)"),
         (PerReplica([Ragged(np.arange(1), [0, 1])] * 2), 1, "rows of different lengths are put together along axis 0"),
         (arrays([1], np.array(["2020"], "datetime64[D]")), 0, "int64, datetime64.* do not go together"),
         (arrays([1], [2], [3]), 0, "of 3 values meets a strategy of 2 replicas"),
