@@ -528,14 +528,22 @@ def test_a_replica_that_ends_early_is_told_of(strategy):
 
 
 @pytest.mark.cluster
-def test_a_replica_that_never_comes_is_waited_for_so_long(on_cluster):
-    def step():
+def test_a_replica_that_never_comes_is_waited_for_so_long(on_cluster, tmp_path):
+    def step(told):
         context = daskdist.get_replica_context()
-        with dask.config.set({"daskdist.timeouts.collective": 0.5}):
-            return context.replica_id_in_sync_group or context.all_reduce("SUM", 1)
+        if context.replica_id_in_sync_group:
+            end = time.monotonic() + 30
+            while not told.exists() and time.monotonic() < end:
+                time.sleep(0.02)
+            return 1
+        try:
+            with dask.config.set({"daskdist.timeouts.collective": 0.5}):
+                return context.all_reduce("SUM", 1)
+        finally:
+            told.touch()
 
     with pytest.raises(errors.CollectiveError, match=r"replica 1 did not call it within 0.5 s, .*timeouts.collective"):
-        on_cluster.local_results(on_cluster.run(step))
+        on_cluster.local_results(on_cluster.run(step, args=(tmp_path / "told",)))
 
 
 def test_embedded_a_replica_that_never_comes_is_waited_for_so_long():

@@ -84,6 +84,7 @@ HOMES = {
         "execute/noting.py",
         "strategy/cluster_resolver.py",
         "strategy/multi_worker.py",
+        "strategy/asking.py",
         "strategy/desk.py",
         "strategy/exchange.py",
         "strategy/membership.py",

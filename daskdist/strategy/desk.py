@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final
 
@@ -15,18 +15,16 @@ from distributed import Worker
 
 from daskdist.config import setting
 from daskdist.errors import CollectiveError
+from daskdist.strategy.asking import LOOK_EVERY_S, Asking, Inquiry, Lost, Whereabouts
 from daskdist.strategy.exchange import Exchange, step_aside
-from daskdist.strategy.gang import Gang, late, left
+from daskdist.strategy.gang import HAS_ENDED, Gang, late
 from daskdist.strategy.progress import Board, News, Unseen, Which
 from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.team import Step, Team, lost, told
 
 # Calls of which it is remembered who has left them.
 _MOST_OVER: Final = 1024
-_LOOK_EVERY_S: Final = 0.3
 _LOOK_AGAIN_S: Final = 0.02
-_ANSWER_WITHIN_S: Final = 5.0
-_HAS_ENDED: Final = "has ended"
 
 
 class Stretches:
@@ -106,18 +104,24 @@ class Desk:
         for step in steps:
             self.leave(token, step, number, how)
 
-    async def whereabouts(self, token: str, step: int, asking: str) -> list[tuple[int, str]]:
-        """Which replicas have left a call, and how; nothing as long as something is on its way to who asks."""
+    async def whereabouts(self, token: str, step: int, turn: int, asking: str) -> Whereabouts:
+        """What came of a call here; of its end nothing as long as something is on its way to who asks."""
         key = (token, step)
         with self.changed:
-            return [] if (key, asking) in self._on_its_way else list(self._how_over(key).items())
+            team, gang = self.teams.get(token), self._gangs.get(key)
+            over = self._how_over(key)
+            members = () if team is None else team.members(self.worker.address)
+            absent, failed = (members, None) if gang is None else gang.state(turn)
+            if (key, asking) in self._on_its_way:
+                over, failed = {}, None
+            return Whereabouts(list(over.items()), [each for each in absent if each not in over], failed)
 
     def _how_over(self, key: Step) -> dict[int, str]:
         # Which replicas have left a call, and how.
         team = self.teams.get(key[0])
         members = () if team is None else team.members(self.worker.address)
         ended = [number for number in members if key[1] in self._ended.get((key[0], number), ())]
-        return dict.fromkeys(ended, _HAS_ENDED) | self._over.get(key, {})
+        return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
 
     def _are_over(self, key: Step) -> bool:
         # Whether no replica is left here in a call.
@@ -153,11 +157,14 @@ class Desk:
             error = told(error)
         with self.changed:
             gang = self._gangs.get(key)
+            if error is None and gang is not None:
+                # Though it is content with that, others have still to hear of it.
+                error = gang.failure_of(number)
             if token in self.teams:
                 # All of them, though of some more is known: so they are few stretches.
                 self._ended.setdefault((token, number), Stretches()).add(step)
             if error is not None or gang is not None:
-                self._over.setdefault(key, {})[number] = error or _HAS_ENDED
+                self._over.setdefault(key, {})[number] = error or HAS_ENDED
                 if len(self._over) > _MOST_OVER:
                     self._over.popitem(last=False)
             if gang is not None and gang.leave(number, error):
@@ -203,47 +210,68 @@ class Desk:
                 self._unsent.setdefault(key, {})[address] = why
                 self.changed.notify_all()
 
-    def take(self, key: Step, turn: int, part: str, senders: Sequence[str], name: str, team: Team) -> list[Any]:
+    def take(
+        self,
+        key: Step,
+        turn: int,
+        part: str,
+        senders: Sequence[str],
+        name: str,
+        team: Team,
+        refuse: Callable[[str, Any], None],
+    ) -> list[Any]:
         """What other workers send, in their order; waited for.
+
+        Meanwhile ``refuse`` is given, with its part, what comes for the same turn that is not waited for.
 
         Raises
         ------
         CollectiveError
-            A worker is lost, a replica on it has left, or it sends nothing in time.
+            A worker is lost, a replica on it has left or does something else, or some do not come in time.
         """
         most = float(setting("timeouts.collective"))
         now = time.monotonic()
-        end, look = now + most, now + _LOOK_EVERY_S
-        suspects: dict[str, dict[int, BaseException | str | None]] = {}
-        while True:
-            with self.changed:
-                if key[0] not in self.teams:
-                    raise CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
-                mail = self._mail.setdefault(key, {})
-                missing = [sender for sender in senders if (turn, part, sender) not in mail]
-                if not missing:
-                    return [mail.pop((turn, part, sender)) for sender in senders]
-                if unsent := self._unsent.get(key):
-                    raise lost(name, team, *next(iter(unsent.items())))
-                self.changed.wait(min(look, end) - time.monotonic())
-                missing = [sender for sender in senders if (turn, part, sender) not in mail]
-            now = time.monotonic()
-            if now >= look:
-                for sender in missing:
-                    gone = self._asked(key, sender, name, team)
-                    # What it sent before may be on its way.
-                    if gone and suspects.get(sender) == gone:
-                        raise left(name, gone)
-                    suspects[sender] = gone
-                look = time.monotonic() + _LOOK_EVERY_S
-            if now >= end:
-                raise late(name, [number for sender in missing for number in team.members(sender)], most)
+        end, look = now + most, now + min(most, LOOK_EVERY_S)
+        inquiry: Inquiry | None = None
+        seen: set[tuple[int, str, str]] = set()
+        try:
+            while True:
+                with self.changed:
+                    if key[0] not in self.teams:
+                        raise CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
+                    mail = self._mail.setdefault(key, {})
+                    missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                    if not missing:
+                        return [mail.pop((turn, part, sender)) for sender in senders]
+                    if unsent := self._unsent.get(key):
+                        raise lost(name, team, *next(iter(unsent.items())))
+                    others = {each: mail[each] for each in mail if each[0] == turn and each not in seen}
+                    if not others and not (inquiry is not None and inquiry.is_answered):
+                        self.changed.wait(look - time.monotonic())
+                        missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                seen.update(others)
+                for (_, other, _), data in others.items():
+                    if other != part:
+                        refuse(other, data)
+                if missing and (inquiry is not None or time.monotonic() >= look):
+                    if inquiry is None:
+                        inquiry = Inquiry(self.worker, key, turn, name, team, told=self._wake)
+                    if absent := inquiry.absent(missing, end):
+                        raise late(name, absent, most)
+                    look = inquiry.next_at
+        finally:
+            if inquiry is not None:
+                inquiry.close()
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     async def progress(
         self, token: str, step: int, of: str, number: int, iteration: int, first: int, replicas: Sequence[int]
     ) -> tuple[int, list[tuple[int, list[bool]]], bool]:
         """How far a pipeline has come that is read here; waited for, for a while, where a step is not known yet."""
-        key, end, wait = (token, step), time.monotonic() + _LOOK_EVERY_S, 0.001
+        key, end, wait = (token, step), time.monotonic() + LOOK_EVERY_S, 0.001
         while True:
             news = self.board.since((of, number), iteration, first)
             is_over = news.is_over or self._how_over(key).keys() >= set(replicas)
@@ -264,22 +292,18 @@ class Desk:
         most = float(setting("timeouts.collective"))
         end = time.monotonic() + most
         step_aside()
-        asking = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
-
-        async def ask() -> Any:
-            asked = self.worker.rpc(unseen.worker).daskdist_progress(replicas=unseen.replicas, **asking)
-            return await asyncio.wait_for(asked, _ANSWER_WITHIN_S)
-
+        message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
+        asking = Asking(self.worker)
         while True:
-            try:
-                asked = asyncio.run_coroutine_threadsafe(ask(), self.worker.loop.asyncio_loop)
-                num_steps, uneven, is_over = asked.result(2 * _ANSWER_WITHIN_S)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                raise lost("run", self.teams[token], unseen.worker, why) from error
-            news = News(num_steps, dict(uneven), is_over)
-            if news.tells(first):
-                return news
+            asked = asking([unseen.worker], "daskdist_progress", replicas=unseen.replicas, **message)
+            (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
+            if type(answer) is Lost:
+                raise lost("run", self.teams[token], unseen.worker, answer.why)
+            if answer is not None:
+                num_steps, uneven, is_over = answer
+                news = News(num_steps, dict(uneven), is_over)
+                if news.tells(first):
+                    return news
             if time.monotonic() > end:
                 who = ", ".join(map(str, unseen.replicas))
                 raise CollectiveError(
@@ -287,17 +311,6 @@ class Desk:
                     f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
                     "replicas make the same passes"
                 )
-
-    def _asked(self, key: Step, address: str, name: str, team: Team) -> dict[int, BaseException | str | None]:
-        async def ask() -> Any:
-            asked = self.worker.rpc(address).daskdist_whereabouts(token=key[0], step=key[1], asking=self.worker.address)
-            return await asyncio.wait_for(asked, _ANSWER_WITHIN_S)
-
-        asked: ThreadFuture[Any] = asyncio.run_coroutine_threadsafe(ask(), self.worker.loop.asyncio_loop)
-        try:
-            return dict(asked.result(2 * _ANSWER_WITHIN_S))
-        except Exception as error:
-            raise lost(name, team, address, f"{type(error).__name__}: {error}") from error
 
 
 _desks: weakref.WeakKeyDictionary[Worker, Desk] = weakref.WeakKeyDictionary()

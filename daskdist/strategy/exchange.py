@@ -12,10 +12,12 @@ from distributed.protocol import to_serialize
 from distributed.threadpoolexecutor import thread_state
 
 from daskdist.config import setting
+from daskdist.errors import CollectiveError
 from daskdist.execute.fused import Failure, pickled_apart
+from daskdist.strategy.asking import Inquiry
 from daskdist.strategy.collectives import AllReduce, Merge
 from daskdist.strategy.device_values import host_nest
-from daskdist.strategy.gang import About, Collective, late
+from daskdist.strategy.gang import About, Collective
 from daskdist.strategy.team import Team
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 _MOST_AT_ONCE: Final = 8
 # Workers that send each other the whole of something large; more reduce a part each.
 _MOST_WHOLE: Final = 2
+# Messages that go from each to all, and those that go in a tree: in one turn all go one of the ways.
+_WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1}
+# Those that say of which call they are.
+_ABOUT: Final = frozenset({"values", "up"})
+# How often others are asked where one waits for a replica of its own process.
+_LOOK_EVERY_S: Final = 2.0
 # What is smaller goes along in the message: a frame of its own has a header, which takes longer than to copy it.
 _SMALL_BYTES: Final = 2**16
 
@@ -57,6 +65,13 @@ class Exchange:
             return self._in_a_tree(turn, collective, about, partial)
         return collective.final(self._at_once(turn, collective, about, partial))
 
+    def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
+        """What gives the replicas elsewhere that are still to come, asked after a time; see `Inquiry.absent`."""
+        own = self._desk.worker
+        inquiry = Inquiry(own, self._key, turn, name, self._team, _LOOK_EVERY_S)
+        others = [each for each in self._team.workers if each != own.address]
+        return lambda end: inquiry.absent(others, end)
+
     def _at_once(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
         # Each makes it for itself, in the same order; of something large, of more than two each makes a part for all.
         num_workers = len(self._team.workers)
@@ -87,7 +102,11 @@ class Exchange:
         try:
             sent.result(most)
         except TimeoutError:
-            raise late(about.name, self._team.members(self._team.workers[number]), most) from None
+            address = self._team.workers[number]
+            raise CollectiveError(
+                f"{about.name}: {address} did not take within {most:g} s what it was sent, which is "
+                "daskdist.timeouts.collective"
+            ) from None
 
     def _combined(
         self, turn: int, part: str, collective: Collective, about: About, own: Any, numbers: Sequence[int]
@@ -98,8 +117,7 @@ class Exchange:
             other, value = came[number]
             if isinstance(value, Failure):
                 raise value.error()
-            first, second = sorted((about, other), key=lambda each: each.number)
-            first.check(second)
+            _check(about, other)
         values = [own if number == self._own else came[number][1] for number in numbers]
         if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(own):
             # What came is nobody else's.
@@ -150,11 +168,24 @@ class Exchange:
 
     def _take(self, turn: int, part: str, numbers: Sequence[int], about: About) -> list[Any]:
         senders = [self._team.workers[number] for number in numbers]
-        came = self._desk.take(self._key, turn, part, senders, about.name, self._team)
-        return [
-            pickle.loads(pickled, buffers=[bytearray(each) if type(each) is bytes else each for each in frames])
-            for pickled, frames in came
-        ]
+        way = _WAYS[part.partition(" ")[0]]
+
+        def refuse(other: str, data: Any) -> None:
+            kind = other.partition(" ")[0]
+            if _WAYS[kind] != way and kind in _ABOUT:
+                _check(about, _unpickled(data)[0])
+
+        return list(map(_unpickled, self._desk.take(self._key, turn, part, senders, about.name, self._team, refuse)))
+
+
+def _unpickled(data: Any) -> Any:
+    pickled, frames = data
+    return pickle.loads(pickled, buffers=[bytearray(each) if type(each) is bytes else each for each in frames])
+
+
+def _check(one: About, other: About) -> None:
+    first, second = sorted((one, other), key=lambda each: each.number)
+    first.check(second)
 
 
 def _outcome(function: Callable[..., Any], *args: Any, before: Any) -> Any:

@@ -15,6 +15,13 @@ from daskdist.strategy.one_core import Turns
 
 # Calls of a replica that a message shows.
 _NUM_SHOWN: Final = 8
+# How often one that waits looks after replicas of other processes.
+_LOOK_EVERY_S: Final = 0.3
+# What others are told of a replica that met with a failure of what all do together.
+# How long it waits at a time for what they answer, when its time is over.
+_ANSWER_S: Final = 0.02
+HAS_ENDED: Final = "has ended"
+_RAISED: Final = f"raised {CollectiveError.__name__}: "
 
 
 class Collective(Protocol):
@@ -42,6 +49,12 @@ class Exchange(Protocol):
 
     def __call__(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
         """The result, of what all processes have."""
+
+    def absent(self, turn: int, name: str) -> Callable[[float], Sequence[int] | None]:
+        """What gives the replicas of other processes that are still to come, as known after a time; None until then.
+
+        It raises if they will not.
+        """
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,8 @@ class Gang:
         self._meetings: dict[int, _Meeting] = {}
         # Who has left, and because of what.
         self._left: dict[int, BaseException | str | None] = {}
+        # Why turns came to nothing.
+        self._failed: dict[int, str] = {}
 
     def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
         """What comes of a call that all replicas make, and whether nobody else is given the very same.
@@ -150,7 +165,11 @@ class Gang:
         else:
             if self._waits is not None:
                 self._waits()
-            self._await(number, meeting, collective, gate)
+            try:
+                self._await(number, meeting, turn, collective, gate)
+            except CollectiveError as error:
+                self._failed[turn] = str(error)
+                raise
         if meeting.error is not None:
             raise _again(meeting.error) if not is_last else meeting.error
         # What one alone gives may come back as it is.
@@ -163,6 +182,16 @@ class Gang:
             for meeting in self._meetings.values():
                 _open(meeting)
             return len(self._left) == len(self.members)
+
+    def state(self, turn: int) -> tuple[list[int], str | None]:
+        """Who is still to come to a turn, and why it came to nothing, if it did."""
+        with self._lock:
+            return [number for number in self.members if self._counts[number] <= turn], self._failed.get(turn)
+
+    def failure_of(self, number: int) -> str | None:
+        """Why the last call of a replica came to nothing, if it did, as others are told."""
+        failed = self._failed.get(self._counts[number] - 1)
+        return None if failed is None else f"{_RAISED}{failed}"
 
     def _hold(self, meeting: _Meeting, turn: int) -> None:
         try:
@@ -181,6 +210,8 @@ class Gang:
                 meeting.result = self._exchange(turn, first, about, partial)
         except BaseException as error:
             meeting.error = error
+            if isinstance(error, CollectiveError):
+                self._failed[turn] = str(error)
         with self._lock:
             meeting.is_over = True
             _open(meeting)
@@ -189,23 +220,31 @@ class Gang:
         order = tuple([each.name for each in self._orders[number]])
         return About(number, collective.name, collective.shapes(given), order)
 
-    def _await(self, number: int, meeting: _Meeting, collective: Collective, gate: Any) -> None:
+    def _await(self, number: int, meeting: _Meeting, turn: int, collective: Collective, gate: Any) -> None:
         most = self._most_s
         end = time.monotonic() + most
+        at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
+        absent: Callable[[float], Sequence[int] | None] | None = None
+        elsewhere: Sequence[int] | None = ()
         if not self._left:
             # Who leaves from now on lets go of the gate.
-            self._turns[number].wait(gate, min(most, threading.TIMEOUT_MAX))
+            self._turns[number].wait(gate, min(most, at_once))
         while not meeting.is_over:
             with self._lock:
                 missing = [other for other in self.members if other not in meeting.given]
                 gone = {other: self._left[other] for other in missing if other in self._left}
             if gone:
                 raise left(collective.name, gone)
+            if missing and self._exchange is not None:
+                absent = absent or self._exchange.absent(turn, collective.name)
+                elsewhere = absent(end)
             # Once all are here, who goes on for them looks at the time.
             rest = end - time.monotonic() if missing else -1
             if missing and rest <= 0:
-                raise late(collective.name, missing, most)
-            self._turns[number].wait(gate, min(rest, threading.TIMEOUT_MAX))
+                if elsewhere is not None:
+                    raise late(collective.name, sorted([*missing, *elsewhere]), most)
+                rest = _ANSWER_S
+            self._turns[number].wait(gate, min(rest, at_once))
 
 
 def _open(meeting: _Meeting) -> None:
@@ -217,11 +256,22 @@ def _open(meeting: _Meeting) -> None:
 def left(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
     """That replicas do not come because they are over."""
     told = []
+    failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
+    if failed and len(failed) == sum(error is not None and error != HAS_ENDED for error in errors.values()):
+        # What befell the others, all are told alike.
+        return CollectiveError(next(iter(failed.values())))
     for number, error in errors.items():
         if isinstance(error, BaseException):
             error = f"raised {type(error).__name__}: {error}"
-        told.append(f"replica {number} {error or 'has ended'}")
+        told.append(f"replica {number} {error or HAS_ENDED}")
     return CollectiveError(f"{name} is called by some replicas only: {'; '.join(told)}")
+
+
+def _failure(error: BaseException | str | None) -> str | None:
+    # Of one that met with a failure of what all do together, that.
+    if isinstance(error, CollectiveError):
+        return str(error)
+    return error.removeprefix(_RAISED) if isinstance(error, str) and error.startswith(_RAISED) else None
 
 
 def late(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:

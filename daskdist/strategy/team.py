@@ -44,5 +44,6 @@ def told(error: BaseException) -> str:
 
 def lost(name: str, team: Team, address: str, why: str) -> CollectiveError:
     """That a worker is not to be reached."""
-    who = ", ".join(map(str, team.members(address)))
-    return CollectiveError(f"{name}: lost {address}, and with it replica {who} ({why})")
+    numbers = team.members(address)
+    who = f"replica{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return CollectiveError(f"{name}: lost {address}, and with it {who} ({why})")

@@ -1,0 +1,218 @@
+"""Questions to other workers: what came of a call there, told apart from that one is lost, or busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future as ThreadFuture
+from typing import Any, Final, NamedTuple
+
+from distributed import Worker
+
+from daskdist.errors import CollectiveError
+from daskdist.strategy.gang import left
+from daskdist.strategy.team import Step, Team, lost
+
+LOOK_EVERY_S: Final = 0.3
+# What is not busy answers sooner.
+_SOON_S: Final = 2.0
+_NANNY_WITHIN_S: Final = 1.0
+# Who says nothing for so long, and has no nanny that answers, is lost, its machine say: those that wait for it are told
+# within 10 s.
+_LOST_AFTER_S: Final = 8.5
+
+
+class Lost(NamedTuple):
+    """That a worker is lost, and how that is known."""
+
+    why: str
+
+
+async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
+    # Not `asyncio.wait_for`, which waits for what it cancels: to connect may go on for half a minute all the same.
+    task = asyncio.ensure_future(asked)
+    done, _ = await asyncio.wait([task], timeout=most_s)
+    if done:
+        return True, task.result()
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    task.cancel()
+    return False, None
+
+
+class Asking:
+    """Questions to other workers, again and again.
+
+    Parameters
+    ----------
+    worker
+        Who asks.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._silent_since: dict[str, float] = {}
+
+    async def __call__(self, addresses: Sequence[str], operation: str, **message: Any) -> dict[str, Any]:
+        """What each worker answers; None of one that is busy, `Lost` of one that is lost."""
+        answers = await asyncio.gather(*[self._answer(address, operation, message) for address in addresses])
+        return dict(zip(addresses, answers, strict=True))
+
+    async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
+        since = self._silent_since.setdefault(address, time.monotonic())
+        rest = since + _LOST_AFTER_S - time.monotonic()
+        try:
+            asked = getattr(self._worker.rpc(address), operation)(**message)
+            is_there, answer = await _within(max(min(rest, _SOON_S), 0.1), asked)
+        except Exception as error:
+            return Lost(f"{type(error).__name__}: {error}")
+        if not is_there:
+            # One that holds Python's lock for long says nothing either.
+            return await self._of_silent(address, since)
+        del self._silent_since[address]
+        return answer
+
+    async def _of_silent(self, address: str, since: float) -> Lost | None:
+        # What ends, the scheduler hears of. Where a nanny watches a process, it tells that the machine is there.
+        watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
+        try:
+            _, answers = await _within(_NANNY_WITHIN_S, self._worker.scheduler.broadcast(**watched))
+        except KeyError:
+            return Lost("it has left the cluster")
+        except Exception:
+            # The scheduler may be busy as well.
+            answers = None
+        if answers:
+            self._silent_since.pop(address, None)
+        elif time.monotonic() - since > _LOST_AFTER_S:
+            return Lost(f"no answer for {_LOST_AFTER_S:g} s")
+        return None
+
+
+class Whereabouts(NamedTuple):
+    """What a worker tells of a call.
+
+    Parameters
+    ----------
+    left
+        Its replicas that have left the call, and how.
+    absent
+        Its replicas that are still to make the collective call that is asked after.
+    failed
+        Why that call failed there; None where it did not.
+    """
+
+    left: Sequence[tuple[int, str]]
+    absent: Sequence[int]
+    failed: str | None
+
+
+class Inquiry:
+    """What is asked of other workers by one that waits for them.
+
+    Parameters
+    ----------
+    worker
+        Who asks.
+    key, turn
+        The call, and which of the collective ones in it.
+    name
+        What messages call that.
+    team
+        All replicas.
+    every_s
+        How often others are asked, as long as nothing is suspicious.
+    told
+        Called when answers are there.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        key: Step,
+        turn: int,
+        name: str,
+        team: Team,
+        every_s: float = LOOK_EVERY_S,
+        told: Callable[[], None] | None = None,
+    ) -> None:
+        self._worker = worker
+        self._message = {"token": key[0], "step": key[1], "turn": turn, "asking": worker.address}
+        self._name = name
+        self._team = team
+        self._every_s = every_s
+        self._told = told
+        self._asking = Asking(worker)
+        self._asked: ThreadFuture[dict[str, Any]] | None = None
+        self._begun = 0.0
+        self.next_at = time.monotonic()
+        self._suspects: dict[str, Any] = {}
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there are answers that have not been looked at."""
+        return self._asked is not None and self._asked.done()
+
+    def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:
+        """The replicas elsewhere that are still to come, asked after a point in time; None until that is known.
+
+        Until then those are asked that are waited for; from then on all.
+
+        Raises
+        ------
+        CollectiveError
+            A worker that is waited for is lost, a replica on it has left, or the call has failed somewhere.
+        """
+        found = None
+        if self._asked is not None and self.is_answered:
+            answers, self._asked = self._asked.result(), None
+            absent = self._judged(answers, waited_for)
+            is_odd = bool(self._suspects) or None in answers.values()
+            self.next_at = time.monotonic() + (LOOK_EVERY_S if is_odd else self._every_s)
+            if self._begun < end:
+                self.next_at = min(self.next_at, max(end, time.monotonic()))
+            elif not self._suspects:
+                found = absent
+        now = time.monotonic()
+        if self._asked is None and now >= self.next_at:
+            own = self._worker.address
+            asked = waited_for if now < end else [each for each in self._team.workers if each != own]
+            self._begun = now
+            self.next_at = now + _LOST_AFTER_S
+            self._asked = asyncio.run_coroutine_threadsafe(
+                self._asking(asked, "daskdist_whereabouts", **self._message), self._worker.loop.asyncio_loop
+            )
+            if self._told is not None:
+                told = self._told
+                self._asked.add_done_callback(lambda _: told())
+        return found
+
+    def _judged(self, answers: Mapping[str, Any], waited_for: Sequence[str]) -> list[int]:
+        absent: list[int] = []
+        suspects: dict[str, Any] = {}
+        for address, answer in answers.items():
+            if address not in waited_for:
+                # What it has to give has come.
+                absent += () if answer is None or type(answer) is Lost else Whereabouts(*answer).absent
+                continue
+            if type(answer) is Lost:
+                raise lost(self._name, self._team, address, answer.why)
+            if answer is None:
+                absent += self._team.members(address)
+                continue
+            gone, late, failed = answer
+            if failed is not None:
+                raise CollectiveError(failed)
+            absent += late
+            if gone:
+                # What it sent before may be on its way.
+                if self._suspects.get(address) == gone:
+                    raise left(self._name, dict(gone))
+                suspects[address] = gone
+        self._suspects = suspects
+        return sorted(absent)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._asked is not None:
+            self._asked.cancel()

@@ -1,0 +1,359 @@
+"""Replicas that do not come to what all do together, come late, do something else, or are lost: who is told what."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, get_worker
+
+import daskdist
+from daskdist import errors
+from daskdist.strategy.desk import desk_of
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.cluster]
+
+
+def context():
+    return daskdist.get_replica_context()
+
+
+def until(is_so, most_s=30):
+    end = time.monotonic() + most_s
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def told(call):
+    """What comes of a call, in words."""
+    begin = time.monotonic()
+    try:
+        return f"gave {call()}"
+    except errors.CollectiveError as error:
+        return f"{time.monotonic() - begin:.1f} {error}"
+
+
+@pytest.fixture(scope="module")
+def nine():
+    """A client of more workers than send to all others at once."""
+    with (
+        LocalCluster(n_workers=9, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def breakable():
+    """A client of three workers that tests may kill: they come back."""
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=2, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+# --- other calls ---
+
+
+@pytest.mark.parametrize("merges", [[0], [1], [0, 2]])
+def test_merge_call_and_another_call_show_both_orders_at_once(start_cluster, merges):
+    def step(merges):
+        number = context().replica_id_in_sync_group
+        context().all_reduce("MAX", 1)
+        if number in merges:
+            return told(lambda: context().merge_call(len))
+        return told(lambda: context().all_reduce("SUM", 1))
+
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(3, 1)) as strategy:
+        found = strategy.local_results(strategy.run(step, args=(daskdist.PerReplica([merges] * 3),)))
+    for each in found:
+        seconds, words = each.split(" ", 1)
+        assert float(seconds) < 10
+        assert "replicas call different things" in words
+        assert "calls all_reduce(MAX), all_reduce(SUM)" in words
+        assert "calls all_reduce(MAX), merge_call(len)" in words
+
+
+# --- some do not come ---
+
+
+def with_some_missing(folder, missing, late, kind):
+    number = context().replica_id_in_sync_group
+    size = context().num_replicas_in_sync
+    if number in missing:
+        until(lambda: len(os.listdir(folder)) == size - len(missing))
+        return "missing"
+    if number == late:
+        time.sleep(0.5)
+    call = {
+        "all_reduce": lambda: context().all_reduce("SUM", 1),
+        "large": lambda: context().all_reduce("SUM", np.ones(100_000)),
+        "merge_call": lambda: context().merge_call(len),
+    }[kind]
+    try:
+        return told(call)
+    finally:
+        open(f"{folder}/{number}", "w").close()
+
+
+def assert_told(found, missing, within):
+    who = f"replica{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not call it within {within:g} s"
+    for number, words in enumerate(found):
+        if number in missing:
+            assert words == "missing"
+        else:
+            assert who in words
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "large", "merge_call"])
+@pytest.mark.parametrize("missing", [[3], [0], [1, 2]])
+def test_exactly_those_that_do_not_come_are_named(start_cluster, tmp_path, kind, missing):
+    def step(*args):
+        with dask.config.set({"daskdist.timeouts.collective": 1}):
+            return with_some_missing(*args)
+
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
+        args = (str(tmp_path), daskdist.PerReplica([missing] * 4), None, kind)
+        assert_told(strategy.local_results(strategy.run(step, args=args)), missing, 1)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "merge_call"])
+@pytest.mark.parametrize("missing", [[8], [1, 8], [0]])
+def test_in_a_tree_those_that_do_not_come_are_named(nine, tmp_path, kind, missing):
+    def step(*args):
+        with dask.config.set({"daskdist.timeouts.collective": 1.5}):
+            return with_some_missing(*args)
+
+    with daskdist.MultiWorkerMirroredStrategy(nine) as strategy:
+        # Others lead to the first, which comes later than they do.
+        args = (str(tmp_path), daskdist.PerReplica([missing] * 9), 0, kind)
+        assert_told(strategy.local_results(strategy.run(step, args=args)), missing, 1.5)
+
+
+def test_one_that_comes_when_it_is_asked_after_has_come(on_cluster):
+    def step():
+        if not context().replica_id_in_sync_group:
+            with dask.config.set({"daskdist.timeouts.collective": 0.2}):
+                return context().all_reduce("SUM", 1)
+        # What its worker answers is no longer so when it gets there.
+        worker = get_worker()
+        answer, asked, given = worker.handlers["daskdist_whereabouts"], threading.Event(), threading.Event()
+
+        async def late(**message):
+            found = await answer(**message)
+            asked.set()
+            while not given.is_set() or desk_of(worker)._on_its_way:
+                await asyncio.sleep(0.01)
+            return found
+
+        worker.handlers["daskdist_whereabouts"] = late
+        try:
+            asked.wait(20)
+            return context().all_reduce("SUM", 1)
+        finally:
+            given.set()
+            worker.handlers["daskdist_whereabouts"] = answer
+
+    assert on_cluster.local_results(on_cluster.run(step)) == (2, 2)
+
+
+def test_a_replica_that_waits_beside_one_that_is_slow_hears_of_another_worker(start_cluster, tmp_path):
+    def step(folder):
+        number = context().replica_id_in_sync_group
+        if number == 0:
+            raise KeyError("no such thing")
+        if number == 3:
+            until((folder / "told").exists)
+            return None
+        try:
+            return context().all_reduce("SUM", 1)
+        except errors.CollectiveError as error:
+            if number == 2:
+                (folder / "part").write_text(str(error))
+                (folder / "part").rename(folder / "told")
+            raise
+
+    begin = time.monotonic()
+    with (
+        daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy,
+        pytest.raises((KeyError, errors.CollectiveError), match="no such thing"),
+    ):
+        strategy.local_results(strategy.run(step, args=(tmp_path,)))
+    assert "replica 0 raised KeyError: 'no such thing'" in (tmp_path / "told").read_text()
+    assert time.monotonic() - begin < 15
+
+
+# --- a tree ---
+
+
+def test_more_workers_than_send_to_all_others(nine):
+    def step(number):
+        total = context().all_reduce("SUM", np.full(100_000, number))
+        rows = context().all_gather(np.array([number]), 0)
+        merged = context().merge_call(lambda strategy, x: strategy.reduce("MAX", x, axis=None), args=(number,))
+        return float(total.min()), float(total.max()), rows.tolist(), merged
+
+    with daskdist.MultiWorkerMirroredStrategy(nine) as strategy:
+        numbers = daskdist.PerReplica(list(range(9)))
+        found = strategy.local_results(strategy.run(step, args=(numbers,)))
+    assert found == ((36.0, 36.0, list(range(9)), 8),) * 9
+
+
+def test_in_a_tree_calls_in_another_order_are_told(nine):
+    def step():
+        if context().replica_id_in_sync_group == 8:
+            return told(lambda: context().all_reduce("MAX", 1))
+        return told(lambda: context().all_reduce("SUM", 1))
+
+    with daskdist.MultiWorkerMirroredStrategy(nine) as strategy:
+        for words in strategy.local_results(strategy.run(step)):
+            assert "replica 0 calls all_reduce(SUM); replica 8 calls all_reduce(MAX)" in words
+
+
+# --- busy, or lost ---
+
+
+def set_there(dask_worker, **seconds):
+    from daskdist.strategy import asking
+
+    return [(setattr(asking, f"_{name}", value), name) for name, value in seconds.items()]
+
+
+def test_a_worker_that_holds_the_lock_of_python_is_not_lost(start_cluster):
+    client = start_cluster(2, 1)
+
+    def step():
+        if context().replica_id_in_sync_group:
+            ctypes.PyDLL(None).sleep(6)
+        return context().all_reduce("SUM", 1)
+
+    client.run(set_there, LOST_AFTER_S=2.0)
+    try:
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            assert strategy.local_results(strategy.run(step)) == (2, 2)
+    finally:
+        client.run(set_there, LOST_AFTER_S=8.5)
+
+
+@pytest.fixture
+def unwatched():
+    """A client of two workers without nannies, and their processes."""
+    with (
+        LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+        options = ["--no-nanny", "--nthreads", "1", "--host", "127.0.0.1", "--no-dashboard"]
+        within = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        processes = [
+            subprocess.Popen([*command, *options, "--name", name], stderr=subprocess.DEVNULL, env=within)
+            for name in ("0", "1")
+        ]
+        try:
+            client.wait_for_workers(2, timeout=60)
+            yield client, processes
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+
+
+def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path):
+    client, processes = unwatched
+
+    def step(folder, is_last):
+        # Not None: `run` waits for functions that give that.
+        if not is_last:
+            return 0
+        if not context().replica_id_in_sync_group:
+            (folder / "told").write_text(told(lambda: context().all_reduce("SUM", 1)))
+            (folder / "over").touch()
+            return 0
+        (folder / "part").write_text(str(os.getpid()))
+        (folder / "part").rename(folder / "begun")
+        until((folder / "over").exists)
+        return 0
+
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        values = strategy.run(step, args=(tmp_path, False))
+        strategy.local_results(values)
+        values = strategy.run(step, args=(tmp_path, True))
+        until((tmp_path / "begun").exists)
+        (stopped,) = (each for each in processes if each.pid == int((tmp_path / "begun").read_text()))
+        stopped.send_signal(signal.SIGSTOP)
+        until((tmp_path / "over").exists)
+        stopped.send_signal(signal.SIGCONT)
+        strategy.local_results(values)
+    seconds, words = (tmp_path / "told").read_text().split(" ", 1)
+    assert 5 < float(seconds) < 12
+    assert f"lost {strategy.workers[1]}, and with it replica 1 (no answer for" in words
+
+
+# --- kills ---
+
+
+def dies(number, killed, kind):
+    """Make a call in which one replica's process is killed."""
+    own = get_worker()
+    # What the one that is lost has sent for this may not have left it either.
+    context().all_reduce("SUM", 1)
+
+    async def kill(*args):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if kind == "merge_call":
+        # In the process of the first replica.
+        return context().merge_call(lambda strategy: os.kill(os.getpid(), signal.SIGKILL))
+    if number in killed:
+        desk = desk_of(own)
+        send = desk._send
+
+        async def send_most(address, message):
+            # The others have what it gives, and wait for its part of the result.
+            await (kill() if message["part"] == "part" or kind == "small" else send(address, message))
+
+        desk._send = send_most
+    return context().all_reduce("SUM", np.ones(100_000 if kind == "large" else 1))
+
+
+@pytest.mark.parametrize("per_worker", [1, 2])
+@pytest.mark.parametrize("kind", ["small", "large", "merge_call"])
+def test_a_worker_that_is_killed_in_a_call_releases_the_others(breakable, tmp_path, kind, per_worker):
+    breakable.wait_for_workers(3, timeout=60)
+    strategy = daskdist.MultiWorkerMirroredStrategy(breakable, num_replicas_per_worker=per_worker)
+    lost = 0 if kind == "merge_call" else 1
+    killed = [number for number, each in enumerate(strategy.replicas) if each.worker == strategy.workers[lost]]
+
+    def step(folder, killed, kind):
+        number = context().replica_id_in_sync_group
+        words = told(lambda: dies(number, killed, kind))
+        (folder / f"part {number}").write_text(words)
+        (folder / f"part {number}").rename(folder / f"told {number}")
+
+    args = (tmp_path, daskdist.PerReplica([killed] * len(strategy.replicas)), kind)
+    with pytest.raises(errors.ClusterError, match="lost"):
+        strategy.local_results(strategy.run(step, args=args))
+    for number in set(range(len(strategy.replicas))) - set(killed):
+        until((path := tmp_path / f"told {number}").exists, 20)
+        seconds, words = path.read_text().split(" ", 1)
+        assert float(seconds) < 10
+        who = f"replica{'s' * (per_worker > 1)} {', '.join(map(str, killed))}"
+        assert f"lost {strategy.workers[lost]}, and with it {who} (" in words
+    strategy.close()
+    # Those that are left, or come back, go on.
+    with daskdist.MultiWorkerMirroredStrategy(breakable) as left:
+        found = left.local_results(left.run(lambda: context().all_reduce("SUM", 1)))
+        assert found == (len(left.workers),) * len(left.workers)
