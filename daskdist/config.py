@@ -7,6 +7,9 @@ Set them as any Dask setting: ``dask.config.set({"daskdist.window-bytes": "256 M
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import dask.config
@@ -30,7 +33,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     # How many calls of `run` may be under way before a further one waits for the oldest.
     "max-steps-in-flight": 32,
     # Seconds to wait for a scheduler to answer, for its first worker, and for all replicas to make a call they make
-    # together.
+    # together. What the program has for the last one when it calls `run` goes along with that, and so counts on workers
+    # that were started before it was set; what is set in the function itself comes first. Where the program leaves it
+    # at the default, that of the workers counts.
     "timeouts": {"connect": 8, "workers": 30, "collective": 300},
 }
 
@@ -52,6 +57,33 @@ def setting(name: str) -> Any:
     # Each step asks, and Dask's own `get` takes ten times as long. Where one was set for a while before this module was
     # imported, all of them go when that is over.
     return dask.config.get(f"daskdist.{name}", default) if found is None else found
+
+
+# In a call of a program on a worker, what the program has for `timeouts.collective`, and what the worker has.
+_sent: Final[ContextVar[tuple[Any, Any] | None]] = ContextVar("daskdist settings", default=None)
+
+
+def collective_s() -> float:
+    """Seconds to wait for all replicas to make a call they make together."""
+    own, sent = setting("timeouts.collective"), _sent.get()
+    # What has changed since the call began was set by what is called.
+    return float(own if sent is None or own != sent[1] else sent[0])
+
+
+def to_send() -> Any:
+    """What a worker is sent of this program's settings along with a call; None where all are as they are by default."""
+    own = setting("timeouts.collective")
+    return None if own == DEFAULTS["timeouts"]["collective"] else own
+
+
+@contextmanager
+def sent(settings: Any) -> Iterator[None]:
+    """Have the settings of a program count in what it calls here."""
+    token = _sent.set((settings, setting("timeouts.collective")))
+    try:
+        yield
+    finally:
+        _sent.reset(token)
 
 
 def num_threads() -> int:

@@ -129,6 +129,28 @@ def test_exactly_those_that_do_not_come_are_named(start_cluster, tmp_path, kind,
         assert_told(strategy.local_results(strategy.run(step, args=args)), missing, 1)
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "large", "merge_call"])
+def test_how_long_is_waited_the_program_says_of_workers_that_run_already(start_cluster, tmp_path, kind):
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
+        missing = daskdist.PerReplica([[3]] * 4)
+        for within in (0.5, 0.75):
+            folder = tmp_path / str(within)
+            folder.mkdir()
+            with dask.config.set({"daskdist.timeouts.collective": within}):
+                values = strategy.run(with_some_missing, args=(str(folder), missing, None, kind))
+            assert_told(strategy.local_results(values), [3], within)
+
+
+def test_what_a_function_sets_itself_comes_first(on_cluster, tmp_path):
+    def step(*args):
+        with dask.config.set({"daskdist.timeouts.collective": 0.5}):
+            return with_some_missing(*args)
+
+    with dask.config.set({"daskdist.timeouts.collective": 200}):
+        values = on_cluster.run(step, args=(str(tmp_path), daskdist.PerReplica([[1]] * 2), None, "all_reduce"))
+    assert_told(on_cluster.local_results(values), [1], 0.5)
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "merge_call"])
 @pytest.mark.parametrize("missing", [[8], [1, 8], [0]])
 def test_in_a_tree_those_that_do_not_come_are_named(nine, tmp_path, kind, missing):

@@ -114,8 +114,10 @@ def test_one_that_fails_is_not_waited_for(on_cluster):
     assert time.monotonic() - begin < 10
 
 
-def test_passes_that_differ_are_told(on_cluster, tmp_path):
+@pytest.mark.parametrize("is_set_by", ["the function", "the program"])
+def test_passes_that_differ_are_told(on_cluster, tmp_path, is_set_by):
     done = tmp_path / "done"
+    short = {"daskdist.timeouts.collective": 0.5}
 
     def loop(it):
         list(it)
@@ -125,12 +127,15 @@ def test_passes_that_differ_are_told(on_cluster, tmp_path):
                 time.sleep(0.01)
             return 0
         try:
-            with dask.config.set({"daskdist.timeouts.collective": 0.5}):
+            with dask.config.set(short if is_set_by == "the function" else {}):
                 list(it)
         finally:
             done.touch()
         return 0
 
     distributed = on_cluster.distribute_datasets_from_function(lengths_of([4, 5]))
-    with pytest.raises(errors.CollectiveError, match=r"replica 1 did not come to step 4 of pass 1 .*within 0.5 s"):
+    with (
+        dask.config.set(short if is_set_by == "the program" else {}),
+        pytest.raises(errors.CollectiveError, match=r"replica 1 did not come to step 4 of pass 1 .*within 0.5 s"),
+    ):
         on_cluster.local_results(on_cluster.run(loop, args=(distributed,)))

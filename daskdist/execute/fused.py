@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import cloudpickle
 from distributed.protocol import dask_deserialize, dask_serialize
 
+from daskdist.config import sent
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.execute.pickling import culprit, dumps_on_host
 from daskdist.execute.sizes import size_of
@@ -75,12 +76,15 @@ class Call(NamedTuple):
         What else it is given.
     is_on_lane
         Whether it is given what its lane gives, too.
+    settings
+        Those of the program that count in it, as `to_send` has them.
     """
 
     function: Callable[..., Any]
     inputs: tuple[Input, ...]
     args: tuple[Any, ...]
     is_on_lane: bool = False
+    settings: Any = None
 
 
 class OfLane(Protocol):
@@ -283,7 +287,8 @@ def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple
                 one.not_made(call.function, call.args, each.error())
             return each
     try:
-        return call.function(inputs, *call.args, *own) if call.is_on_lane else call.function(inputs, *call.args)
+        with contextlib.nullcontext() if call.settings is None else sent(call.settings):
+            return call.function(inputs, *call.args, *own) if call.is_on_lane else call.function(inputs, *call.args)
     except BaseException as error:
         # Dask would end the worker because of some, and forget the other calls because of the rest.
         return Failure.of(error)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from distributed import Future
 
+from daskdist.config import to_send
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Handle
 from daskdist.execute.deferred import NOTED, Deferred, Noted, Results
@@ -335,9 +336,11 @@ class Capture:
                 group.steps.append(step)
             group.kept += kept
             inputs = [self._inputs(group, column) for column in columns]
+            # Who waits for others there does so for as long as the program has it.
+            settings = None if step is None else to_send()
             call: Call | list[Call]
             if own is None and not any(type(each) is list for each in inputs):
-                call = Call(function, tuple(inputs), args, True)
+                call = Call(function, tuple(inputs), args, True, settings)
             else:
                 call = [
                     Call(
@@ -345,6 +348,7 @@ class Capture:
                         tuple([each[lane] if type(each) is list else each for each in inputs]),
                         args if own is None else (*args, *own[lane]),
                         True,
+                        settings,
                     )
                     for lane in range(num_lanes)
                 ]

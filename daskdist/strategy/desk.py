@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from distributed import Worker
 
-from daskdist.config import setting
+from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
 from daskdist.strategy.asking import LOOK_EVERY_S, Asking, Inquiry, Lost, Whereabouts
 from daskdist.strategy.exchange import Exchange, step_aside
@@ -229,7 +229,7 @@ class Desk:
         CollectiveError
             A worker is lost, a replica on it has left or does something else, or some do not come in time.
         """
-        most = float(setting("timeouts.collective"))
+        most = collective_s()
         now = time.monotonic()
         end, look = now + most, now + min(most, LOOK_EVERY_S)
         inquiry: Inquiry | None = None
@@ -289,7 +289,7 @@ class Desk:
             The worker is lost, or does not come to it in time.
         """
         (token, step), (of, number) = key, which
-        most = float(setting("timeouts.collective"))
+        most = collective_s()
         end = time.monotonic() + most
         step_aside()
         message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}

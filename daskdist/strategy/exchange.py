@@ -11,7 +11,7 @@ from distributed import secede
 from distributed.protocol import to_serialize
 from distributed.threadpoolexecutor import thread_state
 
-from daskdist.config import setting
+from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
 from daskdist.execute.fused import Failure, pickled_apart
 from daskdist.strategy.asking import Inquiry
@@ -98,7 +98,7 @@ class Exchange:
         return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
 
     def _await_sent(self, sent: ThreadFuture[None], number: int, about: About) -> None:
-        most = float(setting("timeouts.collective"))
+        most = collective_s()
         try:
             sent.result(most)
         except TimeoutError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from daskdist.config import setting
+from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
 from daskdist.strategy.one_core import Turns
 
@@ -129,7 +129,7 @@ class Gang:
         self._exchange = exchange
         self._waits = waits
         self._lock = threading.Lock()
-        self._most_s = float(setting("timeouts.collective"))
+        self._most_s = collective_s()
         self._counts = dict.fromkeys(members, 0)
         self._turns = {number: Turns() for number in members}
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import uuid
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -488,7 +489,10 @@ def _iterator(given: Fed, replica: Replica, number: int, around: Around | None) 
     token, _, iteration = given.turn.partition(":")
     reading = plan.reading
     if around is not None:
-        outside = Outside(token, plan.number, around.board, around.ask)
+        # Those that ask are other threads; the settings of the call count for them, too.
+        within = contextvars.copy_context()
+        ask = around.ask
+        outside = Outside(token, plan.number, around.board, lambda *args: within.copy().run(ask, *args))
         reading = replace(reading, bring=around.bring, outside=outside)
     if given.held is not None:
         reading = replace(reading, pipeline=replace(reading.pipeline, node=given.held.node))
