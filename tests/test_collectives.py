@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -565,6 +566,42 @@ def test_embedded_a_replica_that_never_comes_is_waited_for_so_long():
         pytest.raises(errors.CollectiveError, match=r"all_reduce\(SUM\): replica 1 did not call it within 0.2 s"),
     ):
         strategy.run(step)
+
+
+@pytest.mark.parametrize("hangs", [0, 1])
+def test_embedded_the_program_is_told_at_once_of_an_error_while_others_do_not_come_back(hangs, caplog):
+    strategy = mirrored(2)
+    told = threading.Event()
+
+    class Tell(logging.Handler):
+        def emit(self, record):
+            told.set()
+
+    def step():
+        context = daskdist.get_replica_context()
+        context.all_reduce("SUM", 1)
+        if context.replica_id_in_sync_group == hangs:
+            return told.wait(30)
+        return context.all_reduce("SUM", 1)
+
+    handler = Tell()
+    logging.getLogger("daskdist").addHandler(handler)
+    begin = time.monotonic()
+    try:
+        with (
+            dask.config.set({"daskdist.timeouts.collective": 0.2}),
+            pytest.raises(errors.CollectiveError, match=f"replica {hangs} did not call it"),
+        ):
+            strategy.run(step)
+    finally:
+        logging.getLogger("daskdist").removeHandler(handler)
+    assert time.monotonic() - begin < 10
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith(
+        f"replica {1 - hangs} raised CollectiveError: all_reduce(SUM): replica {hangs} did not call it within 0.2 s"
+    )
+    assert record.getMessage().endswith(f"; waiting for replica {hangs}")
 
 
 def test_what_merge_call_raises_all_are_told(strategy):

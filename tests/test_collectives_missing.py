@@ -217,6 +217,38 @@ def test_a_replica_that_waits_beside_one_that_is_slow_hears_of_another_worker(st
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.parametrize("per_worker", [1, 2])
+@pytest.mark.parametrize("look", ["local_results", "one", "another", "first call"])
+def test_results_raise_as_soon_as_one_replica_has(start_cluster, tmp_path, look, per_worker):
+    def step(folder, last):
+        number = context().replica_id_in_sync_group
+        if number == last:
+            until((folder / "raised").exists)
+            (folder / "over").touch()
+            return 0.0
+        return 0.0 if last is None else context().all_reduce("SUM", 1.0)
+
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=per_worker) as strategy:
+        size = strategy.num_replicas_in_sync
+        if look != "first call":
+            strategy.local_results(strategy.run(step, args=(tmp_path, None)))
+        last = 0 if look == "another" else size - 1
+
+        def looked_at():
+            values = strategy.run(step, args=(tmp_path, last))
+            return strategy.local_results(values) if look == "local_results" else values.values[0].result()
+
+        with (
+            dask.config.set({"daskdist.timeouts.collective": 0.5}),
+            pytest.raises(errors.CollectiveError, match=f"replica {last} did not call it within 0.5 s"),
+        ):
+            looked_at()
+        assert not (tmp_path / "over").exists()
+        (tmp_path / "raised").touch()
+        # It goes on with those that come back.
+        assert strategy.local_results(strategy.run(lambda: context().all_reduce("SUM", 1))) == (size,) * size
+
+
 # --- a tree ---
 
 

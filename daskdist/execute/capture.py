@@ -22,6 +22,7 @@ from daskdist.execute.fused import (
     OfLane,
     Outputs,
     PickOutput,
+    failure_of,
     some_outputs,
 )
 from daskdist.execute.graph import placed_graph
@@ -47,6 +48,10 @@ _LEAST_S: Final = 1e-3
 _MOST_OVER: Final = 64
 # Of calls in one graph: Dask warns of graphs of 10 MiB.
 _LARGE_GRAPH_BYTES: Final = 4 * 2**20
+# Who waits for some calls looks for failures among others after so long, and again and again; and for workers that are
+# lost, every so many times.
+_PATIENCE_S: Final = 0.5
+_LOOK_EVERY: Final = 4
 # Graphs under way beyond which calls wait for one to be over: one that is worked on, one to go on with.
 _MOST_GRAPHS: Final = 2
 
@@ -353,13 +358,48 @@ class Capturing(Submit):
                         group.capture.send()
         return [handle.future if isinstance(handle, Deferred) else handle for handle in handles]
 
+    def see(self, handles: Sequence[Handle], step: Sequence[Handle]) -> None:
+        """See that there are results, of one step as a whole: what one call of it has raised is raised at once."""
+        asked = [self.call(_see, [handle], name="see") for handle in handles]
+        self.sent(asked, "a result was looked at")
+        self._until_over_or_failed(step)
+        self.results(asked)
+
     def results(self, handles: Sequence[Handle]) -> list[Any]:
         futures = self.sent(handles, "a result was looked at")
+        self._until_over_or_failed(handles)
         there = self._fetched([handle for handle in handles if not _is_here(handle)])
         return [
             _value_of(handle) if _is_here(handle) else _part_of(there[future.key], handle)
             for handle, future in zip(handles, futures, strict=True)
         ]
+
+    def _until_over_or_failed(self, handles: Sequence[Handle]) -> None:
+        # A task is over for Dask, too, where what it called has raised. Who waits for others looks into what is there.
+        futures = dict(zip(handles, self.sent(handles), strict=True))
+        looks: dict[Future, Future] = {}
+        seen: set[Future] = set()
+        num_waits = 0
+        while len(futures) > 1 and any(future.status == "pending" for future in futures.values()):
+            try:
+                self.client.sync(_wait, list(futures.values()), timeout=_PATIENCE_S)
+                return
+            except TimeoutError:
+                num_waits += 1
+            except FuturesCancelledError:
+                # Told of by who waits for the rest.
+                return
+            if num_waits % _LOOK_EVERY == 0:
+                self._check_workers()
+            for handle, future in futures.items():
+                if future.status == "error":
+                    future.result()
+                if future.status == "finished" and future not in looks and isinstance(handle, Deferred):
+                    looks[future] = self._submit("failure", None, failure_of, future, handle.noted.place)
+            for look in [look for look in looks.values() if look.status == "finished" and look not in seen]:
+                seen.add(look)
+                if (failure := super().results([look])[0]) is not None:
+                    raise failure.error()
 
     def _fetched(self, handles: Sequence[Handle]) -> dict[str, Any]:
         # By key, what tasks gave; of those that gave much, what is asked for.
@@ -404,6 +444,10 @@ class Capturing(Submit):
         self._sender.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._under_way.clear()
+
+
+def _see(results: Sequence[Any]) -> None:
+    """See that there is a result."""
 
 
 async def _until_over(futures: Sequence[Future]) -> None:

@@ -294,6 +294,12 @@ def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple
         return Failure.of(error)
 
 
+def failure_of(outputs: Any, number: int | None) -> Failure | None:
+    """What came of one call of a task, if that raised."""
+    found = None if number is None else outputs.made.get(number)
+    return found if isinstance(found, Failure) else None
+
+
 def some_outputs(results: Sequence[Outputs], wanted: Sequence[int], most_bytes: int) -> Outputs:
     """Some of the outputs of the one task there is; all of them where they are small together."""
     (outputs,) = results

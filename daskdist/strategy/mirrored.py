@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from daskdist.dataset import Dataset
 from daskdist.devices import Stream, are_loaded, check_present, name_of, named, present
@@ -27,6 +28,11 @@ from daskdist.strategy.regroup import regroup
 from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.values import PerReplica
+
+logger: Final = logging.getLogger("daskdist")
+
+# How long others have to come back too, when one has raised, before that is told.
+_TELL_AFTER_S: Final = 1.0
 
 
 class MirroredStrategy(Strategy):
@@ -109,6 +115,8 @@ class _Calls:
         self._streams: list[Stream] = []
         if self._size > 1 and are_loaded():
             self._streams = [named(each.device).current_stream() for each in strategy.replicas]
+        self._over: set[int] = set()
+        self._told: threading.Timer | None = None
         self._lock = threading.Lock()
 
     def results(self) -> list[Any]:
@@ -120,6 +128,9 @@ class _Calls:
                 self._call(number)
                 if self._errors and not self._threads:
                     break
+        if self._told is not None:
+            self._told.cancel()
+            self._told.join()
         if self._errors:
             # What a replica raised of its own accord, rather than that others miss it.
             errors = [self._errors[number] for number in sorted(self._errors)]
@@ -141,6 +152,12 @@ class _Calls:
         except BaseException as raised:
             error = self._errors[number] = raised
         with self._lock:
+            self._over.add(number)
+            if error is not None and self._threads and self._told is None:
+                # A thread cannot be ended: the program is told of the error when all are back.
+                self._told = threading.Timer(_TELL_AFTER_S, self._tell, (number, error))
+                self._told.daemon = True
+                self._told.start()
             gang = self.__dict__.get("_gang")
         if gang is not None:
             gang.leave(number, error)
@@ -150,6 +167,12 @@ class _Calls:
         if number not in self._threads or not self._streams:
             return contextlib.nullcontext()
         return named(self._strategy.replicas[number].device).using(self._streams[number])
+
+    def _tell(self, number: int, error: BaseException) -> None:
+        rest = [other for other in range(self._size) if other not in self._over]
+        if rest:
+            who = f"replica{'s' * (len(rest) > 1)} {', '.join(map(str, rest))}"
+            logger.warning("replica %d raised %s: %s; waiting for %s", number, type(error).__name__, error, who)
 
     @cached_property
     def _gang(self) -> Gang:

@@ -383,20 +383,17 @@ def results_of(values: Sequence[Any]) -> list[Any]:
 def _see_steps(values: Sequence[Any], wiring: Wiring) -> None:
     # A step that failed on one replica has no result on any.
     there = {id(handle) for handle in wiring.handles}
-    rest = {
+    step = {
         id(handle): handle
         for value in values
         if isinstance(value, AsyncValue) and isinstance(value._source, Remote)
         for handle in value._source.step
-        if id(handle) not in there
     }
-    if rest and wiring.caller is not None:
-        asked = [wiring.caller.call(see, [handle], name="see") for handle in rest.values()]
-        wiring.caller.results(asked)
-
-
-def see(results: Sequence[Any]) -> None:
-    """See that there is a result."""
+    rest = [handle for key, handle in step.items() if key not in there]
+    if rest:
+        # Of steps, that defers.
+        caller: Any = wiring.caller
+        caller.see(rest, list(step.values()))
 
 
 def _fetch(wiring: Wiring, caller: Caller) -> list[Any]:
