@@ -27,7 +27,7 @@ from daskdist.execute.fused import (
 )
 from daskdist.execute.graph import placed_graph
 from daskdist.execute.joining import join
-from daskdist.execute.noting import Capture, Pickled, Taken
+from daskdist.execute.noting import Capture, Group, Pickled, Taken
 from daskdist.execute.session import Sent, Session, current_session, sending_because, sent_because
 from daskdist.execute.submit import LOOK_EVERY_S, Picks, Submit
 
@@ -148,7 +148,7 @@ class Capturing(Submit):
         ready: list[Pickled] = []
         try:
             for part in parts:
-                pickled = part.pickled()
+                pickled = part.pickled(self._refused)
                 if ready and sum(each.nbytes for each in ready) + pickled.nbytes > _LARGE_GRAPH_BYTES:
                     self._send_pickled(ready)
                     ready = []
@@ -162,6 +162,12 @@ class Capturing(Submit):
                 part.let_go(error)
             raise
 
+    def _refused(self, group: Group) -> Exception | None:
+        # Noted before it was known that a worker is lost: there it would wait without end.
+        lost = self.roster.lost
+        is_lost = lost and group.is_pinned and not set(lost).isdisjoint(group.lanes.workers)
+        return self.without_lost(group.name) if is_lost else None
+
     def _send_pickled(self, parts: Sequence[Pickled]) -> None:
         failure: Exception | None = None
         try:
@@ -174,6 +180,9 @@ class Capturing(Submit):
     def _send(self, parts: Sequence[Pickled]) -> None:
         self._check_open()
         joined, tasks = join(parts, self.key_of)
+        for need in (need for task in tasks for need in task.needs if isinstance(need, Future)):
+            if need.cancelled():
+                raise self._gone(need.key)
         found = self.client.get(placed_graph(tasks), [task.key for task in tasks], sync=False, fifo_timeout=0)
         self.futures.update(found)
         futures = iter(found)
@@ -262,14 +271,18 @@ class Capturing(Submit):
 
     async def _of_lane(self, future: Future, of_lane: tuple[OfLane, ...], steps: list[int]) -> None:
         await _until_over([future])
-        if future.status != "error" or self._tell is None:
-            return
-        try:
-            await self.client.gather(future, asynchronous=True)
-        except Exception as error:
-            # Others may wait for what this one was to do. With a worker lost there is nobody to tell.
+        why: Exception | None = None
+        if future.status == "error":
+            try:
+                await self.client.gather(future, asynchronous=True)
+            except Exception as error:
+                why = error
+        elif future.status == "cancelled" and self.roster.lost:
+            why = self.without_lost(future.key)
+        if why is not None and self._tell is not None:
+            # Others may wait for what this one was to do. With its worker lost there is nobody to tell.
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._tell(of_lane, steps, error), LOOK_EVERY_S)
+                await asyncio.wait_for(self._tell(of_lane, steps, why), LOOK_EVERY_S)
 
     def _num_under_way(self) -> int:
         with self._lock:
@@ -295,8 +308,8 @@ class Capturing(Submit):
                 num_steps = self._waiting.num_steps + num_over + sum(number for _, number in self._under_way)
                 if num_graphs <= _MOST_GRAPHS or num_steps <= most or not self._under_way:
                     return
-                oldest, _ = self._under_way.popleft()
-            self._wait_until_over(oldest)
+                oldest, number = self._under_way.popleft()
+            self._wait_until_over(oldest, number)
             self._send_waiting()
 
     def finish(self) -> None:
@@ -307,15 +320,25 @@ class Capturing(Submit):
             with self._lock:
                 if not self._under_way:
                     return
-                tasks, _ = self._under_way.popleft()
-            self._wait_until_over(tasks)
+                oldest, number = self._under_way.popleft()
+            self._wait_until_over(oldest, number)
 
-    def _wait_until_over(self, tasks: set[Future]) -> None:
-        while True:
+    def _wait_until_over(self, tasks: set[Future], num_steps: int) -> None:
+        try:
+            while True:
+                with self._lock:
+                    if self._lock.wait_for(lambda: not tasks, LOOK_EVERY_S):
+                        return
+                self._check_workers()
+        except BaseException:
             with self._lock:
-                if self._lock.wait_for(lambda: not tasks, LOOK_EVERY_S):
-                    return
-            self._check_workers()
+                self._under_way.appendleft((tasks, num_steps))
+            raise
+
+    def go_on(self) -> None:
+        """Have all that is under way come to an end where workers were lost: what needs them fails."""
+        self._check_workers()
+        self.finish()
 
     def renew(self, noted: Noted) -> None:
         """Send results to their workers anew if they are made of too many others."""
@@ -366,6 +389,14 @@ class Capturing(Submit):
         self.results(asked)
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
+        try:
+            return self._results(handles)
+        except BaseException:
+            # A lost worker may be what it comes of.
+            self.roster.in_doubt = True
+            raise
+
+    def _results(self, handles: Sequence[Handle]) -> list[Any]:
         futures = self.sent(handles, "a result was looked at")
         self._until_over_or_failed(handles)
         there = self._fetched([handle for handle in handles if not _is_here(handle)])

@@ -174,12 +174,14 @@ class Taken(NamedTuple):
         for group in self.groups:
             group.let_go(failure)
 
-    def pickled(self) -> Pickled:
-        """What can be sent of it; what does not pickle fails, and what was to be made of that."""
+    def pickled(self, refused: Callable[[Group], Exception | None]) -> Pickled:
+        """What can be sent of it; what is refused or does not pickle fails, and what was to be made of that."""
         failed: dict[int, Exception] = {}
         found: dict[int, Sequence[bytes]] = {}
         for group in sorted(self.groups, key=lambda each: each.stage):
             try:
+                if (why := refused(group)) is not None:
+                    raise why
                 for need in group.groups_needed():
                     if id(need) in failed:
                         raise failed[id(need)]

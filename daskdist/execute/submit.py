@@ -20,6 +20,7 @@ from daskdist.core.primitive import Read, Split
 from daskdist.errors import ClusterError
 from daskdist.execute.callers import Graph, Handle, Places, Report, gone, report_of
 from daskdist.execute.holders import Held
+from daskdist.execute.roster import Roster, give_up
 
 # Which result each part is of, and what takes it out.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
@@ -38,7 +39,7 @@ class Submit:
     client
         The connection to the cluster.
     workers
-        The addresses of the workers that take part.
+        The addresses of the workers that take part; or what tells them, which callers have in common.
     futures
         Where its futures are kept note of, for as long as somebody has them.
     located
@@ -56,14 +57,14 @@ class Submit:
     def __init__(
         self,
         client: Client,
-        workers: Sequence[str],
+        workers: Sequence[str] | Roster,
         futures: weakref.WeakSet[Future] | None = None,
         located: Callable[[str], Sequence[str]] | None = None,
         home: Hashable | None = None,
     ) -> None:
         self.client = client
         self.home: Hashable | None = home or ("cluster", uuid.uuid4().hex)
-        self.workers = tuple(workers)
+        self.roster = workers if isinstance(workers, Roster) else Roster(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
@@ -72,6 +73,11 @@ class Submit:
         self._token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
         self._located = located
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The addresses of the workers that take part."""
+        return self.roster.present
 
     def call(
         self,
@@ -122,7 +128,7 @@ class Submit:
         if isinstance(there, Future) and there.client is self.client:
             # It is not ours to let go of.
             if there.cancelled():
-                raise gone(key)
+                raise self._gone(key)
             return there
         future: Future = self.client.get(cull(graph(), [key])[0], key, sync=False)
         self.futures.add(future)
@@ -174,14 +180,15 @@ class Submit:
         self.wait(handles)
         for handle in handles:
             if handle.status == "error":
-                # Of several errors the first in order, whichever came first.
+                # Of several errors the first in order, whichever came first. A lost worker may be what it comes of.
+                self.roster.in_doubt = True
                 handle.result()
         # Straight from the workers that have them: by way of the scheduler it would be five times slower.
         try:
             return self._gathered(handles)
         except FutureCancelledError as error:
             self._check_workers()
-            raise gone(error.key) from error
+            raise self._gone(error.key) from error
 
     def _gathered(self, handles: Sequence[Future]) -> list[Any]:
         loop = self.client.loop.asyncio_loop
@@ -214,7 +221,7 @@ class Submit:
                 self._check_workers()
             except FuturesCancelledError as error:
                 self._check_workers()
-                raise gone(error.error_groups[0].errors[0].key) from error
+                raise self._gone(error.error_groups[0].errors[0].key) from error
             else:
                 return
 
@@ -234,7 +241,7 @@ class Submit:
         self._check_open()
         for handle in handles:
             if handle.cancelled():
-                raise gone(handle.key)
+                raise self._gone(handle.key)
         if not all(handle.done() for handle in handles):
             self._check_workers()
 
@@ -247,12 +254,28 @@ class Submit:
 
     def _check_workers(self) -> None:
         self._check_open()
-        there = workers_of(self.client)
-        lost = [worker for worker in self.workers if worker not in there]
+        lost = self.missing()
         if lost:
-            raise ClusterError(
-                f"lost {', '.join(lost)}, on which replicas were; make a new strategy on the workers that are left"
-            )
+            self.roster.in_doubt = True
+            rest = "no worker is left, make a new strategy"
+            if len(lost) < len(self.workers):
+                rest = "what needs those fails, and the next call goes on with the replicas that are left"
+            raise ClusterError(f"lost {', '.join(lost)}, on which replicas were; {rest}")
+        if self.roster.lost:
+            self.client.run_on_scheduler(give_up, self.roster.lost, self.client.id)
+
+    def missing(self) -> list[str]:
+        """The workers that take part, and are not there."""
+        there = workers_of(self.client)
+        return [worker for worker in self.workers if worker not in there]
+
+    def _gone(self, key: Any) -> ClusterError:
+        self.roster.in_doubt = True
+        return self.without_lost(key) if self.roster.lost else gone(key)
+
+    def without_lost(self, what: Any) -> ClusterError:
+        """What is raised where something needs a worker without which the others went on."""
+        return ClusterError(f"lost {', '.join(self.roster.lost)}, which {what} needs; make it anew")
 
     def close(self) -> None:
         # What a consumer still has of its results stays; what it has let go of, Dask has let go of too.

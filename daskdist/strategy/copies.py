@@ -356,6 +356,18 @@ def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
     return _listed(copy.host_leaves)
 
 
+def align_there(variable: Variable) -> Returned:
+    """Have all replicas have what the first one has."""
+    copy = _own(variable)
+    replica = copy.replica
+    if replica.num_replicas_in_sync > 1:
+        is_first = replica.replica_id_in_sync_group == 0
+        found = replica._meet(First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
+        if not is_first:
+            copy.write("put", found)
+    return _listed([True])
+
+
 def state_there(variable: Variable) -> Returned:
     """What a replica has, in arrays that can be saved."""
     value = variable._layout.packed(_own(variable).host_leaves)

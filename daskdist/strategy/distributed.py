@@ -29,7 +29,7 @@ from daskdist.strategy.iterator import DistributedIterator
 from daskdist.strategy.pipeline import Pipeline, num_steps
 
 if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
+    from daskdist.strategy.strategy import Replica, Strategy
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -84,15 +84,33 @@ class DistributedDataset:
 
     Made by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. It takes no further
     transformations: apply them to the dataset.
+
+    Where a worker is lost, what is iterated or run next is shared out over the replicas that are left. An iterator goes
+    on with what it was made for, a part for each of the replicas there were, which `Strategy.local_results` takes.
     """
 
-    def __init__(self, strategy: Strategy, feeding: Feeding, options: InputOptions) -> None:
+    def __init__(self, strategy: Strategy, feed: Callable[[], Feeding], options: InputOptions) -> None:
         self._strategy = strategy
-        self._feeding = feeding
+        # Where replicas are lost, others feed those that are left.
+        self._feed = feed
+        self._fed: Sequence[Replica] = ()
+        self._feeding_of_those: Feeding
         self._iterations = itertools.count()
         # What replicas that read it themselves are sent, once that was made.
         self._plans: Any = None
         self.options = options
+        self._feeding  # noqa: B018
+
+    @property
+    def _feeding(self) -> Feeding:
+        """What feeds the replicas there are."""
+        replicas = self._strategy.replicas
+        if self._fed is not replicas:
+            self._feeding_of_those = self._feed()
+            self._plans = None
+            self.__dict__.pop("known_element_spec", None)
+            self._fed = replicas
+        return self._feeding_of_those
 
     def __iter__(self) -> DistributedIterator:
         feeding = self._feeding
@@ -232,7 +250,11 @@ def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> D
             "distribute_dataset: replication_mode PER_REPLICA is for distribute_datasets_from_function; a dataset that "
             "is given is cut for all replicas"
         )
-    dataset = supplied = Supplied(dataset)
+    supplied = Supplied(dataset)
+    return DistributedDataset(strategy, lambda: _feeding_of(strategy, supplied), options)
+
+
+def _feeding_of(strategy: Strategy, dataset: Supplied) -> Feeding:
     given = dataset.options()
     # The spec is the same whatever a place for a shard is filled with.
     node = filled(dataset.node, 0, 1)
@@ -261,18 +283,14 @@ def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> D
     def cardinality() -> int:
         return num_steps(pipelines, drops_uneven=bool(given.drop_uneven))
 
-    return DistributedDataset(
-        strategy,
-        Feeding(
-            pipelines,
-            spec,
-            length,
-            cardinality,
-            lambda: strategy.reader(dataset),
-            bool(given.drop_uneven),
-            sharding,
-            sharding.policy.name if len(workers) > 1 else "none needed",
-            (supplied.device_maps,) * len(pipelines),
-        ),
-        options,
+    return Feeding(
+        pipelines,
+        spec,
+        length,
+        cardinality,
+        lambda: strategy.reader(dataset),
+        bool(given.drop_uneven),
+        sharding,
+        sharding.policy.name if len(workers) > 1 else "none needed",
+        (dataset.device_maps,) * len(pipelines),
     )

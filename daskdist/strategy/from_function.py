@@ -45,6 +45,10 @@ def of_function(
             f"distribute_datasets_from_function: {type(dataset_fn).__name__} is no function; give one that takes an "
             "InputContext and returns a Dataset"
         )
+    return DistributedDataset(strategy, lambda: _feeding_of(strategy, dataset_fn, options), options)
+
+
+def _feeding_of(strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: InputOptions) -> Feeding:
     served = _served(strategy, options.replication_mode)
     num_replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(len(served), number, num_replicas) for number in range(len(served))]
@@ -59,20 +63,16 @@ def of_function(
     drops_uneven = any(each.outlook.options.drop_uneven for each in made)
     turns = [(each.outlook.cardinality, len(consumers)) for each, consumers in zip(made, served, strict=True)]
     is_always_full = drops_uneven or _come_out_even(turns)
-    return DistributedDataset(
-        strategy,
-        Feeding(
-            pipelines,
-            spec,
-            lambda num_rows: num_rows if is_always_full else None,
-            lambda: _cardinality(turns, drops_uneven=drops_uneven),
-            reader,
-            drops_uneven,
-            Decision(AutoShardPolicy.OFF, f"called once for each input pipeline, of which there are {len(served)}"),
-            f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
-            tuple(each.outlook.device_maps for each in made),
-        ),
-        options,
+    return Feeding(
+        pipelines,
+        spec,
+        lambda num_rows: num_rows if is_always_full else None,
+        lambda: _cardinality(turns, drops_uneven=drops_uneven),
+        reader,
+        drops_uneven,
+        Decision(AutoShardPolicy.OFF, f"called once for each input pipeline, of which there are {len(served)}"),
+        f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
+        tuple(each.outlook.device_maps for each in made),
     )
 
 

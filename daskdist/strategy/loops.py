@@ -321,6 +321,8 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
         raise ArgumentError(
             "run: a distributed dataset is of another strategy; distribute the dataset with the one that is to run"
         )
+    # First: where replicas are lost, it has plans for those that are left.
+    pipelines = dataset.pipelines
     found: Plans | None = dataset._plans
     if found is None:
         found = dataset._plans = _plans_of(strategy, dataset)
@@ -330,7 +332,6 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
     # Not before it is known that there will be a call.
     token = uuid.uuid4().hex
     turn = f"{token}:{next(dataset._iterations)}"
-    pipelines = dataset.pipelines
     by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
     held: Any = None
     if isinstance(pipelines[0].node, OnWorker):

@@ -7,21 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from distributed import Client, get_worker
+from distributed import Client, Worker, get_worker
 
 from daskdist.devices import named
+from daskdist.errors import CollectiveError
 from daskdist.execute.bringing import Bring
 from daskdist.execute.callers import Now
 from daskdist.execute.pickling import ForDevices
+from daskdist.execute.roster import Roster
 from daskdist.strategy.context import ReplicaContext
-from daskdist.strategy.desk import desk_of
+from daskdist.strategy.desk import Stretches, desk_of, enrol
 from daskdist.strategy.loops import Around, fed
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.rows_there import arrivals_of
 from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.team import told
+from daskdist.strategy.team import Team, told
 from daskdist.strategy.values import filled
 
 
@@ -72,6 +74,23 @@ class Membership:
             self.replica.device,
         )
 
+    def check(self, step: int) -> None:
+        """Refuse a call of replicas that there were before some were lost, or one that was made.
+
+        Dask makes again what a lost result was made of; a replica that did so would change its variables twice.
+        """
+        desk = desk_of(get_worker())
+        team = desk.teams.get(self.token)
+        if team is not None and len(team.replicas) != self.num_replicas:
+            raise CollectiveError(
+                f"run: a call for {self.num_replicas} replicas, of which {len(team.replicas)} are left; make it anew"
+            )
+        if step in desk._ended.get((self.token, self.number), ()):
+            raise CollectiveError(
+                f"run: replica {self.number} made this call before, what came of it went with a worker that is lost, "
+                "and it is not made twice; make it anew"
+            )
+
     def leave(self, step: int, error: BaseException | None) -> None:
         """Tell that the call is over."""
         desk_of(get_worker()).leave(self.token, step, self.number, error)
@@ -88,9 +107,30 @@ class Membership:
             self.leave(args[1], error)
 
 
-async def tell_not_made(client: Client, of_lane: tuple[Any, ...], steps: Sequence[int], error: BaseException) -> None:
+def go_on_as(team: Team, *, dask_worker: Worker) -> None:
+    """Have the replicas of a worker be those of a team of fewer, with what they keep."""
+    desk = desk_of(dask_worker)
+    with desk.changed:
+        before, shelf = desk.teams.get(team.token), desk.shelves.get(team.token)
+        if before is not None and shelf is not None:
+            own, token = dask_worker.address, team.token
+            numbers = dict(zip(before.members(own), team.members(own), strict=True))
+            shelf.renumber(numbers)
+            ended = {(token, new): desk._ended.pop((token, old), Stretches()) for old, new in numbers.items()}
+            desk._ended.update(ended)
+            desk.teams[token] = team
+            return
+    # It was started anew at the same address.
+    enrol(team, dask_worker)
+
+
+async def tell_not_made(
+    client: Client, roster: Roster, of_lane: tuple[Any, ...], steps: Sequence[int], error: BaseException
+) -> None:
     """Tell the worker of a replica that calls on it are not made: others there, or elsewhere, may wait for it."""
     (own,) = of_lane
+    if own.replica.worker in roster.lost:
+        return
     message = {"token": own.token, "steps": list(steps), "number": own.number, "how": told(error)}
     await client.scheduler.broadcast(msg={"op": "daskdist_not_made", **message}, workers=[own.replica.worker])
 
@@ -104,6 +144,7 @@ def call_there(
     own: Membership,
 ) -> Returned:
     """Call a user's function, the first result, with wired leaves of its arguments, on the worker of a replica."""
+    own.check(step)
     context = own.context(step)
     try:
         device = named(own.replica.device)

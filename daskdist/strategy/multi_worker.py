@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import copy
 import itertools
+import logging
 import threading
 import weakref
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import CellType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import optree
@@ -24,7 +25,7 @@ from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.devices import is_on_device, named
-from daskdist.errors import ClusterError, DaskdistError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError, DaskdistError
 from daskdist.execute.bringing import WithKept, holders_of
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.capture import Capturing
@@ -33,6 +34,7 @@ from daskdist.execute.figures import Figures
 from daskdist.execute.noting import Lanes
 from daskdist.execute.ordered import Ordered
 from daskdist.execute.parcels import Parcel, Parcels
+from daskdist.execute.roster import Roster
 from daskdist.execute.session import current_session
 from daskdist.execute.submit import Submit, workers_of
 from daskdist.files.locations import Addresses, Locations
@@ -40,15 +42,16 @@ from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, Placed, Placing
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.cluster_resolver import ClusterResolver, connect
-from daskdist.strategy.copies import forget_there
+from daskdist.strategy.context import between
+from daskdist.strategy.copies import align_there, forget_there
 from daskdist.strategy.desk import dismiss, enrol
 from daskdist.strategy.device_assignment import DeviceAssignment, checked_share, placing
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
-from daskdist.strategy.membership import Membership, call_there, tell_not_made
-from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Returned, Spread
+from daskdist.strategy.membership import Membership, call_there, go_on_as, tell_not_made
+from daskdist.strategy.picks import PickAll, PickFromReturned, PickSent, Remote, Returned, Spread
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.rows_there import figures_there
@@ -59,6 +62,7 @@ from daskdist.strategy.values import AsyncValue, PerReplica, as_it_is_now
 from daskdist.strategy.variables import Variable
 from daskdist.strategy.wired import wire_all
 
+logger: Final = logging.getLogger("daskdist")
 # Functions whose layouts are kept.
 _MOST_LAYOUTS = 256
 
@@ -104,6 +108,13 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     What `run` and `reduce` return is asynchronous: it is waited for when it is looked at. The workers are
     those there are when the strategy is made, ordered by name.
+
+    A worker is lost when the scheduler knows it no more. What needs it then fails, of what is under way and of what was
+    made before, with an error that names it. The next use of the strategy after such an error first waits for what is
+    under way on the workers that are left, and goes on with the replicas there, numbered anew in their order: they are
+    fewer, which a warning says. Variables have the copies that are left, and those that are the same on all have the
+    first one's value. A distributed dataset that is iterated over again is shared out anew; a `PerReplica` of as many
+    values as there were replicas is refused, but for `local_results`.
     """
 
     def __init__(
@@ -130,20 +141,21 @@ class MultiWorkerMirroredStrategy(Strategy):
         except BaseException:
             self._finalizer()
             raise
-        self._submit = Submit(self.client, list(dict.fromkeys(address for address, _ in slots)))
-        tell = partial(tell_not_made, self.client)
-        own = self._submit
-        self._steps = Capturing(self.client, own.workers, own.futures, home=own.home, tell=tell)
+        self._roster = Roster(list(dict.fromkeys(address for address, _ in slots)))
+        self._submit = own = Submit(self.client, self._roster)
+        tell = partial(tell_not_made, self.client, self._roster)
+        self._steps = Capturing(self.client, self._roster, own.futures, home=own.home, tell=tell)
         self._apart = partial(apart_from, self.client)
         self._parcels = Parcels(self._steps, self._apart)
         super().__init__([Replica(address, device) for address, device in slots], self._steps)
-        team = Team(self._token, self._replicas)
-        self._team = team
         self._step_numbers = itertools.count()
-        size = len(self._replicas)
-        places = [Membership(team.token, each, number, size) for number, each in enumerate(self._replicas)]
-        self._lanes = Lanes(self._worker_of, tuple((each,) for each in places))
-        self.client.run(enrol, team, workers=list(team.workers))
+        self._lanes = lanes_of(self._team)
+        self.client.run(enrol, self._team, workers=list(self._team.workers))
+        # Held by who sees which workers are lost; and whether that goes on, which calls some replicas too.
+        self._mustering = threading.RLock()
+        self._is_mustering = False
+        # The numbers of replicas there were.
+        self._sizes_before: tuple[int, ...] = ()
         # Variables that the program has no more, which workers have still to hear of.
         self._gone: deque[Ordered] = deque()
         # What tells the order of two calls that use the same variable.
@@ -151,6 +163,70 @@ class MultiWorkerMirroredStrategy(Strategy):
         # What each function gave when it was first called, and so gives; and what its key is the identity of.
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
         self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
+
+    def _muster(self) -> None:
+        if self._roster.in_doubt:
+            with self._mustering:
+                if self._roster.in_doubt and not self._is_mustering and self.client.status == "running":
+                    self._is_mustering = True
+                    try:
+                        self._go_on_without_lost()
+                        self._roster.in_doubt = False
+                    finally:
+                        self._is_mustering = False
+
+    def _go_on_without_lost(self) -> None:
+        roster = self._roster
+        while len(lost := self._steps.missing()) < len(roster.present):
+            roster.strike(lost)
+            left = tuple([each for each in self._team.replicas if each.worker in roster.present])
+            if left == self._team.replicas:
+                return
+            try:
+                self._become(left)
+            except (ClusterError, OSError):
+                if not self._steps.missing():
+                    raise
+                # Another one is lost meanwhile.
+        # Nobody is left, and calls say so.
+
+    def _become(self, replicas: tuple[Replica, ...]) -> None:
+        before, team = self._team, Team(self._token, replicas)
+        # What is under way changes variables.
+        self._steps.go_on()
+        self._parcels.clear()
+        self.client.run(go_on_as, team, workers=list(team.workers))
+        self._sizes_before += (len(before.replicas),)
+        self._team, self._lanes = team, lanes_of(team)
+        for worker in before.workers:
+            if worker not in team.workers:
+                who = ", ".join(map(str, before.members(worker)))
+                logger.warning("lost %s, and with it replica %s; %d replicas are left", worker, who, len(replicas))
+        self._align()
+
+    def _align(self) -> None:
+        # Of what all had alike, some may have been given the next value, and others not.
+        with between(self), self._steps.together():
+            variables = [each for each in list(self._variables.values()) if each._is_mirrored]
+            aligned = [self._each_of(1, "variable", align_there, each) for each in variables]
+        for (done,) in aligned:
+            # One that could not be made has no value to give to others.
+            with between(self), contextlib.suppress(ArgumentError, CollectiveError):
+                self.local_results(done)
+
+    @property
+    def _sizes(self) -> frozenset[int]:
+        return frozenset((len(self._team.replicas), *self._sizes_before))
+
+    def _of_others(self, operation: str, number: int) -> Exception:
+        size = len(self._team.replicas)
+        if number not in self._sizes_before:
+            return super()._of_others(operation, number)
+        return ClusterError(
+            f"{operation}: lost {', '.join(self._roster.lost)}, and a PerReplica of {number} values is for the "
+            f"{number} replicas there were, of which {size} {'is' if size == 1 else 'are'} left; make it anew: a "
+            "distributed dataset that is iterated over again gives each of them its part"
+        )
 
     def close(self) -> None:
         """Close the connection, and the cluster if the strategy made it.
@@ -217,7 +293,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _reader(self, located: Addresses | None = None) -> Submit:
         own = self._submit
-        return Submit(self.client, own.workers, own.futures, located, own.home)
+        return Submit(self.client, self._roster, own.futures, located, own.home)
 
     def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]) -> Sequence[Any]:
         needed = {**around, **futures}
@@ -280,6 +356,11 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> Results:
         name = f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
+        lanes = self._lanes
+        for leaf in leaves:
+            if type(leaf) is PerReplica and leaf.number() != len(lanes.workers):
+                # A worker was lost since they were looked at.
+                raise self._of_others(operation, leaf.number())
         with self._steps.together() as capture:
             capture.num_steps += operation == "run"
             function = self._parcels(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
@@ -290,7 +371,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 or self._packed(leaf, partial(_place_of, operation, treespec, number))
                 for number, leaf in enumerate(leaves)
             ]
-            columns, args, own = wire_all(function, packed, self._worker_of)  # type: ignore[arg-type]
+            columns, args, own = wire_all(function, packed, lanes.workers)  # type: ignore[arg-type]
             used = set(function.ordered)
             for leaf in packed:
                 if isinstance(leaf, _MAY_REFER):
@@ -304,9 +385,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                     step,
                     *args,
                     own=own,
-                    lanes=self._lanes,
+                    lanes=lanes,
                     name=name,
-                    step=step if len(self._replicas) > 1 else None,
+                    step=step if len(lanes.workers) > 1 else None,
                     after=[each.last for each in used if each.last is not None],
                     kept=[each for leaf in leaves if type(leaf) is PerReplica for each in _futures_in(leaf)],
                 )
@@ -338,7 +419,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         return layout.treespec.unflatten([self._picked(handles, pick) for pick in layout.picks])
 
     def _picked(self, handles: Sequence[Handle], pick: PickFromReturned) -> PerReplica:
-        return PerReplica.of(Spread(self._steps, handles, pick, self._worker_of, is_step=True))
+        return PerReplica.of(Spread(self._steps, handles, pick, self._workers_for(handles), is_step=True))
+
+    def _workers_for(self, handles: Sequence[Handle]) -> tuple[str | None, ...]:
+        workers = self._team.worker_of
+        if len(handles) != len(workers):
+            # Another thread has seen it meanwhile.
+            raise self._steps.without_lost("a call for the replicas there were")
+        return workers
 
     def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
         # What is the very same function gives the same; to find out whether one is as good as another takes longer.
@@ -383,8 +471,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         # Waits for the calls.
         with self._steps.together():
             asked = [
-                self._steps.call(layout_of, [handle], on=replica.worker, name="layout")
-                for handle, replica in zip(handles, self.replicas, strict=True)
+                self._steps.call(layout_of, [handle], on=worker, name="layout")
+                for handle, worker in zip(handles, self._workers_for(handles), strict=True)
             ]
         self._steps.sent(asked, "what a function returns had to be learned from its first call")
         layouts = self._steps.results(asked)
@@ -423,6 +511,13 @@ def _ordered_of(leaf: Any) -> frozenset[Ordered]:
 def _futures_in(leaf: PerReplica) -> list[Any]:
     # What has to stay on the cluster until a call is over that is told of it by key.
     return [] if leaf.spread else [part.futures for part in leaf.values if type(part) is WithKept]
+
+
+def lanes_of(team: Team) -> Lanes:
+    """Where the calls of a team are made."""
+    size = len(team.replicas)
+    places = [Membership(team.token, each, number, size) for number, each in enumerate(team.replicas)]
+    return Lanes(team.worker_of, tuple((each,) for each in places))
 
 
 def apart_from(client: Client, data: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from daskdist.errors import ArgumentError
@@ -45,6 +45,11 @@ class Shelf:
     def put(self, number: int, replica: int, state: Any) -> None:
         """Keep a state."""
         self._states.setdefault(number, {})[replica] = state
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Have replicas go by other numbers, given by those that they had."""
+        for number, states in self._states.items():
+            self._states[number] = {numbers[replica]: state for replica, state in states.items()}
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Let go of variables."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -31,6 +32,7 @@ from daskdist.strategy.loops import with_plans
 from daskdist.strategy.picks import Spread
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
 from daskdist.strategy.regroup import component
+from daskdist.strategy.team import Team
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
 from daskdist.strategy.variables import Variable
@@ -63,21 +65,27 @@ class Strategy:
     """
 
     def __init__(self, replicas: Sequence[Replica], caller: Caller) -> None:
-        self._replicas = tuple(replicas)
-        self._worker_of = tuple(replica.worker for replica in replicas)
-        self._caller = caller
         # What variables know it by.
         self._token = uuid.uuid4().hex[:12]
+        # Replaced as a whole where replicas are lost.
+        self._team = Team(self._token, tuple(replicas))
+        self._caller = caller
+        # Those that the program has, by number.
+        self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+
+    def _muster(self) -> None:
+        """Go on with the replicas that are left, if some are lost."""
 
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas."""
-        return len(self._replicas)
+        return len(self.replicas)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """Each replica's worker and device, in order of their ids."""
-        return self._replicas
+        self._muster()
+        return self._team.replicas
 
     @property
     def extended(self) -> StrategyExtended:
@@ -87,7 +95,7 @@ class Strategy:
     @property
     def workers(self) -> tuple[str | None, ...]:
         """The address of each worker, in order; ``(None,)`` for this process."""
-        return tuple(dict.fromkeys(replica.worker for replica in self._replicas))
+        return tuple(dict.fromkeys(replica.worker for replica in self.replicas))
 
     @contextlib.contextmanager
     def scope(self: _S) -> Iterator[_S]:
@@ -104,6 +112,7 @@ class Strategy:
 
     def _check_scope(self, operation: str) -> None:
         if is_free_for(self):
+            self._muster()
             return
         replica = replica_there_is()
         if replica is not None:
@@ -295,7 +304,8 @@ class Strategy:
                 f"distribute_values_from_function: {type(value_fn).__name__} is no function; give one that takes a "
                 "ValueContext and returns a value"
             )
-        contexts = PerReplica([ValueContext(k, len(self._replicas)) for k in range(len(self._replicas))])
+        num_replicas = self.num_replicas_in_sync
+        contexts = PerReplica([ValueContext(k, num_replicas) for k in range(num_replicas)])
         leaves, treespec = flattened(((contexts,), {}))
         return self._values(self._on_replicas("values", value_fn, leaves, treespec))
 
@@ -395,7 +405,7 @@ class Strategy:
         wiring = Wiring()
         wired = wiring.wire([[self._sent(part) for part in leaf.values] for leaf in spread])
         handle = self._caller.call(
-            put_together, wiring.handles, wiring.picks, wired, on=self._replicas[0].worker, name="gather-values"
+            put_together, wiring.handles, wiring.picks, wired, on=self._team.worker_of[0], name="gather-values"
         )
         found = iter(self._leaves_of(handle, len(spread)))
         gathered = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
@@ -461,11 +471,11 @@ class Strategy:
 
     def _reduced(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
         """As `reduce`, with the result on a worker."""
-        num_replicas = len(self._replicas)
         if type(value) is PerReplica and not _has_variables(value):
             self._check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
         leaves, treespec = _flat(value)
+        num_replicas = self.num_replicas_in_sync
         if num_replicas == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
         self._check_values("reduce", leaves)
@@ -484,7 +494,7 @@ class Strategy:
         if parts is None:
             sent = self._sent
             parts = [[sent(part) for part in row] for row in zip(*[value.values for value in values], strict=True)]
-        handle = fold_tree(self._caller, op, axis, self._worker_of, parts, setting("split-every"), on)
+        handle = fold_tree(self._caller, op, axis, self._team.worker_of, parts, setting("split-every"), on)
         return self._leaves_of(handle, len(values))
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
@@ -500,20 +510,20 @@ class Strategy:
         leaves, treespec = _flat(value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
-        self._check_values("local_results", leaves)
-        here = results_of([leaf for number in range(len(self._replicas)) for leaf in component(leaves, number)])
+        # Also of what was made for replicas some of which are lost now.
+        (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
+        self._check_values("local_results", leaves, None if others else size)
+        here = results_of([leaf for number in range(size) for leaf in component(leaves, number)])
         rows = [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
-    def _check_values(self, operation: str, leaves: Sequence[Any]) -> None:
+    def _check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
         self._check_scope(operation)
+        size = num_replicas if num_replicas in self._sizes else len(self._team.replicas)
         for leaf in leaves:
             if isinstance(leaf, PerReplica):
-                if leaf.number() != len(self._replicas):
-                    raise ArgumentError(
-                        f"{operation}: a PerReplica of {leaf.number()} values meets a strategy of "
-                        f"{len(self._replicas)} replicas; it is of another strategy"
-                    )
+                if leaf.number() != size:
+                    raise self._of_others(operation, leaf.number())
             elif isinstance(leaf, Variable):
                 if leaf._strategy is not self:
                     raise ArgumentError(
@@ -528,6 +538,18 @@ class Strategy:
                     f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here "
                     "first, with np.asarray say"
                 )
+
+    @property
+    def _sizes(self) -> frozenset[int]:
+        """The numbers of replicas it has had."""
+        return frozenset((len(self._team.replicas),))
+
+    def _of_others(self, operation: str, number: int) -> Exception:
+        """What is raised where a `PerReplica` is not of the replicas that there are."""
+        return ArgumentError(
+            f"{operation}: a PerReplica of {number} values meets a strategy of {len(self._team.replicas)} replicas; "
+            "it is of another strategy"
+        )
 
     def _check_locations(self, dataset: Dataset) -> None:
         """Refuse a dataset whose files are said to be on a worker that there is not."""
@@ -557,8 +579,9 @@ class Strategy:
         return None
 
     def __repr__(self) -> str:
-        where = "this process" if self.workers == (None,) else f"{len(self.workers)} workers"
-        return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {where}>"
+        workers = set(self._team.worker_of)
+        where = "this process" if workers == {None} else f"{len(workers)} workers"
+        return f"<{type(self).__name__}: {len(self._team.replicas)} replicas on {where}>"
 
 
 def _flat(nest: Any) -> tuple[list[Any], Any]:

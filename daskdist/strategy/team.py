@@ -1,12 +1,15 @@
-"""The replicas of a strategy on a cluster, as all of its workers know them."""
+"""The replicas of a strategy, on a cluster as all of its workers know them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from daskdist.errors import CollectiveError
-from daskdist.strategy.strategy import Replica
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Replica
 
 # What of a call on the replicas of a strategy: the strategy's token and the number of the step.
 Step = tuple[str, int]
@@ -14,7 +17,7 @@ Step = tuple[str, int]
 
 @dataclass(frozen=True)
 class Team:
-    """The replicas of a strategy.
+    """The replicas of a strategy, for as long as none of them is lost.
 
     Parameters
     ----------
@@ -26,6 +29,11 @@ class Team:
 
     token: str
     replicas: tuple[Replica, ...]
+
+    @cached_property
+    def worker_of(self) -> tuple[str | None, ...]:
+        """For each the address of its worker; None for this process."""
+        return tuple([replica.worker for replica in self.replicas])
 
     @cached_property
     def workers(self) -> tuple[str, ...]:

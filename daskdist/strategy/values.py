@@ -545,14 +545,14 @@ def summary(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any
     return Summary.of(filled(results, picks, nest))
 
 
-def _workers_of(value: Any) -> tuple[str, ...]:
-    # Those without which it does not come.
+def _workers_of(value: Any) -> Any:
+    # Those without which it does not come; what tells them, for as long as there is one.
     if not isinstance(value, AsyncValue) or value._source is None:
         return ()
-    return tuple(getattr(value._caller, "workers", ()))
+    return getattr(value._caller, "roster", ())
 
 
-def _persisted_value(graph: Any, key: Any, workers: Sequence[str], *, rename: dict[str, str] | None = None) -> Any:
+def _persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str] | None = None) -> Any:
     # What Dask's `persist` leaves: a future, or where it had no cluster the value.
     name, number = key
     found = graph[(rename or {}).get(name, name), number]
@@ -566,7 +566,7 @@ def _persisted_value(graph: Any, key: Any, workers: Sequence[str], *, rename: di
 
 
 def _persisted(
-    graph: Any, keys: Sequence[Any], workers: Sequence[tuple[str, ...]], *, rename: dict[str, str] | None = None
+    graph: Any, keys: Sequence[Any], workers: Sequence[Any], *, rename: dict[str, str] | None = None
 ) -> PerReplica:
     values = [_persisted_value(graph, key, own, rename=rename) for key, own in zip(keys, workers, strict=True)]
     return PerReplica(values)

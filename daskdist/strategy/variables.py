@@ -98,6 +98,9 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     that were made before that was seen fail as well; and if it could be read for some replicas, copies can differ from
     then on, until the program assigns to all.
 
+    Where a worker is lost, arrays that are the same on all replicas become what the first one has of those that are
+    left; what each has for itself stays as it is, and that of the lost replicas is gone.
+
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -126,6 +129,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         self._token = self._strategy._token
         self._layout = Layout(None)
         self._strategy._forget_gone()
+        self._strategy._variables[self._ordered.number] = self
         # Before it is there: if it is refused, what replicas made of it is let go of too.
         weakref.finalize(self, self._strategy._let_go, self._ordered).atexit = False
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
@@ -441,6 +445,11 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         each = PerReplica([Returned([state], list_spec(1)) for state in states])
         # Waited for: what does not fit is told now.
         strategy.local_results(strategy._each_of(1, "variable", restore_there, self, each)[0])
+
+    @property
+    def _is_mirrored(self) -> bool:
+        # Whether it is arrays that are the same on all replicas.
+        return self._layout.treespec is not None and not _is_apart(self)
 
     @property
     def _is_of_each(self) -> bool:

@@ -1,0 +1,72 @@
+"""The workers that take part, and what becomes of calls on those that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+_OVER: Final = frozenset({"memory", "erred"})
+
+
+class Roster:
+    """The workers that take part, as all callers of one strategy know them.
+
+    Parameters
+    ----------
+    workers
+        Their addresses.
+    """
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        # Those that are left and those that are not, replaced together.
+        self._both: tuple[tuple[str, ...], tuple[str, ...]] = tuple(workers), ()
+        # Whether something failed since it was last seen which workers are there.
+        self.in_doubt = False
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Those that take part."""
+        return self._both[0]
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Those without which the others go on."""
+        return self._both[1]
+
+    def strike(self, addresses: Collection[str]) -> None:
+        """Go on without some.
+
+        >>> roster = Roster(["tcp://a:1", "tcp://b:1"])
+        >>> roster.strike(["tcp://a:1"])
+        >>> roster.present, roster.lost
+        (('tcp://b:1',), ('tcp://a:1',))
+        """
+        present, lost = self._both
+        self._both = (
+            tuple(each for each in present if each not in addresses),
+            (*lost, *(each for each in present if each in addresses)),
+        )
+
+
+def give_up(addresses: Sequence[str], client: str, *, dask_scheduler: Scheduler) -> None:
+    """Cancel what can be made on lost workers only, and what waits for it: Dask would wait without end."""
+    lost = set(addresses)
+    waiting: list[Any] = [
+        task
+        for task in dask_scheduler.tasks.values()
+        if task.worker_restrictions and not task.loose_restrictions and task.worker_restrictions <= lost
+    ]
+    found: dict[str, Any] = {}
+    while waiting:
+        task = waiting.pop()
+        if task.state not in _OVER and task.key not in found:
+            found[task.key] = task
+            waiting += task.dependents
+    asking = dask_scheduler.clients.get(client)
+    wanted = [key for key, task in found.items() if asking in (task.who_wants or ())]
+    if wanted:
+        dask_scheduler.client_releases_keys(wanted, client, stimulus_id="daskdist-lost-worker")
+        dask_scheduler.report({"op": "cancelled-keys", "keys": wanted, "reason": "lost worker"}, client=client)

@@ -1,0 +1,317 @@
+"""A worker is lost: what needs it fails, and the same strategy goes on with the replicas that are left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import Dataset, errors
+
+pytestmark = pytest.mark.cluster
+LOST = (errors.ClusterError, errors.CollectiveError)
+StrategyOf = Callable[..., daskdist.MultiWorkerMirroredStrategy]
+
+
+@pytest.fixture
+def strategy_of() -> Iterator[StrategyOf]:
+    """A strategy on so many workers of its own, for they will be killed."""
+    made = []
+
+    def make(num_workers: int, num_threads: int = 1, **options: object) -> daskdist.MultiWorkerMirroredStrategy:
+        cluster = LocalCluster(
+            n_workers=num_workers,
+            threads_per_worker=num_threads,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=50,
+        )
+        client = Client(cluster, set_as_default=False)
+        strategy = daskdist.MultiWorkerMirroredStrategy(client, **options)
+        made.extend((cluster, client, strategy))
+        return strategy
+
+    yield make
+    for each in reversed(made):
+        each.close()
+
+
+def kill(strategy: daskdist.MultiWorkerMirroredStrategy, worker: str) -> None:
+    """Kill a worker, and see that the scheduler knows."""
+    os.kill(strategy.client.run(os.getpid)[worker], signal.SIGKILL)
+    end = time.monotonic() + 20
+    while worker in strategy.client.scheduler_info(n_workers=-1)["workers"] and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def lose(strategy: daskdist.MultiWorkerMirroredStrategy, number: int) -> str:
+    """Kill the worker of a replica, and have a step fail of that; the worker."""
+    worker = strategy.replicas[number].worker
+    kill(strategy, worker)
+    with pytest.raises(LOST, match=f"lost {worker}"):
+        strategy.local_results(strategy.run(os.getpid))
+    return worker
+
+
+def own_number() -> int:
+    return daskdist.get_replica_context().replica_id_in_sync_group
+
+
+def place() -> tuple[int, int]:
+    context = daskdist.get_replica_context()
+    return context.replica_id_in_sync_group, context.num_replicas_in_sync
+
+
+def total(x: float) -> float:
+    return daskdist.get_replica_context().all_reduce("SUM", x)
+
+
+def die_in_the_second(number: int) -> float:
+    context = daskdist.get_replica_context()
+    context.all_reduce("SUM", 1.0)
+    if context.replica_id_in_sync_group == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return context.all_reduce("SUM", 1.0)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_lost_in_a_collective(strategy_of, caplog, number):
+    strategy = strategy_of(3)
+    before = strategy.replicas
+    lost = before[number].worker
+    begin = time.monotonic()
+    with pytest.raises(LOST, match=f"lost {lost}"):
+        strategy.local_results(strategy.run(die_in_the_second, args=(number,)))
+    assert time.monotonic() - begin < 10
+    with caplog.at_level(logging.WARNING, "daskdist"):
+        assert strategy.num_replicas_in_sync == 2
+        assert strategy.replicas == before[:number] + before[number + 1 :]
+        assert lost not in strategy.workers
+        assert len(strategy.extended.worker_devices) == 2
+    assert caplog.messages == [f"lost {lost}, and with it replica {number}; 2 replicas are left"]
+    assert strategy.local_results(strategy.run(place)) == ((0, 2), (1, 2))
+    assert strategy.local_results(strategy.run(total, args=(1.5,))) == (3.0, 3.0)
+    assert float(strategy.reduce("SUM", strategy.run(own_number), axis=None)) == 1
+    contexts = strategy.experimental_distribute_values_from_function(str)
+    assert strategy.local_results(contexts) == tuple(
+        f"ValueContext(replica id {k}, total replicas in sync: 2)" for k in range(2)
+    )
+
+
+def test_a_worker_lost_between_steps_and_then_another(strategy_of):
+    strategy = strategy_of(4, num_replicas_per_worker=[1, 2, 0, 1])
+    devices = [replica.device for replica in strategy.replicas]
+    assert strategy.num_replicas_in_sync == 4
+    strategy.local_results(strategy.run(total, args=(1.0,)))
+    lose(strategy, 0)
+    assert strategy.local_results(strategy.run(total, args=(1.0,))) == (3.0,) * 3
+    assert [replica.device for replica in strategy.replicas] == devices[1:]
+    lose(strategy, 0)
+    # What one replica gives comes as it is.
+    assert strategy.num_replicas_in_sync == 1
+    assert float(strategy.run(total, args=(1.0,))) == 1
+    lost = strategy.workers[0]
+    kill(strategy, lost)
+    for _ in range(2):
+        with pytest.raises(errors.ClusterError, match=f"lost .*{lost}.*no worker is left"):
+            float(strategy.run(total, args=(1.0,)))
+
+
+def test_variables_live_on(strategy_of):
+    strategy = strategy_of(3)
+
+    class Counted:
+        def __init__(self):
+            self.number = own_number()
+
+    with strategy.scope():
+        weights = daskdist.Variable(np.zeros(3, np.float32), aggregation="MEAN")
+        seen = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+        made = daskdist.Variable(Counted)
+
+    def step(factor):
+        number = own_number()
+        seen.assign_add(10**number)
+        weights.assign_add(np.full(3, factor * (number + 1), np.float32))
+        return made.read_value().number
+
+    assert strategy.local_results(strategy.run(step, args=(1,))) == (0, 1, 2)
+    assert int(seen) == 111
+    lose(strategy, 0)
+    assert weights.numpy().tolist() == [2.0] * 3
+    assert len(weights.values.values) == 2
+    # Those that were of replicas 1 and 2.
+    assert int(seen) == 110
+    assert strategy.local_results(strategy.run(step, args=(1,))) == (1, 2)
+    assert weights.numpy().tolist() == [3.5] * 3
+    assert int(seen) == 110 + 11
+    weights.assign(np.ones(3))
+    seen.assign(5)
+    assert strategy.local_results(strategy.run(lambda: int(seen.read_value()))) == (3, 2)
+    with strategy.scope():
+        new = daskdist.Variable(1.0)
+    assert [float(each) for each in new.values.values] == [1.0, 1.0]
+    lose(strategy, 1)
+    assert (weights.numpy().tolist(), int(seen), float(new)) == ([1.0] * 3, 3, 1.0)
+
+
+def test_what_was_the_same_on_all_is_so_on_those_that_are_left(strategy_of):
+    strategy = strategy_of(3)
+    with strategy.scope():
+        state = daskdist.Variable(np.zeros(2))
+
+    def part_way():
+        number = own_number()
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        # As where a worker is lost when some have the new value and others not.
+        replica = daskdist.get_replica_context()
+        replica.updates_alone = True
+        state.assign(np.full(2, number + 5.0))
+        replica.all_reduce("SUM", 1)
+
+    with pytest.raises(LOST, match="lost"):
+        strategy.run(part_way)
+    assert [each.tolist() for each in strategy.local_results(state.values)] == [[5.0, 5.0]] * 2
+
+
+def test_values_that_were_made_before(strategy_of):
+    strategy = strategy_of(3)
+    numbers = strategy.run(own_number)
+    on_second = strategy.run(lambda: np.arange(4)).values[1] + 1
+    whole = strategy.reduce("SUM", strategy.run(lambda: np.ones(2)), axis=None)
+    here = whole.result()
+    unseen = strategy.run(lambda: np.full(2, own_number()))
+    lost = lose(strategy, 0)
+    two_are_left = f"lost {lost}, and a PerReplica of 3 values is for the 3 replicas there were, of which 2 are left"
+    for use in (
+        lambda: strategy.run(len, args=(numbers,)),
+        lambda: strategy.reduce("SUM", numbers, axis=None),
+        lambda: strategy.gather(unseen, 0),
+        lambda: strategy.run(len, args=(daskdist.PerReplica([1, 2, 3]),)),
+    ):
+        with pytest.raises(errors.ClusterError, match=two_are_left):
+            use()
+    with pytest.raises(errors.ArgumentError, match="a PerReplica of 4 values meets a strategy of 2 replicas"):
+        strategy.run(len, args=(daskdist.PerReplica([1, 2, 3, 4]),))
+    for look in (
+        lambda: strategy.local_results(unseen),
+        lambda: strategy.local_results(strategy.run(np.add, args=(unseen.values[0], 1))),
+        lambda: float((strategy.reduce("SUM", strategy.run(own_number), axis=None) + unseen.values[0]).sum()),
+    ):
+        begin = time.monotonic()
+        with pytest.raises(LOST, match=f"lost {lost}"):
+            look()
+        assert time.monotonic() - begin < 10
+    # What is here, or was made by those that are left, is of use.
+    assert strategy.local_results(strategy.run(np.add, args=(here, 1)))[1].tolist() == [4, 4]
+    assert strategy.local_results(strategy.run(np.add, args=(unseen.values[2], 1)))[1].tolist() == [3, 3]
+    assert strategy.local_results(strategy.run(own_number)) == (0, 1)
+    del on_second
+
+
+def test_a_distributed_dataset_goes_on_anew(strategy_of):
+    strategy = strategy_of(3)
+    dataset = Dataset.range(48).map(lambda x: x + 0).batch(12)
+    steps = strategy.distribute_dataset(dataset)
+    iterator = iter(steps)
+    first = strategy.local_results(next(iterator))
+    assert [len(part) for part in first] == [4, 4, 4]
+    lost = lose(strategy, 1)
+    # What it was made for is given to its end, each row once.
+    rest = [row for batch in iterator for part in strategy.local_results(batch) for row in part.tolist()]
+    assert sorted([*np.concatenate(first).tolist(), *rest]) == list(range(48))
+    batches = [strategy.local_results(batch) for batch in steps]
+    assert [[len(part) for part in batch] for batch in batches] == [[6, 6]] * 4
+    assert sorted(np.concatenate([part for batch in batches for part in batch]).tolist()) == list(range(48))
+    assert "2 replicas on 2 workers" in steps.explain()
+    assert lost not in steps.explain()
+    assert steps.cardinality() == 4
+    sums = strategy.run(lambda it: sum(int(x.sum()) for x in it), args=(steps,))
+    assert sum(strategy.local_results(sums)) == sum(range(48))
+    assert strategy.local_results(strategy.run(np.sum, args=(next(iter(steps)),)))
+
+
+def test_datasets_of_a_function_are_made_anew(strategy_of):
+    strategy = strategy_of(3)
+
+    def dataset_fn(context):
+        return Dataset.range(12).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
+
+    steps = strategy.distribute_datasets_from_function(dataset_fn)
+    assert len(list(steps)) == 2
+    lose(strategy, 2)
+    rows = [row for batch in steps for part in strategy.local_results(batch) for row in part.tolist()]
+    assert sorted(rows) == list(range(12))
+    sums = strategy.run(lambda it: sum(int(x.sum()) for x in it), args=(steps,))
+    assert sum(strategy.local_results(sums)) == sum(range(12))
+
+
+def sum_together(it, victim):
+    found = 0.0
+    for number, x in enumerate(it):
+        found = daskdist.get_replica_context().all_reduce("SUM", found / 2 + float(x.sum()))
+        if number == 2 and own_number() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+def test_a_worker_lost_in_a_loop(strategy_of):
+    strategy = strategy_of(3)
+    steps = strategy.distribute_dataset(Dataset.range(600).batch(12))
+    lost = strategy.workers[1]
+    begin = time.monotonic()
+    with pytest.raises(LOST, match=f"lost {lost}"):
+        strategy.local_results(strategy.run(sum_together, args=(steps, 1)))
+    assert time.monotonic() - begin < 10
+    found = strategy.local_results(strategy.run(sum_together, args=(steps, None)))
+    assert len(found) == 2
+    assert found[0] == found[1]
+
+
+def test_steps_under_way_and_a_function_of_several(strategy_of):
+    strategy = strategy_of(3)
+    with strategy.scope():
+        count = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+
+    def step(victim):
+        if own_number() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count.assign_add(1)
+        return total(1.0)
+
+    @daskdist.function
+    def steps(victim):
+        return [strategy.run(step, args=(victim if number == 3 else None,)) for number in range(6)]
+
+    steps(None)
+    assert int(count) == 18
+    lost = strategy.workers[0]
+    with pytest.raises(LOST, match=f"lost {lost}"):
+        strategy.local_results(steps(0))
+    # Each call was made by those that are left once, or not at all.
+    made = strategy.local_results(count.values)
+    assert all(6 + 3 < each <= 12 for each in map(int, made))
+    assert strategy.local_results(steps(None)[-1]) == (2.0, 2.0)
+    assert int(count) == sum(map(int, made)) + 12
+
+
+def test_what_lay_on_the_lost_worker_only(strategy_of):
+    strategy = strategy_of(2)
+    dataset = strategy.experimental_make_numpy_dataset(np.arange(8))
+    large = np.ones(2**18)
+    assert strategy.local_results(strategy.run(np.sum, args=(large,))) == (2.0**18,) * 2
+    lost = lose(strategy, 0)
+    # It is sent again.
+    assert float(strategy.run(np.sum, args=(large,))) == 2.0**18
+    with pytest.raises(errors.ClusterError, match=f"lost {lost}|no longer on the cluster"):
+        list(strategy.distribute_dataset(dataset.batch(2)))
+    rows = Dataset.range(10).map(lambda x: x + 0).batch(2)
+    assert np.concatenate(list(strategy.distribute_dataset(rows))).tolist() == list(range(10))
