@@ -95,7 +95,7 @@ def test_a_worker_lost_in_a_collective(strategy_of, caplog, number):
         assert strategy.replicas == before[:number] + before[number + 1 :]
         assert lost not in strategy.workers
         assert len(strategy.extended.worker_devices) == 2
-    assert caplog.messages == [f"lost {lost}, and with it replica {number}; 2 replicas are left"]
+    assert caplog.messages == [f"lost {lost}, and with it replica {number}; 2 of 3 replicas are left"]
     assert strategy.local_results(strategy.run(place)) == ((0, 2), (1, 2))
     assert strategy.local_results(strategy.run(total, args=(1.5,))) == (3.0, 3.0)
     assert float(strategy.reduce("SUM", strategy.run(own_number), axis=None)) == 1

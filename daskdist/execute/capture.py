@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
@@ -165,8 +165,11 @@ class Capturing(Submit):
     def _refused(self, group: Group) -> Exception | None:
         # Noted before it was known that a worker is lost: there it would wait without end.
         lost = self.roster.lost
-        is_lost = lost and group.is_pinned and not set(lost).isdisjoint(group.lanes.workers)
-        return self.without_lost(group.name) if is_lost else None
+        if lost:
+            is_there = group.is_pinned and not set(lost).isdisjoint(group.lanes.workers)
+            if is_there or any(future.cancelled() for future in group.futures_needed()):
+                return self.without_lost(group.name)
+        return None
 
     def _send_pickled(self, parts: Sequence[Pickled]) -> None:
         failure: Exception | None = None
@@ -180,9 +183,6 @@ class Capturing(Submit):
     def _send(self, parts: Sequence[Pickled]) -> None:
         self._check_open()
         joined, tasks = join(parts, self.key_of)
-        for need in (need for task in tasks for need in task.needs if isinstance(need, Future)):
-            if need.cancelled():
-                raise self._gone(need.key)
         found = self.client.get(placed_graph(tasks), [task.key for task in tasks], sync=False, fifo_timeout=0)
         self.futures.update(found)
         futures = iter(found)
@@ -339,6 +339,13 @@ class Capturing(Submit):
         """Have all that is under way come to an end where workers were lost: what needs them fails."""
         self._check_workers()
         self.finish()
+
+    def see_there(self, futures: Iterable[Future]) -> None:
+        """Refuse what needs a worker that is lost, when it is given to a call: later others of its task would fail."""
+        if self.roster.lost:
+            for future in futures:
+                if future.cancelled():
+                    raise self._gone(future.key)
 
     def renew(self, noted: Noted) -> None:
         """Send results to their workers anew if they are made of too many others."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -120,14 +120,16 @@ class Group:
                 elif type(each) is Group:
                     yield each
 
+    def futures_needed(self) -> Iterator[Future]:
+        """What it needs of other graphs."""
+        for need in self.needs:
+            for each in need if type(need) is tuple else (need,):
+                if isinstance(each, Future):
+                    yield each
+
     def has_its_needs(self) -> bool:
         """Whether what it needs of other graphs is there."""
-        return all(
-            each.status == "finished"
-            for need in self.needs
-            for each in (need if type(need) is tuple else (need,))
-            if isinstance(each, Future)
-        )
+        return all(each.status == "finished" for each in self.futures_needed())
 
     def pickled(self) -> Sequence[bytes]:
         """The calls of each lane, as `run_calls` takes them."""
@@ -226,6 +228,9 @@ class Sender(Protocol):
 
     def send_over(self) -> None:
         """Send what sessions have noted that are over."""
+
+    def see_there(self, futures: Iterable[Future]) -> None:
+        """Refuse what needs a worker that is lost."""
 
     def renew(self, noted: Noted) -> None:
         """Send results anew if they are made of too many others."""
@@ -365,10 +370,15 @@ class Capture:
             # Another thread may send it now.
             group = column.noted.group
             if group is None:
+                tasks = column.noted.tasks
+                own = tasks if kind is Results else tasks[column.lane : column.lane + 1]
+                self._sender.see_there(task.future for task in own)
                 self._sender.renew(column.noted)
             elif group.capture is not self:
                 # Captured in another thread, or before a function that is captured.
                 group.capture.send()
+        elif isinstance(column, Future):
+            self._sender.see_there((column,))
 
     def _get_ready_before(self, noted: Noted) -> None:
         group = noted.group

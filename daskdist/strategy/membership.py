@@ -80,7 +80,9 @@ class Membership:
         Dask makes again what a lost result was made of; a replica that did so would change its variables twice.
         """
         desk = desk_of(get_worker())
-        team = desk.teams.get(self.token)
+        team, shelf = desk.teams.get(self.token), desk.shelf(self.token)
+        if shelf is not None and shelf.lost:
+            raise CollectiveError(f"run: lost {', '.join(shelf.lost)} before this call was made; make it anew")
         if team is not None and len(team.replicas) != self.num_replicas:
             raise CollectiveError(
                 f"run: a call for {self.num_replicas} replicas, of which {len(team.replicas)} are left; make it anew"
@@ -107,6 +109,18 @@ class Membership:
             self.leave(args[1], error)
 
 
+def part_from(token: str, lost: Sequence[str], *, dask_worker: Worker) -> None:
+    """Have calls that are under way wait for nobody on workers that are lost, and make no others until `go_on_as`."""
+    desk = desk_of(dask_worker)
+    with desk.changed:
+        shelf = desk.shelf(token)
+        if shelf is not None:
+            shelf.lost = tuple(lost)
+        for key in [each for each in desk._gangs if each[0] == token]:
+            desk._unsent.setdefault(key, {}).update(dict.fromkeys(lost, "the scheduler knows it no more"))
+        desk.changed.notify_all()
+
+
 def go_on_as(team: Team, *, dask_worker: Worker) -> None:
     """Have the replicas of a worker be those of a team of fewer, with what they keep."""
     desk = desk_of(dask_worker)
@@ -116,6 +130,7 @@ def go_on_as(team: Team, *, dask_worker: Worker) -> None:
             own, token = dask_worker.address, team.token
             numbers = dict(zip(before.members(own), team.members(own), strict=True))
             shelf.renumber(numbers)
+            shelf.lost = ()
             ended = {(token, new): desk._ended.pop((token, old), Stretches()) for old, new in numbers.items()}
             desk._ended.update(ended)
             desk.teams[token] = team
@@ -144,9 +159,9 @@ def call_there(
     own: Membership,
 ) -> Returned:
     """Call a user's function, the first result, with wired leaves of its arguments, on the worker of a replica."""
-    own.check(step)
     context = own.context(step)
     try:
+        own.check(step)
         device = named(own.replica.device)
         if not device.is_host:
             results = list(map(arrivals_of(own.replica.device), results))

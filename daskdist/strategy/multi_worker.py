@@ -50,8 +50,8 @@ from daskdist.strategy.device_values import host_array
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
-from daskdist.strategy.membership import Membership, call_there, go_on_as, tell_not_made
-from daskdist.strategy.picks import PickAll, PickFromReturned, PickSent, Remote, Returned, Spread
+from daskdist.strategy.membership import Membership, call_there, go_on_as, part_from, tell_not_made
+from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Returned, Spread
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.rows_there import figures_there
@@ -192,16 +192,20 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _become(self, replicas: tuple[Replica, ...]) -> None:
         before, team = self._team, Team(self._token, replicas)
+        workers = list(team.workers)
+        self.client.run(part_from, self._token, self._roster.lost, workers=workers)
         # What is under way changes variables.
         self._steps.go_on()
         self._parcels.clear()
-        self.client.run(go_on_as, team, workers=list(team.workers))
+        self.client.run(go_on_as, team, workers=workers)
         self._sizes_before += (len(before.replicas),)
         self._team, self._lanes = team, lanes_of(team)
-        for worker in before.workers:
-            if worker not in team.workers:
-                who = ", ".join(map(str, before.members(worker)))
-                logger.warning("lost %s, and with it replica %s; %d replicas are left", worker, who, len(replicas))
+        lost = [
+            f"lost {worker}, and with it replica {', '.join(map(str, before.members(worker)))}"
+            for worker in before.workers
+            if worker not in workers
+        ]
+        logger.warning("%s; %d of %d replicas are left", "; ".join(lost), len(replicas), len(before.replicas))
         self._align()
 
     def _align(self) -> None:

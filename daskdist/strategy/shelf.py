@@ -19,6 +19,8 @@ class Shelf:
 
     def __init__(self, token: str) -> None:
         self.token = token
+        # Workers that are lost, as long as it is not known which replicas go on.
+        self.lost: tuple[str, ...] = ()
         # By the number of the variable and that of the replica.
         self._states: dict[int, dict[int, Any]] = {}
 
