@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -315,3 +317,86 @@ def test_what_lay_on_the_lost_worker_only(strategy_of):
         list(strategy.distribute_dataset(dataset.batch(2)))
     rows = Dataset.range(10).map(lambda x: x + 0).batch(2)
     assert np.concatenate(list(strategy.distribute_dataset(rows))).tolist() == list(range(10))
+
+
+def test_calls_are_not_made_again_for_a_result_that_is_lost(strategy_of):
+    strategy = strategy_of(3)
+    with strategy.scope():
+        count = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+
+    def step():
+        count.assign_add(1)
+        return np.ones(3)
+
+    strategy.local_results(strategy.run(step))
+    # Nobody has what replicas gave, which the sums are made of.
+    sums = [strategy.reduce("SUM", strategy.run(step), axis=None) for _ in range(4)]
+    assert int(count) == 15
+    lost = lose(strategy, 0)
+    for each in sums:
+        with contextlib.suppress(*LOST):
+            assert each.result().tolist() == [3, 3, 3]
+    assert strategy.local_results(count.values) == (5, 5)
+    assert lost not in strategy.workers
+
+
+def test_two_workers_lost_with_steps_under_way(strategy_of):
+    strategy = strategy_of(4)
+    with strategy.scope():
+        count = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+        state = daskdist.Variable(0.0, aggregation="SUM")
+
+    def step(x):
+        state.assign_add(np.float64(x.sum()))
+        count.assign_add(1)
+
+    steps = strategy.distribute_dataset(Dataset.range(4000).map(lambda x: x + 0).batch(40))
+    pids = strategy.client.run(os.getpid)
+    first, _, third, _ = strategy.workers
+
+    def run_all(victims):
+        for number, batch in enumerate(steps):
+            strategy.run(step, args=(batch,))
+            if number == 20:
+                for worker in victims:
+                    os.kill(pids[worker], signal.SIGKILL)
+
+    with pytest.raises(LOST, match=f"lost .*({first}|{third})"):
+        run_all([first, third])
+    assert strategy.num_replicas_in_sync == 2
+    before = int(count), float(state)
+    run_all([])
+    assert int(count) == before[0] + 200
+    assert float(state) == before[1] + sum(range(4000))
+
+
+def test_several_threads_go_on(strategy_of):
+    strategy = strategy_of(3, num_threads=2)
+    strategy.local_results(strategy.run(total, args=(1.0,)))
+    worker = strategy.workers[0]
+    pid = strategy.client.run(os.getpid)[worker]
+    are_under_way = threading.Event()
+    found: list[list[str]] = []
+
+    def steps():
+        told = []
+        num_less = 0
+        while num_less < 5:
+            try:
+                given = strategy.local_results(strategy.run(total, args=(1.0,)))
+                num_less += given == (2.0, 2.0)
+                are_under_way.set()
+            except LOST as error:
+                told.append(str(error))
+        found.append(told)
+
+    threads = [threading.Thread(target=steps) for _ in range(3)]
+    for each in threads:
+        each.start()
+    assert are_under_way.wait(20)
+    os.kill(pid, signal.SIGKILL)
+    for each in threads:
+        each.join(60)
+    assert len(found) == 3
+    # What was under way fails; what comes after does not.
+    assert all(len(told) <= 2 and all(f"lost {worker}" in each for each in told) for told in found)

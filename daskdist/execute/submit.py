@@ -195,7 +195,11 @@ class Submit:
         task = asyncio.run_coroutine_threadsafe(self.client.gather(list(handles), direct=True, asynchronous=True), loop)
         try:
             while not futures_wait([task], timeout=LOOK_EVERY_S).done:
-                # A worker may be lost with what was done: then the client waits until that is made anew.
+                # A worker may be lost with what was done: then the client waits until that is made anew. Where others
+                # went on without it, it may try to connect to it for long.
+                for handle in handles:
+                    if handle.cancelled():
+                        raise self._gone(handle.key)
                 if not all(handle.done() for handle in handles):
                     self._check_workers()
             return list(task.result())

@@ -519,7 +519,9 @@ class Strategy:
 
     def _check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
         self._check_scope(operation)
-        size = num_replicas if num_replicas in self._sizes else len(self._team.replicas)
+        size = len(self._team.replicas)
+        if num_replicas is not None and num_replicas in self._sizes:
+            size = num_replicas
         for leaf in leaves:
             if isinstance(leaf, PerReplica):
                 if leaf.number() != size:
