@@ -162,3 +162,18 @@ def _mode(value: object) -> InputReplicationMode:
         return InputReplicationMode[value.upper()]
     names = " and ".join(InputReplicationMode.__members__)
     raise ArgumentError(f"InputOptions: replication_mode is {value!r}; there are {names}")
+
+
+def checked_options(options: object) -> InputOptions:
+    """Options as they were given; those of nobody's choice if None.
+
+    Raises
+    ------
+    ArgumentError
+        They are something else.
+    """
+    if options is None:
+        return InputOptions()
+    if not isinstance(options, InputOptions):
+        raise ArgumentError(f"options is {type(options).__name__}; give InputOptions")
+    return options

@@ -27,7 +27,7 @@ from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.from_function import Made, of_function
 from daskdist.strategy.gathering import Gather
-from daskdist.strategy.inputs import InputContext, InputOptions
+from daskdist.strategy.inputs import InputContext, InputOptions, checked_options
 from daskdist.strategy.loops import with_plans
 from daskdist.strategy.picks import Spread
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
@@ -36,6 +36,7 @@ from daskdist.strategy.team import Team
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
 from daskdist.strategy.variables import Variable
+from daskdist.strategy.with_copies import has_variables, with_copies
 
 # Of the arguments of a step, leaves for certain.
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
@@ -147,7 +148,7 @@ class Strategy:
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")
         self._check_locations(dataset)
-        return of_dataset(self, dataset, _input_options(options))
+        return of_dataset(self, dataset, checked_options(options))
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -187,7 +188,7 @@ class Strategy:
           1: array([2, 3])
         }
         """
-        return of_function(self, dataset_fn, _input_options(options))
+        return of_function(self, dataset_fn, checked_options(options))
 
     def _made_where_fed(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
@@ -397,7 +398,7 @@ class Strategy:
         array([1, 2, 3, 5])
         """
         put_together = Gather(whole_number("gather", "axis", axis, at_least=0))
-        leaves, treespec = _flat(value)
+        leaves, treespec = with_copies(value)
         self._check_values("gather", leaves)
         spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not spread:
@@ -471,10 +472,10 @@ class Strategy:
 
     def _reduced(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
         """As `reduce`, with the result on a worker."""
-        if type(value) is PerReplica and not _has_variables(value):
+        if type(value) is PerReplica and not has_variables(value):
             self._check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
-        leaves, treespec = _flat(value)
+        leaves, treespec = with_copies(value)
         num_replicas = self.num_replicas_in_sync
         if num_replicas == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
@@ -507,7 +508,7 @@ class Strategy:
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)
         (3,)
         """
-        leaves, treespec = _flat(value)
+        leaves, treespec = with_copies(value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
         # Also of what was made for replicas some of which are lost now.
@@ -584,36 +585,3 @@ class Strategy:
         workers = set(self._team.worker_of)
         where = "this process" if workers == {None} else f"{len(workers)} workers"
         return f"<{type(self).__name__}: {len(self._team.replicas)} replicas on {where}>"
-
-
-def _flat(nest: Any) -> tuple[list[Any], Any]:
-    # With the copies of a variable for that.
-    leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
-    if any(isinstance(leaf, Variable) or _has_variables(leaf) for leaf in leaves):
-        leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
-    return leaves, treespec
-
-
-def _has_variables(leaf: Any) -> bool:
-    return type(leaf) is PerReplica and leaf.spread is None and Variable in set(map(type, leaf.values))
-
-
-def _of_copies(leaf: Any) -> Any:
-    if isinstance(leaf, Variable):
-        return leaf.values
-    if not _has_variables(leaf):
-        return leaf
-    return PerReplica(
-        [
-            component(each.values, number) if isinstance(each, Variable) else each
-            for number, each in enumerate(leaf.values)
-        ]
-    )
-
-
-def _input_options(options: object) -> InputOptions:
-    if options is None:
-        return InputOptions()
-    if not isinstance(options, InputOptions):
-        raise ArgumentError(f"options is {type(options).__name__}; give InputOptions")
-    return options

@@ -1,0 +1,37 @@
+"""The values of a nest, as what is done with those of all replicas takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optree
+
+from daskdist.strategy.regroup import component
+from daskdist.strategy.values import PerReplica
+from daskdist.strategy.variables import Variable
+
+
+def with_copies(nest: Any) -> tuple[list[Any], Any]:
+    """The leaves of a nest and its structure, with the copies of a variable in its place."""
+    leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
+    if any(isinstance(leaf, Variable) or has_variables(leaf) for leaf in leaves):
+        leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
+    return leaves, treespec
+
+
+def has_variables(leaf: Any) -> bool:
+    """Whether a leaf is a `PerReplica` of which some values are variables."""
+    return type(leaf) is PerReplica and leaf.spread is None and Variable in set(map(type, leaf.values))
+
+
+def _of_copies(leaf: Any) -> Any:
+    if isinstance(leaf, Variable):
+        return leaf.values
+    if not has_variables(leaf):
+        return leaf
+    return PerReplica(
+        [
+            component(each.values, number) if isinstance(each, Variable) else each
+            for number, each in enumerate(leaf.values)
+        ]
+    )
