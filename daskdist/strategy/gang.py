@@ -17,9 +17,9 @@ from daskdist.strategy.one_core import Turns
 _NUM_SHOWN: Final = 8
 # How often one that waits looks after replicas of other processes.
 _LOOK_EVERY_S: Final = 0.3
-# What others are told of a replica that met with a failure of what all do together.
 # How long it waits at a time for what they answer, when its time is over.
 _ANSWER_S: Final = 0.02
+# What others are told of a replica that is over, and of one that met with a failure of what all do together.
 HAS_ENDED: Final = "has ended"
 _RAISED: Final = f"raised {CollectiveError.__name__}: "
 
