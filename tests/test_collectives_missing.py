@@ -388,8 +388,9 @@ def dies(number, killed, kind):
 def test_a_worker_that_is_killed_in_a_call_releases_the_others(breakable, tmp_path, kind, per_worker):
     breakable.wait_for_workers(3, timeout=60)
     strategy = daskdist.MultiWorkerMirroredStrategy(breakable, num_replicas_per_worker=per_worker)
-    lost = 0 if kind == "merge_call" else 1
-    killed = [number for number, each in enumerate(strategy.replicas) if each.worker == strategy.workers[lost]]
+    lost = strategy.workers[0 if kind == "merge_call" else 1]
+    killed = [number for number, each in enumerate(strategy.replicas) if each.worker == lost]
+    numbers = range(len(strategy.replicas))
 
     def step(folder, killed, kind):
         number = context().replica_id_in_sync_group
@@ -400,12 +401,12 @@ def test_a_worker_that_is_killed_in_a_call_releases_the_others(breakable, tmp_pa
     args = (tmp_path, daskdist.PerReplica([killed] * len(strategy.replicas)), kind)
     with pytest.raises(errors.ClusterError, match="lost"):
         strategy.local_results(strategy.run(step, args=args))
-    for number in set(range(len(strategy.replicas))) - set(killed):
+    for number in set(numbers) - set(killed):
         until((path := tmp_path / f"told {number}").exists, 20)
         seconds, words = path.read_text().split(" ", 1)
         assert float(seconds) < 10
         who = f"replica{'s' * (per_worker > 1)} {', '.join(map(str, killed))}"
-        assert f"lost {strategy.workers[lost]}, and with it {who} (" in words
+        assert f"lost {lost}, and with it {who} (" in words
     strategy.close()
     # Those that are left, or come back, go on.
     with daskdist.MultiWorkerMirroredStrategy(breakable) as left:
