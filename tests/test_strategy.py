@@ -17,6 +17,7 @@ from distributed import get_worker
 
 import daskdist
 from daskdist import Dataset, PerReplica, PerReplicaSpec, ReduceOp, TensorSpec, errors, read_parquet
+from daskdist.execute import capture, submit
 from daskdist.strategy.values import AsyncValue
 
 Point = namedtuple("Point", "x y")
@@ -448,6 +449,28 @@ def test_a_loop_left_half_way_leaves_nothing_on_the_cluster(on_cluster, client, 
     ds = ds.with_options(daskdist.Options(auto_shard_policy=policy))
     part_of_a_loop(on_cluster, ds, num_steps, use)
     assert left_behind(client, before) == set()
+
+
+@pytest.mark.cluster
+def test_a_loop_that_waits_for_long_leaves_nothing_to_the_garbage_collector(client, monkeypatch):
+    # Who waits looks for failures, and for lost workers, while a step takes many times as long.
+    monkeypatch.setattr(capture, "_PATIENCE_S", 0.005)
+    monkeypatch.setattr(submit, "LOOK_EVERY_S", 0.005)
+    before = tasks_of(client)
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+
+        def slow(x):
+            time.sleep(0.02)
+            return x
+
+        gc.collect()
+        gc.disable()
+        try:
+            part_of_a_loop(strategy, Dataset.range(60).map(slow).batch(6), 2, step)
+            part_of_a_loop(strategy, Dataset.range(60).map(slow).batch(6), 2, look)
+            assert left_behind(client, before) == set()
+        finally:
+            gc.enable()
 
 
 @pytest.mark.cluster

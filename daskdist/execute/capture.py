@@ -415,18 +415,18 @@ class Capturing(Submit):
     def _until_over_or_failed(self, handles: Sequence[Handle]) -> None:
         # A task is over for Dask, too, where what it called has raised. Who waits for others looks into what is there.
         futures = dict(zip(handles, self.sent(handles), strict=True))
+        if len(futures) < 2 or not any(future.status == "pending" for future in futures.values()):
+            return
+        # What is no longer there is told of by who waits for the rest.
+        with contextlib.suppress(FuturesCancelledError), self.waiting(list(futures.values())) as are_over:
+            self._look_for_failures(futures, are_over)
+
+    def _look_for_failures(self, futures: dict[Handle, Future], are_over: Callable[[float], bool]) -> None:
         looks: dict[Future, Future] = {}
         seen: set[Future] = set()
         num_waits = 0
-        while len(futures) > 1 and any(future.status == "pending" for future in futures.values()):
-            try:
-                self.client.sync(_wait, list(futures.values()), timeout=_PATIENCE_S)
-                return
-            except TimeoutError:
-                num_waits += 1
-            except FuturesCancelledError:
-                # Told of by who waits for the rest.
-                return
+        while not are_over(_PATIENCE_S):
+            num_waits += 1
             if num_waits % _LOOK_EVERY == 0:
                 self._check_workers()
             for handle, future in futures.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import uuid
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import wait as futures_wait
 from typing import Any
 
@@ -216,18 +217,37 @@ class Submit:
             needs is no longer there.
         """
         self._check_open()
-        while not all(handle.status in ("finished", "error") for handle in handles):
+        if all(handle.status in ("finished", "error") for handle in handles):
+            return
+        with self.waiting(handles) as are_over:
             try:
-                # Not `distributed.wait`: to tell it the client, `Client.as_current` sets Dask's scheduler for the whole
-                # process, and for good where two threads wait.
-                self.client.sync(_wait, handles, timeout=LOOK_EVERY_S)
-            except TimeoutError:
-                self._check_workers()
+                while not are_over(LOOK_EVERY_S):
+                    self._check_workers()
             except FuturesCancelledError as error:
                 self._check_workers()
                 raise self._gone(error.error_groups[0].errors[0].key) from error
-            else:
-                return
+
+    @contextlib.contextmanager
+    def waiting(self, handles: Sequence[Future]) -> Iterator[Callable[[float], bool]]:
+        """What waits for calls for some seconds, and tells whether they are all over, however they ended.
+
+        It raises Dask's error if what one needs is no longer there.
+        """
+        # Not `distributed.wait`: to tell it the client, `Client.as_current` sets Dask's scheduler for the whole
+        # process, and for good where two threads wait. Nor its timeout: each time that is over there is an error in
+        # whose frames the futures stay until the garbage collector comes.
+        task = asyncio.run_coroutine_threadsafe(_wait(list(handles)), self.client.loop.asyncio_loop)
+
+        def are_over(within_s: float) -> bool:
+            if not futures_wait([task], timeout=within_s).done:
+                return False
+            task.result()
+            return True
+
+        try:
+            yield are_over
+        finally:
+            task.cancel()
 
     def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
         """Handles as what Dask knows, with what takes parts out of them; checked, for Dask waits without end."""
