@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 
 import dask
 import numpy as np
@@ -186,6 +187,32 @@ def test_all_reduce_gives_the_bits_that_reduce_gives(arrays):
     expected = strategy.reduce("SUM", PerReplica(arrays), axis=None)
     for found in strategy.local_results(strategy.run(reduced, args=(PerReplica(arrays),))):
         assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "MAX", "PROD", np.logaddexp])
+@given(data=st.data(), size=st.integers(2, 4))
+def test_all_reduce_of_numbers_gives_the_bits_and_types_that_reduce_gives(data, op, size):
+    kinds = [
+        st.floats(width=32).map(np.float32),
+        st.floats(),
+        st.floats().map(np.float64),
+        st.integers(-(2**63), 2**63 - 1),
+        st.integers(-(2**63), 2**63 - 1).map(np.int64),
+        st.integers(2**63, 2**64 - 1),
+        st.integers(-100, 100).map(np.int8),
+        st.booleans(),
+    ]
+    numbers = data.draw(st.sampled_from(kinds).flatmap(lambda kind: st.lists(kind, min_size=size, max_size=size)))
+    if data.draw(st.booleans()):
+        numbers = data.draw(st.permutations([*numbers[1:], 1.5]))
+    strategy = mirrored(size)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = strategy.reduce(op, PerReplica(numbers), axis=None)
+        found = strategy.run(lambda x: daskdist.get_replica_context().all_reduce(op, x), args=(PerReplica(numbers),))
+    for each in found.values:
+        assert type(each) is type(expected)
+        assert np.asarray(each).tobytes() == np.asarray(expected).tobytes()
 
 
 @pytest.mark.cluster

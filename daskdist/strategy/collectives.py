@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate, chain
@@ -19,7 +19,7 @@ import optree
 from daskdist.errors import CollectiveError
 from daskdist.strategy.device_values import host_array, synchronize
 from daskdist.strategy.gathering import concatenated
-from daskdist.strategy.reduction import Op, ReduceOp, checked_op, name_of
+from daskdist.strategy.reduction import REDUCTIONS, Op, ReduceOp, Reduction, checked_op, name_of
 from daskdist.strategy.regroup import component, regroup
 from daskdist.strategy.tree import Fold
 
@@ -32,9 +32,9 @@ _OF_ELEMENTS: Final[dict[Any, Any]] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PROD: np.multiply,
 }
-# Of floats of one width these are what NumPy's functions of the names do.
-_QUICK: Final[dict[Any, Any]] = {ReduceOp.SUM: operator.add, ReduceOp.PROD: operator.mul}
-_FLOATS: Final = frozenset({np.float32, np.float64})
+# Numbers of which loops have many, losses and counts, and what makes them NumPy's. But for a mean's they are partial
+# results as they are.
+_NUMBERS: Final[dict[Any, Any]] = {np.float32: None, np.float64: None, np.int64: None, float: np.float64, int: np.int64}
 
 
 def all_reduce_of(op: object) -> AllReduce:
@@ -49,7 +49,7 @@ def _of_name(op: str | ReduceOp) -> AllReduce:
 
 def _shapes_of(given: tuple[list[Any], Any]) -> Any:
     leaves, treespec = given
-    shapes = [() if type(leaf) in _FLOATS else np.shape(leaf) for leaf in leaves]
+    shapes = [() if type(leaf) in _NUMBERS else np.shape(leaf) for leaf in leaves]
     return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
 
 
@@ -68,25 +68,33 @@ class AllReduce:
 
     def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
         replicas = [leaves for leaves, _ in given.values()]
-        function = self._quick
-        if function is not None and _FLOATS.issuperset([type(leaf) for leaves in replicas for leaf in leaves]):
-            # As `Fold` has it, in a fifth of the time: loops reduce a loss or two in each step.
-            return [((), functools.reduce(function, column)) for column in zip(*replicas, strict=True)]
+        if self._of_numbers is not None and _NUMBERS.keys() >= {type(leaf) for leaves in replicas for leaf in leaves}:
+            # What does not fit into 64 bits is for `Fold` to see.
+            with suppress(OverflowError):
+                return [((), self._partial_of_numbers(column)) for column in zip(*replicas, strict=True)]
         return self._fold.chunks([], [], replicas)
+
+    def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
+        # As `Fold` has it, in a fraction of the time.
+        reduction: Any = self._of_numbers
+        partials = [each if (known := _NUMBERS[type(each)]) is None else known(each) for each in numbers]
+        if self.op is ReduceOp.MEAN:
+            partials = [reduction.chunk(each, None) for each in partials]
+        return functools.reduce(reduction.combine, partials)
 
     def combined(self, partials: Sequence[Any]) -> Any:
         return self._fold.partials(partials)
 
     def final(self, partial: Any) -> list[Any]:
-        if self._quick is not None and _FLOATS.issuperset([type(value) for _, value in partial]):
-            return [value for _, value in partial]
+        if self._of_numbers is not None and all(type(_array(value)) in _NUMBERS for _, value in partial):
+            return [self._of_numbers.finalize(value) for _, value in partial]
         leaves: list[Any] = self._last_fold.partials([partial]).leaves
         return leaves
 
     @cached_property
-    def _quick(self) -> Any:
+    def _of_numbers(self) -> Reduction | None:
         # Names have a hash of Python's, which takes as long as the sum.
-        return _QUICK.get(self.op)
+        return REDUCTIONS.get(self.op)
 
     @cached_property
     def _fold(self) -> Fold:
