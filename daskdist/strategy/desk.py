@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final
 
@@ -76,6 +77,8 @@ class Desk:
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
         # All calls that are over, by strategy and replica.
         self._ended: dict[tuple[str, int], Stretches] = {}
+        # By strategy and replica, how many calls of it are made.
+        self._made: Counter[tuple[str, int]] = Counter()
         # What came, by its step, the turn of the collective, what part of that it is, and who sent it.
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
         # By step, the workers to which something could not be sent, and why.
@@ -146,6 +149,26 @@ class Desk:
                     found.leave(number, how)
             return found
 
+    @contextlib.contextmanager
+    def side_by_side(self, token: str, number: int) -> Iterator[None]:
+        """Have the other replicas here begin while a call of one is made, though the worker has fewer threads."""
+        team = self.teams.get(token)
+        members = () if team is None else team.members(self.worker.address)
+        if len(members) <= self.worker.state.nthreads:
+            # Each has a thread.
+            yield
+            return
+        with self.changed:
+            self._made[token, number] += 1
+            are_all_here = all(self._made[token, other] for other in members)
+        if not are_all_here:
+            step_aside()
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._made[token, number] -= 1
+
     def shelf(self, token: str) -> Shelf | None:
         """What the replicas of a strategy keep here; None if it is not known."""
         return self.shelves.get(token)
@@ -181,6 +204,7 @@ class Desk:
             self.shelves.pop(token, None)
             for number in () if team is None else team.members(self.worker.address):
                 self._ended.pop((token, number), None)
+                self._made.pop((token, number), None)
             for key in [each for each in (*self._mail, *self._unsent) if each[0] == token]:
                 self._forget(key)
             # Nobody would tell those that wait who has left.

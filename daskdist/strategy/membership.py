@@ -167,7 +167,10 @@ def call_there(
             results = list(map(arrivals_of(own.replica.device), results))
         results = [each.on(device) if type(each) is ForDevices else each for each in results]
         given = filled(results, picks, leaves)
-        with fed(given, treespec, own.replica, own.number, lambda: own.around(step)) as (args, kwargs):
+        with (
+            desk_of(get_worker()).side_by_side(own.token, own.number),
+            fed(given, treespec, own.replica, own.number, lambda: own.around(step)) as (args, kwargs),
+        ):
             returned = Returned.of(call_on_replica(results[0], args, kwargs, own.replica, context))
     except BaseException as error:
         if own.num_replicas > 1:

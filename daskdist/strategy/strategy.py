@@ -233,6 +233,10 @@ class Strategy:
 
         Notes
         -----
+        The replicas of a call run at the same time, however few threads a worker has. In this process they take turns
+        in the caller's thread while that is quicker: until one waits for the others, or the call has taken some 20 ms.
+        From then on each that has not begun has a thread of its own.
+
         On a cluster the structure of a function's result is learned from its first call, which waits for it.
         Later calls wait for nothing until ``daskdist.max-steps-in-flight`` of them are under way. Calls that need
         nothing of one another may be made in another order, but for those of one `daskdist.function`, which each

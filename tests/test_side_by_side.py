@@ -1,0 +1,169 @@
+"""Replicas of a step run at the same time, whatever threads there are, unless the step is over before that."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import os
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import PerReplica, get_replica_context
+from daskdist.errors import CollectiveError
+
+TIMEOUT_S = 20.0
+
+
+def number_here() -> int:
+    return get_replica_context().replica_id_in_sync_group
+
+
+def meet(folder, num_replicas):
+    """How many replicas are seen to be in this function, with no collective among them."""
+    open(os.path.join(folder, str(number_here())), "w").close()
+    deadline = time.monotonic() + TIMEOUT_S
+    while (found := len(os.listdir(folder))) < num_replicas and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return found
+
+
+def test_replicas_of_one_process_run_at_the_same_time(tmp_path):
+    assert mirrored(3).run(meet, args=(str(tmp_path), 3)).values == (3, 3, 3)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("per_worker", [1, 2, 4])
+def test_replicas_of_workers_of_one_thread_run_at_the_same_time(client, tmp_path, per_worker):
+    size = 2 * per_worker
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=per_worker) as strategy:
+        for number in range(3):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            assert strategy.local_results(strategy.run(meet, args=(str(folder), size))) == (size,) * size
+
+
+@pytest.mark.cluster
+def test_steps_under_way_go_on_while_replicas_wait_for_one_another(client, tmp_path):
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
+        folders = [tmp_path / str(number) for number in range(8)]
+        for folder in folders:
+            folder.mkdir()
+        found = [strategy.run(meet, args=(str(folder), 4)) for folder in folders]
+        assert [strategy.local_results(each) for each in found] == [(4, 4, 4, 4)] * 8
+
+
+def test_short_calls_take_turns_in_the_thread_of_the_caller():
+    strategy = mirrored(2)
+    for _ in range(20):
+        found = strategy.run(threading.get_ident)
+        # One of them may be held up by the machine for as long as a long one takes.
+        if found.values == (threading.get_ident(),) * 2:
+            return
+    pytest.fail("a thread for each of 20 calls that take no time")
+
+
+def test_replicas_are_called_in_the_context_of_the_caller(tmp_path):
+    name = contextvars.ContextVar("name", default="none")
+    token = name.set("of the program")
+    try:
+        found = mirrored(3).run(lambda: (meet(str(tmp_path), 3), name.get()))
+    finally:
+        name.reset(token)
+    assert found[1] == "of the program"
+
+
+def test_others_that_began_on_their_own_are_told_who_raised(tmp_path):
+    def step():
+        meet(str(tmp_path), 3)
+        if number_here() == 1:
+            raise ValueError("of one")
+        try:
+            get_replica_context().all_reduce("SUM", 1.0)
+        except CollectiveError as error:
+            told.append(str(error))
+            raise
+
+    told: list[str] = []
+    with pytest.raises(ValueError, match="of one"):
+        mirrored(3).run(step)
+    assert len(told) == 2
+    assert all("replica 1 raised ValueError: of one" in each for each in told)
+
+
+def test_what_the_first_raised_after_the_others_began_they_are_told(tmp_path):
+    is_over = threading.Event()
+
+    def step():
+        meet(str(tmp_path), 2)
+        if number_here() == 0:
+            try:
+                raise ValueError("of the first")
+            finally:
+                is_over.set()
+        assert is_over.wait(TIMEOUT_S)
+        return get_replica_context().all_reduce("SUM", 1.0)
+
+    with pytest.raises(ValueError, match="of the first"):
+        mirrored(2).run(step)
+
+
+def test_the_first_that_raises_at_once_leaves_the_others_out():
+    called = []
+
+    def step():
+        called.append(number_here())
+        raise ValueError("at once")
+
+    with pytest.raises(ValueError, match="at once"):
+        mirrored(2).run(step)
+    assert called in ([0], [0, 1])
+
+
+def test_what_was_given_goes_without_the_garbage_collector():
+    strategy = mirrored(2)
+    x = np.ones(8)
+    gone = weakref.ref(x)
+    gc.collect()
+    gc.disable()
+    try:
+        strategy.run(lambda x: get_replica_context().all_reduce("SUM", float(x.sum())), args=(PerReplica([x, x]),))
+        del x
+        # Nobody looks at a call for longer than a moment.
+        deadline = time.monotonic() + TIMEOUT_S
+        while gone() is not None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_nobody_looks_where_there_are_no_calls():
+    mirrored(2).run(number_here)
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(each.name == "daskdist watch" for each in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [each for each in threading.enumerate() if each.name == "daskdist watch"]
+    # And again for another.
+    assert mirrored(2).run(number_here).values == (0, 1)
+
+
+def test_loops_on_the_replicas_go_on_together(tmp_path):
+    strategy = mirrored(2)
+    batches = strategy.distribute_dataset(daskdist.Dataset.range(40).batch(4))
+
+    def loop(batches):
+        found = 0
+        for number, batch in enumerate(batches):
+            if number == 3:
+                assert meet(str(tmp_path), 2) == 2
+            found += int(batch.sum())
+        return found
+
+    first, second = strategy.run(loop, args=(batches,)).values
+    assert first + second == sum(range(40))
