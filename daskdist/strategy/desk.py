@@ -168,6 +168,8 @@ class Desk:
         finally:
             with self.changed:
                 self._made[token, number] -= 1
+                if self._made[token, number] < 1:
+                    del self._made[token, number]
 
     def shelf(self, token: str) -> Shelf | None:
         """What the replicas of a strategy keep here; None if it is not known."""
