@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import pickle
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ import pytest
 
 import daskdist
 from daskdist import PerReplica, PerReplicaSpec, Reduction, devices, errors
-from daskdist.devices import device_of, named
+from daskdist.devices import device_of, named, stream_of
 from daskdist.execute.pickling import dumps_on_host, futures_in
 from daskdist.frameworks.keras import joined
 from daskdist.strategy.device_values import in_stream_of, moved
@@ -289,6 +291,26 @@ def test_a_library_that_goes_from_device_to_device_is_used(monkeypatch):
     for op in ("SUM", "MEAN"):
         check_same(*both(op, values, None))
     assert calls == [(0, "SUM", NAMES)] * 2
+
+
+def test_what_a_library_still_reads_is_not_used_for_something_else(monkeypatch):
+    read = []
+
+    def combined(self, how, arrays):
+        # As NCCL does: later, in the stream of each.
+        for device, array in zip(map(device_of, arrays), arrays, strict=True):
+            with device.using(stream_of(device)):
+                device.current_stream().give(functools.partial(time.sleep, 0.1))
+                strict_device.reads_late(array, read)
+        return self.put(sum(map(here, arrays)))
+
+    monkeypatch.setattr(strict_device.StrictDevice, "combined", combined)
+    given = placed([np.full(3, k, np.float32) for k in range(3)])
+    daskdist.MirroredStrategy(NAMES).reduce("SUM", given, axis=None)
+    for name in NAMES:
+        # In which the memory of what is let go of is used again.
+        named(name).current_stream().synchronize()
+    assert sorted(read) == sorted(here(each).tobytes() for each in given.values)
 
 
 # --- gathered ---

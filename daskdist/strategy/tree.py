@@ -6,6 +6,7 @@ does not depend on which part was ready first, to the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -232,7 +233,11 @@ class Fold:
         found, *others = [each.partial for each in partials]
         if not others:
             return partials[0]
-        with in_stream_of(home):
+        with contextlib.ExitStack() as streams:
+            # A library reads in the stream of each and waits for none: what the callers' streams do with that memory
+            # next comes after it.
+            for device in reversed(dict.fromkeys(each.device for each in partials)):
+                streams.enter_context(in_stream_of(device))
             at_once = combined_by_library(home, self.op, [found, *others])
             if at_once is not None:
                 return Placed(home, at_once)
