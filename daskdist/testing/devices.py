@@ -73,7 +73,8 @@ class DeviceLaws:
     def test_namespace_computes_on_it(self) -> None:
         here = self.make_device()
         array = here.put(np.arange(6.0).reshape(3, 2))
-        total = here.get(here.namespace.sum(array, axis=0))
+        with here.using():
+            total = here.get(here.namespace.sum(array, axis=0))
         check(np.array_equal(total, [6.0, 9.0]), f"the namespace's sum gave {total}")
 
     def test_get_gives_what_is_not_in_one_piece(self) -> None:
@@ -246,7 +247,8 @@ class DeviceLaws:
         array = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
         there = here.from_dlpack(array)
         check(here.holds(there), f"from_dlpack gave {type(there).__name__}")
-        array[0, 0] = 7
+        with here.using():
+            array[0, 0] = 7
         found = here.get(there)
         check(np.array_equal(found, [[7, 1, 2], [3, 4, 5]]), f"from_dlpack does not share memory: {found}")
 
@@ -255,7 +257,8 @@ class DeviceLaws:
         back: list[int] = []
         lent = here.lend(64, lambda: back.append(1))
         view = here.view(lent, 16, (2, 3), np.float32)
-        view[...] = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
+        with here.using():
+            view[...] = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
         cut = view[1, :]
         del lent, view
         gc.collect()
