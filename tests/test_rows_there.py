@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from daskdist.core.block import Batches, Block
 from daskdist.core.structure import LONE
 from daskdist.devices import on_host
 from daskdist.execute.copying import channel_of
+from daskdist.strategy import rows_there
 from daskdist.strategy.rows_there import Arrivals
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,6 +58,18 @@ def test_some_are_copied_together_and_the_next_ones_ahead(monkeypatch):
         assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
     # As much as a multiple of 256 bytes.
     assert copies == [64 * 48, 7 * 256]
+
+
+def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
+    def slowly(device):
+        time.sleep(0.05)
+        return Arrivals(device)
+
+    monkeypatch.setattr(rows_there, "Arrivals", slowly)
+    # Of a device that nobody else asks for.
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(rows_there.arrivals_of, ["STRICT:7"] * 4))
+    assert len(set(map(id, found))) == 1
 
 
 def test_large_ones_are_copied_one_by_one(monkeypatch):

@@ -27,6 +27,7 @@ _MOST_STEPS: Final = 64
 _MOST_THREADS: Final = 8
 # Rows whose last elements stay on the device though they may not be used again.
 _MOST_ROWS: Final = 4
+_making: Final = threading.RLock()
 
 
 class RowsThere(NamedTuple):
@@ -189,9 +190,15 @@ class Arrivals:
         return self._way.meter.figures()
 
 
-@functools.lru_cache(maxsize=256)
 def arrivals_of(name: str) -> Arrivals:
     """What has arrived on a device in this process, by its name."""
+    # Of two threads that are the first to ask, neither may have one of its own.
+    with _making:
+        return _arrivals_of(name)
+
+
+@functools.lru_cache(maxsize=256)
+def _arrivals_of(name: str) -> Arrivals:
     return Arrivals(named(name))
 
 
