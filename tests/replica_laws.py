@@ -143,9 +143,9 @@ class StreamLaws:
             found = values_of(self.strategy().run(step))
         assert [np.unique(each).tolist() for each in found] == [[7]] * len(devices)
 
-    def copied(self, device, source, target):
-        """Sevens, copied in the current stream of a device, late."""
-        source[:] = 7
+    def copied(self, device, source, target, value=7):
+        """Numbers, copied in the current stream of a device, late."""
+        source[:] = value
         self.hold_up(device)
         device.copy(source, target, device.current_stream())
         return target
@@ -242,6 +242,26 @@ class ReplicaLaws(StreamLaws):
 
 class PairLaws(ReplicaLaws):
     """Laws of two of them."""
+
+    # Other values each time: memory that is used again has those of the last.
+    @pytest.mark.parametrize(("how", "value"), [("gather", 1), ("reduce", 2), ("run", 3)])
+    def test_what_the_caller_computes_on_one_is_there_on_the_other(self, how, value):
+        devices = list(map(named, self.names()))
+        pairs = [(device.pinned(1000), device.empty((1000,), np.uint8)) for device in devices]
+        strategy = self.strategy()
+        with own_streams(devices):
+            # Only the other one is late: to wait for the first one is not enough.
+            pairs[0][0][:] = value
+            devices[0].copy(*pairs[0], devices[0].current_stream())
+            self.copied(devices[1], *pairs[1], value)
+            targets = PerReplica([target for _, target in pairs])
+            found = {
+                "gather": lambda: strategy.gather(targets, axis=0),
+                "reduce": lambda: strategy.reduce("MAX", targets, axis=None),
+                # Where nothing is called on the other one.
+                "run": lambda: MirroredStrategy(self.names()[:1]).run(lambda x: x, args=(pairs[1][1],)),
+            }[how]()
+            assert np.unique(on_host(found)).tolist() == [value]
 
     def test_so_do_functions_that_reduce(self):
         found = self.strategy().reduce(checked_plus, self.placed([np.arange(4), np.arange(4) * 2]), axis=0)

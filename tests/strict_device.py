@@ -255,19 +255,20 @@ class StrictDevice:
         return StrictStream()
 
     def current_stream(self) -> Any:
-        found = getattr(_current, "stream", None)
-        if found is None:
-            found = _current.stream = StrictStream()
-        return found
+        # Of each device a thread has one, as it has of GPUs.
+        streams = _current.__dict__.setdefault("streams", {})
+        if self.index not in streams:
+            streams[self.index] = StrictStream()
+        return streams[self.index]
 
     @contextlib.contextmanager
     def _using(self, stream: Any) -> Any:
-        before = getattr(_current, "device", None), getattr(_current, "stream", None)
-        _current.device, _current.stream = self, stream or before[1]
+        before = getattr(_current, "device", None), self.current_stream()
+        _current.device, _current.streams[self.index] = self, stream or before[1]
         try:
             yield
         finally:
-            _current.device, _current.stream = before
+            _current.device, _current.streams[self.index] = before
 
     def using(self, stream: Any = None) -> AbstractContextManager[Any]:
         return self._using(stream)

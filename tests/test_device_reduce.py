@@ -534,7 +534,7 @@ def test_what_leaves_is_taken_in_the_stream_that_made_it(monkeypatch):
     streams = []
 
     def seen(self, array):
-        streams.append(self.current_stream())
+        streams.append(device.current_stream())
         return get(self, array)
 
     monkeypatch.setattr(strict_device.StrictDevice, "get", seen)

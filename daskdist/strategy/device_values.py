@@ -104,6 +104,8 @@ def moved(array: Any, device: Device) -> Any:
     if source.kind != device.kind:
         return device.put(host_array(array))
     own = stream_of(device)
+    # It may have been made in this thread's own stream of that device.
+    catch_up(source)
     own.wait(_now(source))
     # What is done there before it goes is done after what made it.
     with source.using(stream_of(source)):
