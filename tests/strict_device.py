@@ -59,8 +59,8 @@ class StrictMemoryError(MemoryError):
     """There is no more."""
 
 
-def reads_late(array: Any, found: list[bytes], begin: Any = None) -> None:
-    """Have this thread's stream read an array's memory later, as a GPU does, whoever has that by then.
+def reads_late(array: Any, found: list[bytes], begin: Any = None, stream: Any = None) -> None:
+    """Have a stream, this thread's or another, read an array's memory later, as a GPU does, whoever has that by then.
 
     Before that it waits for ``begin``, an event.
     """
@@ -72,7 +72,7 @@ def reads_late(array: Any, found: list[bytes], begin: Any = None) -> None:
             raise TimeoutError("nobody lets a kernel begin")
         found.append(ctypes.string_at(address, num_bytes))
 
-    StrictDevice(index=StrictDevice.index_of(array)).current_stream().give(kernel)
+    (stream or StrictDevice(index=StrictDevice.index_of(array)).current_stream()).give(kernel)
 
 
 class StrictEvent:
@@ -205,21 +205,14 @@ class StrictDevice:
         return found
 
     def lend(self, num_bytes: int, back: Any) -> Any:
-        key = self.index, num_bytes
-        with _lock:
-            _take(*key)
-            known = _BACK.get(key)
-            memory = known.pop() if known else np.full(num_bytes, 0xA5, np.uint8)
+        memory = _Memory(self.index, num_bytes)
 
-        def came_back() -> None:
+        def came_back(memory: Any) -> None:
             _current.is_letting_go = True
             try:
-                back()
+                back(memory)
             finally:
                 _current.is_letting_go = False
-            with _lock:
-                _BACK.setdefault(key, []).append(memory)
-                _given_back(*key)
 
         return array_api_strict.asarray(np.asarray(Lent(memory, came_back)), device=self._place, copy=None)
 
@@ -288,6 +281,27 @@ class StrictDevice:
 
     def from_dlpack(self, array: Any) -> Any:
         return array_api_strict.from_dlpack(array)
+
+
+class _Memory:
+    """Memory that is lent; when nobody has it the next who asks for as much is given it, whatever computes with it."""
+
+    def __init__(self, index: int, num_bytes: int) -> None:
+        self._key = index, num_bytes
+        with _lock:
+            _take(*self._key)
+            known = _BACK.get(self._key)
+            self.array = known.pop() if known else np.full(num_bytes, 0xA5, np.uint8)
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self.array.__array_interface__
+
+    def __del__(self) -> None:
+        if hasattr(self, "array"):
+            with _lock:
+                _BACK.setdefault(self._key, []).append(self.array)
+                _given_back(*self._key)
 
 
 class _Pinned(bytearray):

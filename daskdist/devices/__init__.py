@@ -148,11 +148,11 @@ class Device(Protocol):
         """A new array of this device whose values are not set."""
         ...
 
-    def lend(self, num_bytes: int, back: Callable[[], None]) -> Any:
+    def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
         """New bytes, for others to compute with in streams of their own.
 
-        ``back`` is called when nobody has any of them any more, before their memory can be had again, in whatever
-        thread lets go of the last: what was given to be computed with them has been given by then.
+        ``back`` is called with their memory when nobody has any of them any more, before that can be had again, in
+        whatever thread lets go of the last. As long as it is kept from there on it cannot be had.
         """
         ...
 

@@ -97,7 +97,7 @@ class CpuDevice:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
-    def lend(self, num_bytes: int, back: Callable[[], None]) -> Any:
+    def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
         return np.asarray(Lent(np.empty(num_bytes, np.uint8), back))
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -215,7 +215,7 @@ class CupyDevice:
         with self.using():
             return _cupy().empty(shape, dtype)
 
-    def lend(self, num_bytes: int, back: Callable[[], None]) -> Any:
+    def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
         cuda = _cupy().cuda
         with self.using():
             # All arrays that have any of it keep it by its memory, also those that do not know whom they are cut from.

@@ -18,10 +18,10 @@ class Lent:
     memory
         An array.
     back
-        What is called, in whatever thread lets go of this last.
+        What is called with the memory, in whatever thread lets go of this last.
     """
 
-    def __init__(self, memory: Any, back: Callable[[], None]) -> None:
+    def __init__(self, memory: Any, back: Callable[[Any], None]) -> None:
         self._memory = memory
         self._back = back
 
@@ -32,4 +32,4 @@ class Lent:
 
     def __del__(self) -> None:
         if not _is_finalizing():
-            self._back()
+            self._back(self._memory)

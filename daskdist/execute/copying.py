@@ -16,6 +16,7 @@ from daskdist.devices import Device, Event, Stream, name_of, named, stream_of
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.figures import Times
 from daskdist.execute.gather import Empty
+from daskdist.execute.holding import Holding
 from daskdist.execute.packing import Layout, Placed, Slots
 
 # Streams of consumers that the copies to a device mind.
@@ -47,6 +48,8 @@ class Channel:
         self.consumers: tuple[Stream, ...] = (stream_of(device),)
         # Streams that write to memory before consumers have it, and after they had it.
         self._lenders: tuple[Stream, ...] = ()
+        # What somebody had whose stream is not known.
+        self._holding: Holding | None = None
         # None is lost where two threads add theirs.
         self._turn = RLock()
 
@@ -64,6 +67,20 @@ class Channel:
                     each.wait(over)
             self.consumers = (first, *others, stream)
 
+    def mind_unknown(self, wait: Callable[[], None]) -> None:
+        """Have copies not write to what somebody computes with whose stream is not known.
+
+        ``wait``, called in a thread of its own, waits until all that they have been given by then is done.
+        """
+        if self._holding is None:
+            with self._turn:
+                self._holding = self._holding or Holding(wait)
+
+    def await_unknown(self) -> None:
+        """Wait until they are done with what was let go of."""
+        if self._holding is not None:
+            self._holding.await_room(0)
+
     def lend(self, device: Device, stream: Stream, num_bytes: int) -> Any:
         """New bytes for consumers, which a stream writes to; raises what the device does where it has no room.
 
@@ -75,12 +92,16 @@ class Channel:
         if stream not in self._lenders:
             with self._turn:
                 self._lenders = (*self._lenders, stream)
+        if self._holding is not None:
+            self._holding.await_room()
         with device.using(stream):
             return device.lend(num_bytes, functools.partial(self._follow, stream))
 
-    def _follow(self, stream: Stream) -> None:
+    def _follow(self, stream: Stream, memory: Any) -> None:
         for each in self.consumers:
             stream.wait(each.record())
+        if self._holding is not None:
+            self._holding.hold(memory)
 
 
 def channel_of(name: str) -> Channel:
@@ -234,6 +255,7 @@ class Copier:
         device, channel = self.device, self._channel
         with contextlib.suppress(device.out_of_memory):
             return channel.lend(device, channel.stream, num_bytes)
+        channel.await_unknown()
         device.free_unused()
         try:
             return channel.lend(device, channel.stream, num_bytes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from daskdist.devices import dtype_of
+from daskdist.devices import device_of, dtype_of, name_of
+from daskdist.execute.copying import channel_of
 from daskdist.frameworks.leaves import Refused, as_numbers, converted, extremes, handed_over, needs
 
 
@@ -41,8 +43,8 @@ def to_jax(x: Any) -> Any:
     after such a place: of arrays that a program gives, or that a mapped function returns, most batches are copied,
     once. What is shared must not be written to by way of the NumPy array.
 
-    Arrays of a device stay there. JAX has none with gaps between items, or that run backwards along an axis: such are
-    copied, on the device.
+    Arrays of a device stay there; their memory is used for later elements when JAX is done with them, too. JAX has none
+    with gaps between items, or that run backwards along an axis: such are copied, on the device.
     """
     try:
         import jax
@@ -54,6 +56,8 @@ def to_jax(x: Any) -> Any:
             return leaf
         if not isinstance(leaf, (np.ndarray, np.generic)) and hasattr(leaf, "__dlpack__"):
             made = handed_over(leaf, "JAX", jax.dlpack.from_dlpack)
+            if (device := device_of(leaf)) is not None and not device.is_host:
+                channel_of(name_of(device)).mind_unknown(partial(_wait_for_jax, next(iter(made.devices()))))
             _check_range(leaf, made)
             return made
         array = as_numbers(leaf)
@@ -63,6 +67,14 @@ def to_jax(x: Any) -> Any:
         return made
 
     return converted("to_jax", x, convert)
+
+
+def _wait_for_jax(device: Any) -> None:
+    # JAX computes on a device what it is given in the order in which it is given it, in a stream that it tells nobody.
+    # It lets go of arrays when it has been given what to do with them.
+    import jax
+
+    jax.block_until_ready(jax.numpy.add(jax.device_put(np.float32(0), device), 1))
 
 
 def _check_range(array: Any, made: Any) -> None:

@@ -255,7 +255,7 @@ class DeviceLaws:
     def test_memory_that_is_lent_comes_back_with_its_last_view(self) -> None:
         here = self.make_device()
         back: list[int] = []
-        lent = here.lend(64, lambda: back.append(1))
+        lent = here.lend(64, lambda memory: back.append(1))
         view = here.view(lent, 16, (2, 3), np.float32)
         with here.using():
             view[...] = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
@@ -273,11 +273,31 @@ class DeviceLaws:
         gc.collect()
         check(back == [1], f"memory that is lent came back {len(back)} times, not once")
         del back[:]
-        nothing = here.lend(0, lambda: back.append(1))
+        nothing = here.lend(0, lambda memory: back.append(1))
         check(tuple(nothing.shape) == (0,), f"no bytes were lent as {tuple(nothing.shape)}")
         del nothing
         gc.collect()
         check(back == [1], "no bytes did not come back")
+
+    def test_memory_that_came_back_can_be_had_once_nobody_keeps_it(self) -> None:
+        here = self.make_device()
+        kept: list[Any] = []
+        lent = here.lend(1 << 16, kept.append)
+        with here.using():
+            here.view(lent, 0, (1 << 16,), np.uint8)[...] = 7
+        view = here.view(lent, 0, (2,), np.uint8)
+        del lent
+        held = here.held_bytes()
+        del view
+        gc.collect()
+        check(len(kept) == 1, f"memory that is lent came back {len(kept)} times, not once")
+        check(here.is_host or here.held_bytes() >= held, "memory that is kept is not held any more")
+        others = [here.lend(1 << 16, lambda memory: None) for _ in range(4)]
+        with here.using():
+            for each in others:
+                here.view(each, 0, (1 << 16,), np.uint8)[...] = 1
+        found = np.asarray(kept[0]) if hasattr(kept[0], "__array_interface__") else here.get(kept[0])
+        check(bool((found == 7).all()), "memory that is kept was had by others")
 
     def test_memory_is_told(self) -> None:
         here = self.make_device()
