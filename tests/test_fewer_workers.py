@@ -284,9 +284,12 @@ def test_steps_under_way_and_a_function_of_several(strategy_of):
         count = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
 
     def step(victim):
+        count.assign_add(1)
+        # Where it dies the others have made the call as well; without, it may have ended while they still wait for what
+        # they were to be sent in the one before.
+        total(1.0)
         if own_number() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        count.assign_add(1)
         return total(1.0)
 
     @daskdist.function
@@ -300,7 +303,7 @@ def test_steps_under_way_and_a_function_of_several(strategy_of):
         strategy.local_results(steps(0))
     # Each call was made by those that are left once, or not at all.
     made = strategy.local_results(count.values)
-    assert all(6 + 3 < each <= 12 for each in map(int, made))
+    assert all(6 + 4 <= each <= 12 for each in map(int, made))
     assert strategy.local_results(steps(None)[-1]) == (2.0, 2.0)
     assert int(count) == sum(map(int, made)) + 12
 
