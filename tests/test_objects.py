@@ -108,6 +108,33 @@ def test_what_is_one_object_on_several_replicas_becomes_one_for_each(strategy):
     assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
 
 
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_what_is_in_nests_of_several_replicas_becomes_one_for_each(strategy, synchronization):
+    shared = Counter(5)
+    made = variable(strategy, Counter, synchronization=synchronization)
+    strategy.run(lambda: made.assign({"counter": shared}))
+
+    def step():
+        made.read_value()["counter"].number += number() + 1
+        daskdist.get_replica_context().all_reduce("SUM", 1)
+        return made.read_value()["counter"].number
+
+    size = strategy.num_replicas_in_sync
+    assert strategy.local_results(strategy.run(step)) == tuple(5 + k + 1 for k in range(size))
+
+
+def test_what_each_has_for_itself_is_its_own_though_all_assign_one_object(strategy):
+    shared = Counter(5)
+    made = variable(strategy, Counter, synchronization="ON_READ")
+    strategy.run(lambda: made.assign(shared))
+    size = strategy.num_replicas_in_sync
+    assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
+    other = variable(strategy, Counter)
+    shared = Counter(5)
+    strategy.extended.update(other, lambda counter: counter.assign(shared))
+    assert strategy.local_results(strategy.run(added(other))) == tuple(5 + k + 1 for k in range(size))
+
+
 def test_what_cannot_be_copied_is_told():
     strategy = mirrored(2)
     made = variable(strategy, Counter, name="thing")

@@ -20,7 +20,7 @@ from daskdist.strategy.collectives import First
 from daskdist.strategy.context import ReplicaContext, replica_there_is
 from daskdist.strategy.device_reduction import cast
 from daskdist.strategy.device_values import host_array, host_nest, moved
-from daskdist.strategy.objects import copied
+from daskdist.strategy.objects import copied, parts_of
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.tree import list_spec
 
@@ -217,11 +217,11 @@ class Copy:
 
     @property
     def is_shared(self) -> bool:
-        """Whether another replica of this process has the very same object."""
+        """Whether another replica of this process has the very same object, or something in it."""
         variable = self.variable
         (own,) = self.leaves
         others = self._shelf.others(variable._ordered.number, self.replica.replica_id_in_sync_group)
-        return any(each is own for (each,) in others)
+        return any(parts_of(own) & parts_of(each) for (each,) in others)
 
     @property
     def host_leaves(self) -> list[Any]:
@@ -253,7 +253,11 @@ class Copy:
             if change is not None:
                 found = list(map(change, self.leaves, found))
             found = list(map(_frozen, found))
-        self._shelf.put(variable._ordered.number, self.replica.replica_id_in_sync_group, found)
+        place = variable._ordered.number, self.replica.replica_id_in_sync_group
+        self._shelf.put(*place, found)
+        if variable._layout.treespec is None and self.is_shared:
+            # Replicas of this process were given the very same.
+            self._shelf.put(*place, [copied(found[0], variable.name)])
 
     def _check_change(self, how: str) -> None:
         layout = self.variable._layout
@@ -323,9 +327,6 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
         copy.write("put", optree.tree_leaves(value))
         return _listed([layout])
     copy.write("put", [value])
-    if copy.is_shared:
-        # The function gave what there was already.
-        copy.write("put", [copied(value, variable.name)])
     return _listed([layout])
 
 

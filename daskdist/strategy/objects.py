@@ -12,8 +12,9 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
 import numpy as np
+import optree
 
-from daskdist.checkpoint.nests import as_numpy, like
+from daskdist.checkpoint.nests import PLAIN, as_numpy, like
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.aggregation import VariableAggregation
@@ -26,6 +27,16 @@ ADVICE: Final = (
     "aggregation is NONE, which is for values that are the same; give SUM, MEAN or ONLY_FIRST_REPLICA, or "
     "synchronization ON_READ where each is to have its own"
 )
+
+
+# Of what there is in an object, what nobody can change.
+_FOR_GOOD: Final = (*PLAIN, type(None), type, FunctionType, BuiltinFunctionType, np.generic)
+
+
+def parts_of(value: Any) -> set[int]:
+    """By identity, an object that can be changed in place, and of a nest of such objects each."""
+    parts = (value, *optree.tree_leaves(value))
+    return {id(each) for each in parts if not isinstance(each, _FOR_GOOD)}
 
 
 def copied(value: Any, what: str) -> Any:
@@ -99,9 +110,9 @@ class AgreedObjects(Agreed):
         seen: set[int] = set()
         for box in given.values():
             # All of them wait, so that nobody changes it.
-            if id(box.value) in seen:
+            if seen & parts_of(box.value):
                 box.value = copied(box.value, self.name)
-            seen.add(id(box.value))
+            seen |= parts_of(box.value)
         return [(number, box.digest) for number, box in given.items()]
 
 
