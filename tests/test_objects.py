@@ -64,6 +64,20 @@ def added(made):
     return step
 
 
+def adding(amount):
+    def add(x):
+        return x + amount
+
+    return add
+
+
+def calling_itself(amount):
+    def count(x):
+        return count(x - amount)
+
+    return count
+
+
 # --- a copy for each ---
 
 
@@ -198,6 +212,12 @@ def test_without_aggregation_objects_are_the_same_by_their_states():
         ([1, "a"], (1, "a")),
         ("text", b"text"),
         (Counter, Model),
+        ([lambda: 1], [lambda: 2]),
+        ([adding(1)], [adding(2)]),
+        ([adding([adding(1)])], [adding([adding(2)])]),
+        ([calling_itself(1)], [calling_itself(2)]),
+        ([{1: 2}.get], [{1: 3}.get]),
+        ([len], [max]),
     ],
 )
 def test_what_differs_is_told_apart(one, other):
@@ -207,6 +227,13 @@ def test_what_differs_is_told_apart(one, other):
         strategy.run(lambda value=value: made.assign(value))
     with pytest.raises(errors.CollectiveError, match="gives another value"):
         strategy.run(lambda: made.assign(other if number() else one))
+
+
+def test_functions_that_are_made_alike_are_the_same(strategy):
+    made = variable(strategy, Counter)
+    strategy.run(lambda: made.assign([adding(2), calling_itself(1), lambda: list("ab"), {1: 2}.get, len]))
+    for each in strategy.local_results(strategy.run(lambda: made.read_value()[0](1))):
+        assert each == 3
 
 
 def test_where_each_is_to_have_its_own_objects_differ(strategy):
@@ -274,6 +301,16 @@ def test_what_does_not_add_up_is_told():
     made = variable(strategy, lambda: [strict.ones(1)], aggregation="SUM", name="thing")
     with pytest.raises(errors.ArgumentError, match=r"thing.assign: aggregation SUM is for nests of arrays: .*Counter"):
         strategy.run(lambda: made.assign([Counter()]))
+    with pytest.raises(
+        errors.ArgumentError, match=r"thing.assign: aggregation SUM of bool gives int64; give arrays of"
+    ):
+        strategy.run(lambda: made.assign([strict.asarray([True])]))
+    mean = variable(strategy, lambda: [strict.ones(1)], aggregation="MEAN", name="mean")
+    with pytest.raises(
+        errors.ArgumentError, match=r"mean.assign: aggregation MEAN of int64 gives float64; give arrays of"
+    ):
+        strategy.run(lambda: mean.assign([strict.asarray([number()])]))
+    assert [float(each[0][0]) for each in strategy.local_results(mean)] == [1, 1]
 
 
 # --- arrays of frameworks as the value ---

@@ -6,9 +6,10 @@ import copy
 import hashlib
 import io
 import pickle
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -80,7 +81,14 @@ def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaCont
         nest = as_numpy(value, copied=False)
     except ArgumentError as error:
         raise ArgumentError(f"{what}: aggregation {aggregation.name} is for nests of arrays: {error}") from None
-    return like(value, replica.all_reduce(ReduceOp(aggregation.value), nest))
+    found = replica.all_reduce(ReduceOp(aggregation.value), nest)
+    for given, made in zip(optree.tree_leaves(nest), optree.tree_leaves(found), strict=True):
+        before, after = np.asarray(given).dtype, np.asarray(made).dtype
+        if not np.can_cast(after, before, "same_kind"):
+            raise ArgumentError(
+                f"{what}: aggregation {aggregation.name} of {before} gives {after}; give arrays of that"
+            )
+    return like(value, found)
 
 
 def _on_device_of(replica: ReplicaContext, value: Any) -> Any:
@@ -142,16 +150,50 @@ def _digest_of(value: Any) -> bytes:
 class _Pickler(pickle.Pickler):
     # Gives the same for what is equal: equal text may be one object or several, sets have an order of their own in each
     # process, and arrays one in memory.
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # By identity, their numbers, and they themselves, so that no other comes to be at the address of one.
+        self._functions: dict[int, tuple[int, FunctionType]] = {}
+
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, str):
             return obj.encode("utf-8", "surrogatepass")
-        if isinstance(obj, (type, FunctionType, BuiltinFunctionType)):
+        if isinstance(obj, type) or (isinstance(obj, BuiltinFunctionType) and _is_of_a_module(obj)):
             return (obj.__module__, obj.__qualname__)
+        if isinstance(obj, FunctionType):
+            return self._of_function(obj)
+        if isinstance(obj, CodeType):
+            return ("code", obj.co_code, obj.co_names, obj.co_consts)
         if type(obj) in (set, frozenset):
             return (type(obj).__name__, *sorted(map(_digest_of, obj)))
         if isinstance(obj, np.ndarray) or hasattr(type(obj), "__dlpack__"):
             return _of_array(obj)
         return None
+
+    def _of_function(self, function: FunctionType) -> Any:
+        known = self._functions.get(id(function))
+        if known is not None:
+            # Which one it is has been told, and it may be in itself.
+            return ("function", known[0])
+        self._functions[id(function)] = len(self._functions), function
+        name = (function.__module__, function.__qualname__)
+        if _is_found(function):
+            return name
+        # Made anew, so that others go by the same name.
+        held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        return (*name, function.__code__, function.__defaults__, function.__kwdefaults__, held)
+
+
+def _is_of_a_module(function: BuiltinFunctionType) -> bool:
+    return function.__self__ is None or isinstance(function.__self__, ModuleType)
+
+
+def _is_found(function: FunctionType) -> bool:
+    # Whether its name tells which it is.
+    found: Any = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is function
 
 
 def _of_array(array: Any) -> Any:
