@@ -122,6 +122,14 @@ def test_what_is_one_object_on_several_replicas_becomes_one_for_each(strategy):
     assert strategy.local_results(strategy.run(added(made))) == tuple(5 + k + 1 for k in range(size))
 
 
+@pytest.mark.cluster
+def test_what_the_program_reads_is_as_it_was(on_cluster):
+    made = variable(on_cluster, Counter)
+    before = made.read_value(), made.values, made.assign(Counter(3))
+    on_cluster.local_results(on_cluster.run(added(made)))
+    assert [[each.number for each in on_cluster.local_results(value)] for value in before] == [[0, 0], [0, 0], [3, 3]]
+
+
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
 def test_what_is_in_nests_of_several_replicas_becomes_one_for_each(strategy, synchronization):
     shared = Counter(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -339,9 +340,21 @@ def forget_there(gone: list[Ordered]) -> Returned:
     return _listed([])
 
 
+def _for_program(copy: Copy) -> Returned:
+    # On a cluster an object is looked at later, when calls may have changed it.
+    leaves = copy.host_leaves
+    replica = copy.replica
+    worker = replica.strategy.replicas[replica.replica_id_in_sync_group].worker
+    if copy.variable._layout.treespec is None and worker is not None:
+        # One that cannot be copied does not leave the worker either.
+        with contextlib.suppress(ArgumentError):
+            leaves = [copied(leaf, copy.variable.name) for leaf in leaves]
+    return _listed(leaves)
+
+
 def read_there(variable: Variable) -> Returned:
     """The leaves of a replica's copy."""
-    return _listed(_own(variable).host_leaves)
+    return _for_program(_own(variable))
 
 
 def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
@@ -354,7 +367,7 @@ def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
         # The program's own, or what other replicas are given too.
         leaves = [copied(own_object(leaf, variable.name), f"{variable.name}.{how}") for leaf in leaves]
     copy.write(how, leaves)
-    return _listed(copy.host_leaves)
+    return _for_program(copy)
 
 
 def align_there(variable: Variable) -> Returned:
