@@ -986,6 +986,16 @@ def test_a_torch_module_that_is_assigned_is_each_replicas_own(torch, two):
     assert two.local_results(two.run(add)) == ([[11, 11, 11]], [[12, 12, 12]])
 
 
+def test_what_tensors_are_added_to_keeps_none_of_what_they_were(torch):
+    strategy = mirrored(2)
+    with strategy.scope():
+        made = daskdist.Variable(lambda: {"w": torch.zeros(2, requires_grad=True)}, aggregation="SUM")
+    for _ in range(2):
+        strategy.run(lambda: made.assign_add({"w": torch.ones(2)}))
+    found = strategy.local_results(made)
+    assert [(each["w"].grad_fn, each["w"].tolist()) for each in found] == [(None, [4, 4])] * 2
+
+
 def jax_step(weights: Any, batch: Any) -> Any:
     """The gradient of the mean squared error of a line, by JAX."""
     import jax

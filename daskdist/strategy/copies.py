@@ -267,11 +267,13 @@ class Copy:
 
     def _changed(self, how: str, nest: Any, delta: Any) -> list[Any]:
         try:
-            return [optree.tree_map(_CHANGES[how], nest, delta, none_is_leaf=True)]
+            found = optree.tree_map(_CHANGES[how], nest, delta, none_is_leaf=True)
         except ValueError as error:
             raise ArgumentError(
                 f"{self.variable.name}.{how}: the value is of another structure or shape than the variable's: {error}"
             ) from None
+        # Without what tensors were computed from, which would be all that they ever were.
+        return [optree.tree_map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, found)]
 
     def _own(self, leaf: Any, dtype: np.dtype[Any]) -> Any:
         # An array of the device that nobody else has; of the host, where the device lacks the dtype.
