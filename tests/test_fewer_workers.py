@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -403,3 +405,42 @@ def test_several_threads_go_on(strategy_of):
     assert len(found) == 3
     # What was under way fails; what comes after does not.
     assert all(len(told) <= 2 and all(f"lost {worker}" in each for each in told) for told in found)
+
+
+def test_all_under_way_is_waited_for_though_a_thread_that_is_held_back_waits_for_some(
+    start_cluster, monkeypatch, tmp_path
+):
+    # As where a worker is lost: replicas are numbered anew when no call is under way.
+    strategy = daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2))
+    waits = strategy._steps._wait_until_over
+    waiting: queue.Queue[set[object]] = queue.Queue()
+
+    def waiting_for(tasks, *rest):
+        waiting.put(tasks)
+        waits(tasks, *rest)
+
+    def step(path):
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return path
+
+    there, awaited = tmp_path / "there", tmp_path / "awaited"
+    there.touch()
+    strategy.local_results(strategy.run(step, args=(str(there),)))
+    monkeypatch.setattr(strategy._steps, "_wait_until_over", waiting_for)
+    with dask.config.set({"daskdist.max-steps-in-flight": 1}):
+        paths = [awaited, there, there]
+        held_back = threading.Thread(target=lambda: [strategy.run(step, args=(str(path),)) for path in paths])
+        held_back.start()
+        first = waiting.get(timeout=20)
+        finishing = threading.Thread(target=strategy._steps.finish)
+        finishing.start()
+        try:
+            assert waiting.get(timeout=20) is first
+        finally:
+            awaited.touch()
+            held_back.join(20)
+            finishing.join(20)
+    assert not held_back.is_alive()
+    assert not finishing.is_alive()
+    strategy.close()

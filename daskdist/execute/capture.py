@@ -308,8 +308,9 @@ class Capturing(Submit):
                 num_steps = self._waiting.num_steps + num_over + sum(number for _, number in self._under_way)
                 if num_graphs <= _MOST_GRAPHS or num_steps <= most or not self._under_way:
                     return
-                oldest, number = self._under_way.popleft()
-            self._wait_until_over(oldest, number)
+                # It stays there, for others who wait for all that is under way.
+                oldest, _ = self._under_way[0]
+            self._wait_until_over(oldest)
             self._send_waiting()
 
     def finish(self) -> None:
@@ -318,22 +319,17 @@ class Capturing(Submit):
         self._waiting.send()
         while True:
             with self._lock:
-                if not self._under_way:
-                    return
-                oldest, number = self._under_way.popleft()
-            self._wait_until_over(oldest, number)
+                oldest = next((tasks for tasks, _ in self._under_way if tasks), None)
+            if oldest is None:
+                return
+            self._wait_until_over(oldest)
 
-    def _wait_until_over(self, tasks: set[Future], num_steps: int) -> None:
-        try:
-            while True:
-                with self._lock:
-                    if self._lock.wait_for(lambda: not tasks, LOOK_EVERY_S):
-                        return
-                self._check_workers()
-        except BaseException:
+    def _wait_until_over(self, tasks: set[Future]) -> None:
+        while True:
             with self._lock:
-                self._under_way.appendleft((tasks, num_steps))
-            raise
+                if self._lock.wait_for(lambda: not tasks, LOOK_EVERY_S):
+                    return
+            self._check_workers()
 
     def go_on(self) -> None:
         """Have all that is under way come to an end where workers were lost: what needs them fails."""
