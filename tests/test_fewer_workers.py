@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, errors
+from daskdist.execute.roster import give_up
 
 pytestmark = pytest.mark.cluster
 LOST = (errors.ClusterError, errors.CollectiveError)
@@ -29,13 +30,16 @@ def strategy_of() -> Iterator[StrategyOf]:
     """A strategy on so many workers of its own, for they will be killed."""
     made = []
 
-    def make(num_workers: int, num_threads: int = 1, **options: object) -> daskdist.MultiWorkerMirroredStrategy:
+    def make(
+        num_workers: int, num_threads: int = 1, worker_port: str | None = None, **options: object
+    ) -> daskdist.MultiWorkerMirroredStrategy:
         cluster = LocalCluster(
             n_workers=num_workers,
             threads_per_worker=num_threads,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
             silence_logs=50,
+            worker_port=worker_port,
         )
         client = Client(cluster, set_as_default=False)
         strategy = daskdist.MultiWorkerMirroredStrategy(client, **options)
@@ -45,6 +49,14 @@ def strategy_of() -> Iterator[StrategyOf]:
     yield make
     for each in reversed(made):
         each.close()
+
+
+@pytest.fixture
+def at_their_addresses() -> str:
+    """Ports of workers, which are started anew at the same ones."""
+    # Not of those that the system gives to connections, of which one might have it meanwhile.
+    port = 20_000 + os.getpid() % 10_000
+    return f"{port}:{port + 20}"
 
 
 def kill(strategy: daskdist.MultiWorkerMirroredStrategy, worker: str) -> None:
@@ -444,3 +456,70 @@ def test_all_under_way_is_waited_for_though_a_thread_that_is_held_back_waits_for
     assert not held_back.is_alive()
     assert not finishing.is_alive()
     strategy.close()
+
+
+def wait_for(path):
+    end = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def start_anew(strategy, worker):
+    """Kill a worker, and wait until another process is at its address."""
+    pid = strategy.client.run(os.getpid)[worker]
+    os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):
+            if strategy.client.run(os.getpid, workers=[worker])[worker] != pid:
+                return
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_that_is_started_anew_at_its_address_is_lost_too(strategy_of, at_their_addresses, number):
+    strategy = strategy_of(3, worker_port=at_their_addresses)
+    with strategy.scope():
+        count = daskdist.Variable(0, synchronization="ON_READ", aggregation="SUM")
+        state = daskdist.Variable(0.0, aggregation="SUM")
+
+    def step():
+        count.assign_add(1)
+        state.assign_add(np.float64(1))
+        return total(1.0)
+
+    strategy.local_results(strategy.run(step))
+    worker = strategy.workers[number]
+    start_anew(strategy, worker)
+    # Who is there has nothing of what the replica had.
+    with pytest.raises((*LOST, errors.ArgumentError), match=f"lost {worker}|the worker was started anew"):
+        strategy.local_results(strategy.run(step))
+    assert worker not in strategy.workers
+    assert strategy.local_results(strategy.run(step)) == (2.0, 2.0)
+    assert strategy.local_results(state.values) == (5.0, 5.0)
+
+
+def test_what_others_call_on_a_worker_that_was_started_anew_is_not_given_up(strategy_of, at_their_addresses, tmp_path):
+    strategy = strategy_of(2, worker_port=at_their_addresses)
+    worker = strategy.workers[0]
+    start_anew(strategy, worker)
+    with pytest.raises(LOST, match=f"lost {worker}|{worker} does not know the strategy"):
+        strategy.local_results(strategy.run(total, args=(1.0,)))
+    assert strategy.num_replicas_in_sync == 1
+
+    def step(folder, awaited):
+        (folder / f"{awaited}-{own_number()}").touch()
+        wait_for(folder / awaited)
+        return own_number()
+
+    with daskdist.MultiWorkerMirroredStrategy(strategy.client) as other:
+        assert worker in other.workers
+        (tmp_path / "first").touch()
+        other.local_results(other.run(step, args=(tmp_path, "first")))
+        under_way = other.run(step, args=(tmp_path, "second"))
+        for number in range(2):
+            wait_for(tmp_path / f"second-{number}")
+        # As while the first one waits for something.
+        strategy.client.run_on_scheduler(give_up, [worker], strategy.client.id)
+        (tmp_path / "second").touch()
+        assert other.local_results(under_way) == (0, 1)

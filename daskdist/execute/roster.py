@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class Roster:
     def __init__(self, workers: Sequence[str]) -> None:
         # Those that are left and those that are not, replaced together.
         self._both: tuple[tuple[str, ...], tuple[str, ...]] = tuple(workers), ()
+        # The directory of each, which no other process has.
+        self._directories: dict[str, str] = {}
         # Whether something failed since it was last seen which workers are there.
         self.in_doubt = False
 
@@ -35,6 +37,28 @@ class Roster:
     def lost(self) -> tuple[str, ...]:
         """Those without which the others go on."""
         return self._both[1]
+
+    def missing(self, there: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Those that take part and are not there any more, though another one may be at the address.
+
+        Parameters
+        ----------
+        there
+            What the scheduler knows of each worker, by address.
+
+        >>> roster = Roster(["tcp://a:1", "tcp://b:1"])
+        >>> roster.missing({"tcp://a:1": {"local_directory": "/tmp/1"}})
+        ['tcp://b:1']
+        >>> roster.missing({"tcp://a:1": {"local_directory": "/tmp/2"}})
+        ['tcp://a:1', 'tcp://b:1']
+        """
+        known = self._directories
+        return [
+            worker
+            for worker in self.present
+            if worker not in there
+            or known.setdefault(worker, there[worker]["local_directory"]) != there[worker]["local_directory"]
+        ]
 
     def strike(self, addresses: Collection[str]) -> None:
         """Go on without some.
@@ -53,7 +77,8 @@ class Roster:
 
 def give_up(addresses: Sequence[str], client: str, *, dask_scheduler: Scheduler) -> None:
     """Cancel what can be made on lost workers only, and what waits for it: Dask would wait without end."""
-    lost = set(addresses)
+    # One that was started anew at its address makes what others want of it.
+    lost = set(addresses) - set(dask_scheduler.workers)
     waiting: list[Any] = [
         task
         for task in dask_scheduler.tasks.values()

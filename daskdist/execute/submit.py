@@ -289,9 +289,8 @@ class Submit:
             self.client.run_on_scheduler(give_up, self.roster.lost, self.client.id)
 
     def missing(self) -> list[str]:
-        """The workers that take part, and are not there."""
-        there = workers_of(self.client)
-        return [worker for worker in self.workers if worker not in there]
+        """The workers that take part, and are not there or were started anew."""
+        return self.roster.missing(workers_of(self.client))
 
     def _gone(self, key: Any) -> ClusterError:
         self.roster.in_doubt = True

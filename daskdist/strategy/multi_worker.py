@@ -109,12 +109,12 @@ class MultiWorkerMirroredStrategy(Strategy):
     What `run` and `reduce` return is asynchronous: it is waited for when it is looked at. The workers are
     those there are when the strategy is made, ordered by name.
 
-    A worker is lost when the scheduler knows it no more. What needs it then fails, of what is under way and of what was
-    made before, with an error that names it. The next use of the strategy after such an error first waits for what is
-    under way on the workers that are left, and goes on with the replicas there, numbered anew in their order: they are
-    fewer, which a warning says. Variables have the copies that are left, and those that are the same on all have the
-    first one's value. A distributed dataset that is iterated over again is shared out anew; a `PerReplica` of as many
-    values as there were replicas is refused, but for `local_results`.
+    A worker is lost when the scheduler knows it no more, or it was started anew. What needs it then fails, of what is
+    under way and of what was made before, with an error that names it. The next use of the strategy after such an error
+    first waits for what is under way on the workers that are left, and goes on with the replicas there, numbered anew
+    in their order: they are fewer, which a warning says. Variables have the copies that are left, and those that are
+    the same on all have the first one's value. A distributed dataset that is iterated over again is shared out anew; a
+    `PerReplica` of as many values as there were replicas is refused, but for `local_results`.
     """
 
     def __init__(
@@ -143,6 +143,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise
         self._roster = Roster(list(dict.fromkeys(address for address, _ in slots)))
         self._submit = own = Submit(self.client, self._roster)
+        # Which ones they are, in case others come to be at their addresses.
+        own.missing()
         tell = partial(tell_not_made, self.client, self._roster)
         self._steps = Capturing(self.client, self._roster, own.futures, home=own.home, tell=tell)
         self._apart = partial(apart_from, self.client)
