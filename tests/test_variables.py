@@ -480,6 +480,14 @@ def test_it_is_not_used_by_another_strategy(two):
     made = variable(other, 0.0, name="weights")
     with pytest.raises(errors.ArgumentError, match="weights is a variable of another strategy"):
         two.run(lambda x: x, args=(made,))
+    for operation, use in (
+        ("reduce", lambda value: two.reduce("SUM", value, axis=None)),
+        ("gather", lambda value: two.gather(value, 0)),
+        ("local_results", two.local_results),
+    ):
+        for value in (made, {"part": PerReplica([made, made])}):
+            with pytest.raises(errors.ArgumentError, match=f"{operation}: weights is a variable of another strategy"):
+                use(value)
     with pytest.raises(errors.ArgumentError, match="weights: used on a replica of another strategy"):
         two.local_results(two.run(lambda: made + 1))
     with two.scope(), pytest.raises(errors.ArgumentError, match="weights: used in the scope of another strategy"):

@@ -402,7 +402,7 @@ class Strategy:
         array([1, 2, 3, 5])
         """
         put_together = Gather(whole_number("gather", "axis", axis, at_least=0))
-        leaves, treespec = with_copies(value)
+        leaves, treespec = with_copies("gather", self, value)
         self._check_values("gather", leaves)
         spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not spread:
@@ -479,7 +479,7 @@ class Strategy:
         if type(value) is PerReplica and not has_variables(value):
             self._check_values("reduce", (value,))
             return self._fold(op, axis, [value], on)[0]
-        leaves, treespec = with_copies(value)
+        leaves, treespec = with_copies("reduce", self, value)
         num_replicas = self.num_replicas_in_sync
         if num_replicas == 1:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
@@ -512,7 +512,7 @@ class Strategy:
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)
         (3,)
         """
-        leaves, treespec = with_copies(value)
+        leaves, treespec = with_copies("local_results", self, value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
         # Also of what was made for replicas some of which are lost now.
@@ -532,11 +532,7 @@ class Strategy:
                 if leaf.number() != size:
                     raise self._of_others(operation, leaf.number())
             elif isinstance(leaf, Variable):
-                if leaf._strategy is not self:
-                    raise ArgumentError(
-                        f"{operation}: {leaf.name} is a variable of another strategy; a variable is for the strategy "
-                        "in whose scope it was made"
-                    )
+                leaf._check_is_of(self, operation)
                 continue
             elif not isinstance(leaf, AsyncValue):
                 continue

@@ -476,6 +476,13 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
             )
         return Copy(self, replica)
 
+    def _check_is_of(self, strategy: Strategy, operation: str) -> None:
+        if self._strategy is not strategy:
+            raise ArgumentError(
+                f"{operation}: {self.name} is a variable of another strategy; a variable is for the strategy in whose "
+                "scope it was made"
+            )
+
     def _between(self) -> Strategy:
         """The strategy, in whose program this is."""
         strategy = self._strategy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optree
 
@@ -10,11 +10,24 @@ from daskdist.strategy.regroup import component
 from daskdist.strategy.values import PerReplica
 from daskdist.strategy.variables import Variable
 
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Strategy
 
-def with_copies(nest: Any) -> tuple[list[Any], Any]:
-    """The leaves of a nest and its structure, with the copies of a variable in its place."""
+
+def with_copies(operation: str, strategy: Strategy, nest: Any) -> tuple[list[Any], Any]:
+    """The leaves of a nest and its structure, with the copies of a variable in its place.
+
+    Raises
+    ------
+    ArgumentError
+        A variable is of another strategy.
+    """
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
     if any(isinstance(leaf, Variable) or has_variables(leaf) for leaf in leaves):
+        for leaf in leaves:
+            for each in leaf.values if has_variables(leaf) else (leaf,):
+                if isinstance(each, Variable):
+                    each._check_is_of(strategy, operation)
         leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
     return leaves, treespec
 
