@@ -402,7 +402,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             return results
 
     def _forget_gone(self) -> None:
-        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        gone: list[Ordered] = []
+        # Another thread may do the same.
+        with contextlib.suppress(IndexError):
+            while self._gone:
+                gone.append(self._gone.popleft())
         if gone:
             self._each_of(0, "variable", forget_there, gone)
 
