@@ -595,6 +595,26 @@ def test_embedded_a_replica_that_never_comes_is_waited_for_so_long():
         strategy.run(step)
 
 
+def test_embedded_what_a_function_sets_between_two_calls_counts_for_the_second():
+    strategy = mirrored(2)
+    over = threading.Event()
+
+    def step():
+        context = daskdist.get_replica_context()
+        context.all_reduce("SUM", 1)
+        if context.replica_id_in_sync_group:
+            over.wait(10)
+            return 0
+        try:
+            with dask.config.set({"daskdist.timeouts.collective": 0.2}):
+                return context.all_reduce("SUM", 1)
+        finally:
+            over.set()
+
+    with pytest.raises(errors.CollectiveError, match=r"replica 1 did not call it within 0.2 s"):
+        strategy.run(step)
+
+
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_embedded_the_program_is_told_at_once_of_an_error_while_others_do_not_come_back(hangs, caplog):
     strategy = mirrored(2)

@@ -129,7 +129,6 @@ class Gang:
         self._exchange = exchange
         self._waits = waits
         self._lock = threading.Lock()
-        self._most_s = collective_s()
         self._counts = dict.fromkeys(members, 0)
         self._turns = {number: Turns() for number in members}
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
@@ -221,7 +220,8 @@ class Gang:
         return About(number, collective.name, collective.shapes(given), order)
 
     def _await(self, number: int, meeting: _Meeting, turn: int, collective: Collective, gate: Any) -> None:
-        most = self._most_s
+        # A function may set it in between.
+        most = collective_s()
         end = time.monotonic() + most
         at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
         absent: Callable[[float], Sequence[int] | None] | None = None
