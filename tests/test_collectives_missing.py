@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,42 @@ def test_merge_call_and_another_call_show_both_orders_at_once(start_cluster, mer
         assert "replicas call different things" in words
         assert "calls all_reduce(MAX), all_reduce(SUM)" in words
         assert "calls all_reduce(MAX), merge_call(len)" in words
+
+
+# --- some fail ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "fail", "words"),
+    [
+        ("value", [2, 3], r".*: a value is <U3"),
+        ("given", [2, 3], r"merge_call\(len\): what a replica gives does not pickle"),
+        ("result", [0, 1], r"merge_call\(.*lock\): what the function gives does not pickle"),
+    ],
+)
+def test_what_fails_on_one_worker_others_are_told_at_once_and_all_go_on(start_cluster, kind, fail, words):
+    def lock(strategy):
+        return threading.Lock()
+
+    def step(fail):
+        failed = context().replica_id_in_sync_group in fail
+        call = {
+            "value": lambda: context().all_reduce("SUM", "abc" if failed else 1),
+            "given": lambda: context().merge_call(len, args=(threading.Lock() if failed else 1,)),
+            "result": lambda: context().merge_call(lock),
+        }[kind]
+        with pytest.raises(errors.ArgumentError if failed else errors.CollectiveError) as raised:
+            call()
+        return [str(raised.value), context().all_reduce("SUM", 1)]
+
+    with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
+        strategy.local_results(strategy.run(lambda: context().all_reduce("SUM", 1)))
+        begin = time.monotonic()
+        found = strategy.local_results(strategy.run(step, args=(daskdist.PerReplica([fail] * 4),)))
+        assert time.monotonic() - begin < 10
+    for number, (told, total) in enumerate(found):
+        assert total == 4
+        assert re.match(words if number in fail else rf".*: replicas {fail[0]}, {fail[1]} raised .*{words}", told), told
 
 
 # --- some do not come ---

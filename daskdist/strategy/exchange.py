@@ -12,7 +12,7 @@ from distributed.protocol import to_serialize
 from distributed.threadpoolexecutor import thread_state
 
 from daskdist.config import collective_s
-from daskdist.errors import CollectiveError
+from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.fused import Failure, pickled_apart
 from daskdist.strategy.asking import Inquiry
 from daskdist.strategy.collectives import AllReduce, Merge
@@ -79,21 +79,22 @@ class Exchange:
         parts = None
         if isinstance(collective, AllReduce) and collective.is_large(partial):
             if num_workers <= _MOST_WHOLE:
-                sent = self._post(turn, "values", others[0], (about, partial), is_kept=True)
+                (sent,) = self._post(turn, "values", others, about, partial, is_kept=True)
                 found = self._combined(turn, "values", collective, about, partial, range(num_workers))
                 # The replica may change what it has given as soon as it has a result.
                 self._await_sent(sent, others[0], about)
                 return found
             parts = collective.cut(partial, num_workers)
-        for number in others:
-            # Nobody sends the second part before the first has come: until then there is no result.
-            self._post(turn, "values", number, (about, (parts or {number: partial})[number]), is_kept=bool(parts))
+            for number in others:
+                # Nobody sends the second part before the first has come: until then there is no result.
+                self._post(turn, "values", [number], about, parts[number], is_kept=True)
+        else:
+            self._post(turn, "values", others, about, partial)
         here = partial if parts is None else parts[self._own]
         found = self._combined(turn, "values", collective, about, here, range(num_workers))
         if parts is None or not isinstance(collective, AllReduce):
             return found
-        for number in others:
-            self._post(turn, "part", number, found, is_kept=True)
+        self._post(turn, "part", others, about, found, is_kept=True)
         came = dict(zip(others, self._take(turn, "part", others, about), strict=True))
         return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
 
@@ -134,7 +135,7 @@ class Exchange:
             group = next(each for each in groups if self._own in each)
             above = group[0]
             if above != self._own:
-                self._post(turn, f"up {len(led)}", above, (about, found))
+                self._post(turn, f"up {len(led)}", [above], about, found)
                 break
             found = _outcome(self._combined, turn, f"up {len(led)}", collective, about, found, group, before=found)
             led.append(group)
@@ -144,27 +145,32 @@ class Exchange:
         else:
             (found,) = self._take(turn, f"down {len(led)}", [above], about)
         for level, group in reversed(list(enumerate(led))):
-            for number in group[1:]:
-                self._post(turn, f"down {level}", number, found)
+            self._post(turn, f"down {level}", group[1:], about, found)
         if isinstance(found, Failure):
             raise found.error()
         return found
 
-    def _post(self, turn: int, part: str, number: int, data: Any, *, is_kept: bool = False) -> ThreadFuture[None]:
+    def _post(
+        self, turn: int, part: str, numbers: Sequence[int], about: About, data: Any, *, is_kept: bool = False
+    ) -> list[ThreadFuture[None]]:
         token, step = self._key
-        address = self._team.workers[number]
+        kind = part.partition(" ")[0]
         # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
-        pickled, buffers = pickled_apart(data)
-        frames = [buffer.raw() for buffer in buffers]
-        # Another worker of this process would be given the very memory.
-        is_apart = not address.startswith("inproc://")
-        sent = [
-            to_serialize(frame if is_kept else bytes(frame))
-            if is_apart and len(frame) >= _SMALL_BYTES
-            else bytes(frame)
-            for frame in frames
-        ]
-        return self._desk.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, sent))
+        try:
+            pickled, buffers = pickled_apart((about, data) if kind in _ABOUT else data)
+        except Exception as error:
+            what = "what the function gives" if kind == "down" else "what a replica gives"
+            raise ArgumentError(
+                f"{about.name}: {what} does not pickle, and so cannot leave its worker: {error}"
+            ) from error
+        frames = [buffer.raw() if is_kept else bytes(buffer.raw()) for buffer in buffers]
+        sent = []
+        for address in [self._team.workers[number] for number in numbers]:
+            # Another worker of this process would be given the very memory.
+            is_apart = not address.startswith("inproc://")
+            own = [to_serialize(each) if is_apart and len(each) >= _SMALL_BYTES else bytes(each) for each in frames]
+            sent.append(self._desk.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, own)))
+        return sent
 
     def _take(self, turn: int, part: str, numbers: Sequence[int], about: About) -> list[Any]:
         senders = [self._team.workers[number] for number in numbers]

@@ -135,8 +135,9 @@ class Gang:
         self._meetings: dict[int, _Meeting] = {}
         # Who has left, and because of what.
         self._left: dict[int, BaseException | str | None] = {}
-        # Why turns came to nothing.
+        # Why turns came to nothing; and what replicas of this process alone know of.
         self._failed: dict[int, str] = {}
+        self._failed_here: dict[int, str] = {}
 
     def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
         """What comes of a call that all replicas make, and whether nobody else is given the very same.
@@ -185,7 +186,8 @@ class Gang:
     def state(self, turn: int) -> tuple[list[int], str | None]:
         """Who is still to come to a turn, and why it came to nothing, if it did."""
         with self._lock:
-            return [number for number in self.members if self._counts[number] <= turn], self._failed.get(turn)
+            failed = self._failed.get(turn) or self._failed_here.get(turn)
+            return [number for number in self.members if self._counts[number] <= turn], failed
 
     def failure_of(self, number: int) -> str | None:
         """Why the last call of a replica came to nothing, if it did, as others are told."""
@@ -211,6 +213,9 @@ class Gang:
             meeting.error = error
             if isinstance(error, CollectiveError):
                 self._failed[turn] = str(error)
+            else:
+                name = meeting.given[self.members[0]][0].name
+                self._failed_here[turn] = f"{name}: {_named(self.members)} raised {type(error).__name__}: {error}"
         with self._lock:
             meeting.is_over = True
             _open(meeting)
@@ -276,11 +281,14 @@ def _failure(error: BaseException | str | None) -> str | None:
 
 def late(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
     """That replicas do not come in time."""
-    who = ", ".join(map(str, missing))
     return CollectiveError(
-        f"{name}: replica{'s' if len(missing) > 1 else ''} {who} did not call it within {most_s:g} s, which is "
+        f"{name}: {_named(missing)} did not call it within {most_s:g} s, which is "
         "daskdist.timeouts.collective; all replicas make the same calls in the same order"
     )
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return f"replica{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _again(error: BaseException) -> BaseException:
