@@ -98,11 +98,11 @@ class AllReduce:
 
     @cached_property
     def _fold(self) -> Fold:
-        return Fold(self.op, None, False, stays=True)
+        return Fold(self.op, None, False, stays=True, operation=self.name)
 
     @cached_property
     def _last_fold(self) -> Fold:
-        return Fold(self.op, None, True)
+        return Fold(self.op, None, True, operation=self.name)
 
     def is_large(self, partial: Any) -> bool:
         """Whether a partial result is of much, in arrays of which a part can be reduced for itself."""

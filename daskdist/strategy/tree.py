@@ -100,12 +100,15 @@ class Fold:
         Whether the result is wanted, and not a partial one.
     stays
         Whether partial results do not leave this process: then they stay on their device.
+    operation
+        What messages call it.
     """
 
     op: Op
     axis: Axis
     is_final: bool
     stays: bool = False
+    operation: str = "reduce"
 
     def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any] | None) -> Any:
         """From the values of replicas: for each a wired list of leaves; None where each has one, which is picked."""
@@ -158,7 +161,7 @@ class Fold:
         if type(value) is not np.ndarray and not isinstance(value, np.ma.MaskedArray):
             if axis is None and isinstance(value, _COMBINED_AS_THEY_ARE) and not isinstance(op, (ReduceOp, np.ufunc)):
                 return value
-            array = _as_array(value)
+            array = _as_array(value, self.operation)
         if not array.flags.aligned:
             # As what came in a message may lie: there NumPy adds in another order, and so to other bits.
             array = np.require(array, requirements="A")
@@ -166,7 +169,8 @@ class Fold:
             self._check_dtype(array.dtype)
             if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
                 raise ArgumentError(
-                    "reduce: a value is a masked array; say what is to stand for what is masked, with filled(0) say"
+                    f"{self.operation}: a value is a masked array; say what is to stand for what is masked, with "
+                    "filled(0) say"
                 )
         elif axis is None and array.dtype.hasobject:
             # What is no array is combined as it is.
@@ -181,7 +185,7 @@ class Fold:
             return
         if dtype.kind not in (_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _NUMBERS):
             what = "have an order" if op in (ReduceOp.MIN, ReduceOp.MAX) else "add up"
-            raise ArgumentError(f"reduce: a value is {dtype}, and only numbers {what}")
+            raise ArgumentError(f"{self.operation}: a value is {dtype}, and only numbers {what}")
 
     def _check_axes(self, shape: tuple[int, ...]) -> None:
         axis, ndim = self.axis, len(shape)
@@ -283,7 +287,7 @@ class Fold:
         try:
             return function(*args)
         except Exception as error:
-            error.add_note(f"raised by {name_of(self.op)}, by which reduce combines the values of replicas")
+            error.add_note(f"raised by {name_of(self.op)}, by which {self.operation} combines the values of replicas")
             raise
 
 
@@ -300,17 +304,17 @@ def _one_row(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, 
     return tuple(1 if k in once else n for k, n in enumerate(shape))
 
 
-def _as_array(value: Any) -> np.ndarray[Any, Any]:
+def _as_array(value: Any, operation: str) -> np.ndarray[Any, Any]:
     if isinstance(value, Ragged):
         raise ArgumentError(
-            "reduce: a value has rows of different lengths; reduce what is in them, its values, which "
+            f"{operation}: a value has rows of different lengths; reduce what is in them, its values, which "
             "run(lambda rows: rows.values, args=(value,)) gives"
         )
     try:
         # Python's numbers are as wide here as they are in Python.
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"reduce: a value is a {type(value).__name__} that makes no array: {error}") from error
+        raise ArgumentError(f"{operation}: a value is a {type(value).__name__} that makes no array: {error}") from error
 
 
 def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
