@@ -665,6 +665,37 @@ def test_what_merge_call_raises_all_are_told(strategy):
     assert found == tuple(["between replicas", k] for k in range(strategy.num_replicas_in_sync))
 
 
+class Numbered(Exception):  # noqa: N818
+    """Has what it is made with, and says something else."""
+
+    def __init__(self, number):
+        super().__init__(f"number {number}")
+        self.number = number
+
+
+class Told(Exception):  # noqa: N818
+    """Says what it is made with."""
+
+
+@pytest.mark.parametrize("kind", [Numbered, Told])
+def test_embedded_what_merge_call_raises_is_the_same_for_all(kind):
+    def merged(strategy):
+        error = kind(7)
+        error.more = "more"
+        error.add_note("a note")
+        raise error from KeyError("a cause")
+
+    def step():
+        with pytest.raises(kind) as raised:
+            daskdist.get_replica_context().merge_call(merged)
+        error = raised.value
+        return [str(error), getattr(error, "number", None), error.more, error.__notes__, str(error.__cause__)]
+
+    found = mirrored(3).run(step)
+    expected = ["number 7", 7] if kind is Numbered else ["7", None]
+    assert mirrored(3).local_results(found) == ([*expected, "more", ["a note"], "'a cause'"],) * 3
+
+
 def between_replicas(strategy):
     return strategy.num_replicas_in_sync
 

@@ -297,5 +297,10 @@ def _again(error: BaseException) -> BaseException:
         again = type(error)(*error.args)
     except Exception:
         return error
+    if str(again) != str(error):
+        # Made of something else than what it says.
+        return error
+    vars(again).update(vars(error))
     again.__notes__ = list(getattr(error, "__notes__", ()))
+    again.__cause__ = error.__cause__
     return again
