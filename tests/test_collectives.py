@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import mirrored
 from distributed import Client, LocalCluster
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -24,6 +24,8 @@ from daskdist.strategy import current
 from daskdist.strategy.desk import Stretches
 
 pytestmark = pytest.mark.timeout(120)
+# On a machine that has other things to do all takes long.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(
@@ -181,6 +183,7 @@ def test_reductions_over_workers(on_cluster, op, expected):
     assert found == (expected, expected)
 
 
+@unhurried
 @given(st.lists(hnp.arrays(np.float32, (3, 2), elements=st.floats(-1e6, 1e6, width=32)), min_size=2, max_size=5))
 def test_all_reduce_gives_the_bits_that_reduce_gives(arrays):
     strategy = mirrored(len(arrays))
@@ -532,6 +535,7 @@ def test_a_replica_that_calls_nothing_is_told_of(strategy):
     assert time.monotonic() - begin < 20
 
 
+@unhurried
 @given(st.permutations(range(12)))
 def test_stretches_have_the_numbers_they_were_given(numbers):
     stretches = Stretches()
