@@ -248,6 +248,18 @@ def test_what_one_replica_changes_is_its_own(strategy):
     assert [each.tolist() for each in found] == [[num_replicas + k] * 3 for k in range(num_replicas)]
 
 
+def test_what_one_replica_changes_of_what_merge_call_gives_is_its_own(strategy):
+    def step():
+        context = daskdist.get_replica_context()
+        found = context.merge_call(lambda strategy: {"x": np.ones(3)})
+        found["x"] += context.replica_id_in_sync_group
+        context.all_reduce("SUM", 0)
+        return found["x"]
+
+    found = strategy.local_results(strategy.run(step))
+    assert [each.tolist() for each in found] == [[1 + k] * 3 for k in range(strategy.num_replicas_in_sync)]
+
+
 def test_all_gather_puts_rows_together_in_replica_order(strategy):
     def step(x):
         return daskdist.get_replica_context().all_gather({"x": x}, axis=0)

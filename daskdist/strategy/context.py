@@ -169,7 +169,7 @@ class ReplicaContext:
         -------
         nest
             This replica's part of what the function returns: of a `PerReplica` its value, of anything else that. Arrays
-            are on the replica's device.
+            are its own, on its device.
 
         Raises
         ------
@@ -187,10 +187,12 @@ class ReplicaContext:
 
         given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy)
         found = self._meet(Merge(merge_fn, call), given)[self.replica_id_in_sync_group]
-        if device.is_host:
-            return host_nest(found)
-        with in_stream_of(device):
-            return moved_nest(found, device)
+        if not device.is_host:
+            with in_stream_of(device):
+                return moved_nest(found, device)
+        found = host_nest(found)
+        # As with `all_reduce`; of what is no array, all in a process have the same.
+        return optree.tree_map(_own_array, found, none_is_leaf=True) if self.num_replicas_in_sync > 1 else found
 
     def _meet(self, collective: Collective, given: Any) -> Any:
         number = self.replica_id_in_sync_group
@@ -208,7 +210,7 @@ class ReplicaContext:
         if is_own:
             return found
         # Nobody else's: what one changes in place is its own.
-        return [each.copy() if isinstance(each, np.ndarray) else each for each in found]
+        return list(map(_own_array, found))
 
     def _let_look(self, collective: Collective) -> None:
         # Others look at what this replica gives in their own streams.
@@ -222,6 +224,10 @@ class ReplicaContext:
 
     def __repr__(self) -> str:
         return f"<ReplicaContext: replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"
+
+
+def _own_array(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _given(operation: str, value: Any) -> tuple[list[Any], Any]:
