@@ -149,35 +149,46 @@ def test_steps_with_and_without_collectives_are_one_stretch(on_cluster):
 
 
 @pytest.mark.cluster
-def test_one_that_waits_is_told_that_the_strategy_is_closed(client, tmp_path):
+@pytest.mark.parametrize("size", [(2, 1), (1, 2), (2, 2)], ids=["elsewhere", "here", "here and elsewhere"])
+def test_one_that_waits_is_told_that_the_strategy_is_closed(start_cluster, tmp_path, size):
+    num_workers, per_worker = size
+
     def step(number, folder, is_last):
-        if number or not is_last:
-            while is_last and not (folder / "told").exists():
+        if number % 2 or not is_last:
+            while is_last and not (folder / "over").exists():
                 time.sleep(0.02)
             return 0
-        (folder / "begun").touch()
+        (folder / f"begun {number}").touch()
         try:
             return daskdist.get_replica_context().all_reduce("SUM", 1)
         except errors.CollectiveError as error:
             (folder / "part").write_text(str(error))
-            (folder / "part").rename(folder / "told")
+            (folder / "part").rename(folder / f"told {number}")
             raise
 
-    def until_there(path):
+    def until_there(*paths):
         end = time.monotonic() + 20
-        while not path.exists() and time.monotonic() < end:
+        while not all(path.exists() for path in paths) and time.monotonic() < end:
             time.sleep(0.02)
 
-    numbers = PerReplica([0, 1])
-    with contextlib.suppress(KeyError), daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+    waiting = range(0, num_workers * per_worker, 2)
+    with (
+        contextlib.suppress(KeyError),
+        daskdist.MultiWorkerMirroredStrategy(
+            start_cluster(num_workers, per_worker), num_replicas_per_worker=per_worker
+        ) as strategy,
+    ):
+        numbers = PerReplica(list(range(num_workers * per_worker)))
         strategy.local_results(strategy.run(step, args=(numbers, tmp_path, False)))
         strategy.run(step, args=(numbers, tmp_path, True))
-        until_there(tmp_path / "begun")
+        until_there(*[tmp_path / f"begun {number}" for number in waiting])
         raise KeyError("no such thing")
-    until_there(tmp_path / "told")
-    assert (tmp_path / "told").read_text() == (
-        "all_reduce(SUM): the strategy was closed before all replicas had called it"
-    )
+    until_there(*[tmp_path / f"told {number}" for number in waiting])
+    (tmp_path / "over").touch()
+    for number in waiting:
+        assert (tmp_path / f"told {number}").read_text() == (
+            "all_reduce(SUM): the strategy was closed before all replicas had called it"
+        )
 
 
 @pytest.mark.parametrize("kind", ["outside", "embedded", pytest.param("cluster", marks=pytest.mark.cluster)])

@@ -18,7 +18,7 @@ from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
 from daskdist.strategy.asking import LOOK_EVERY_S, Asking, Inquiry, Lost, Whereabouts
 from daskdist.strategy.exchange import Exchange, step_aside
-from daskdist.strategy.gang import HAS_ENDED, Gang, late
+from daskdist.strategy.gang import HAS_ENDED, Gang, closed, late
 from daskdist.strategy.progress import Board, News, Unseen, Which
 from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.team import Step, Team, lost, told
@@ -209,6 +209,9 @@ class Desk:
                 self._made.pop((token, number), None)
             for key in [each for each in (*self._mail, *self._unsent) if each[0] == token]:
                 self._forget(key)
+            for key, gang in self._gangs.items():
+                if key[0] == token:
+                    gang.close()
             # Nobody would tell those that wait who has left.
             self.changed.notify_all()
 
@@ -264,7 +267,7 @@ class Desk:
             while True:
                 with self.changed:
                     if key[0] not in self.teams:
-                        raise CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
+                        raise closed(name)
                     mail = self._mail.setdefault(key, {})
                     missing = [sender for sender in senders if (turn, part, sender) not in mail]
                     if not missing:
@@ -323,8 +326,11 @@ class Desk:
         while True:
             asked = asking([unseen.worker], "daskdist_progress", replicas=unseen.replicas, **message)
             (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
+            team = self.teams.get(token)
+            if team is None:
+                raise closed("run")
             if type(answer) is Lost:
-                raise lost("run", self.teams[token], unseen.worker, answer.why)
+                raise lost("run", team, unseen.worker, answer.why)
             if answer is not None:
                 num_steps, uneven, is_over = answer
                 news = News(num_steps, dict(uneven), is_over)

@@ -138,6 +138,7 @@ class Gang:
         # Why turns came to nothing; and what replicas of this process alone know of.
         self._failed: dict[int, str] = {}
         self._failed_here: dict[int, str] = {}
+        self._is_closed = False
 
     def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
         """What comes of a call that all replicas make, and whether nobody else is given the very same.
@@ -182,6 +183,13 @@ class Gang:
             for meeting in self._meetings.values():
                 _open(meeting)
             return len(self._left) == len(self.members)
+
+    def close(self) -> None:
+        """Have nobody wait for others any more: the strategy is closed, and nobody would tell who has left."""
+        with self._lock:
+            self._is_closed = True
+            for meeting in self._meetings.values():
+                _open(meeting)
 
     def state(self, turn: int) -> tuple[list[int], str | None]:
         """Who is still to come to a turn, and why it came to nothing, if it did."""
@@ -231,7 +239,7 @@ class Gang:
         at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
         absent: Callable[[float], Sequence[int] | None] | None = None
         elsewhere: Sequence[int] | None = ()
-        if not self._left:
+        if not self._left and not self._is_closed:
             # Who leaves from now on lets go of the gate.
             self._turns[number].wait(gate, min(most, at_once))
         while not meeting.is_over:
@@ -240,6 +248,8 @@ class Gang:
                 gone = {other: self._left[other] for other in missing if other in self._left}
             if gone:
                 raise left(collective.name, gone)
+            if missing and self._is_closed:
+                raise closed(collective.name)
             if missing and self._exchange is not None:
                 absent = absent or self._exchange.absent(turn, collective.name)
                 elsewhere = absent(end)
@@ -277,6 +287,11 @@ def _failure(error: BaseException | str | None) -> str | None:
     if isinstance(error, CollectiveError):
         return str(error)
     return error.removeprefix(_RAISED) if isinstance(error, str) and error.startswith(_RAISED) else None
+
+
+def closed(name: str) -> CollectiveError:
+    """That replicas do not come because the strategy is closed."""
+    return CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
 
 
 def late(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
