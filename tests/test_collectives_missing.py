@@ -289,6 +289,26 @@ def test_results_raise_as_soon_as_one_replica_has(start_cluster, tmp_path, look,
         assert strategy.local_results(strategy.run(lambda: context().all_reduce("SUM", 1))) == (size,) * size
 
 
+def test_results_of_several_steps_raise_as_soon_as_one_replica_has(on_cluster, tmp_path):
+    def step(folder, is_last):
+        if not is_last:
+            return 0.0
+        if not context().replica_id_in_sync_group:
+            raise KeyError("no such thing")
+        until((folder / "raised").exists)
+        (folder / "over").touch()
+        return 1.0
+
+    on_cluster.local_results(on_cluster.run(step, args=(tmp_path, False)))
+    # In one task a replica.
+    with on_cluster._steps.together():
+        values = [on_cluster.run(step, args=(tmp_path, is_last)) for is_last in (False, True)]
+    with pytest.raises(KeyError, match="no such thing"):
+        on_cluster.local_results(values)
+    assert not (tmp_path / "over").exists()
+    (tmp_path / "raised").touch()
+
+
 # --- a tree ---
 
 

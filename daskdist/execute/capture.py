@@ -418,22 +418,28 @@ class Capturing(Submit):
             self._look_for_failures(futures, are_over)
 
     def _look_for_failures(self, futures: dict[Handle, Future], are_over: Callable[[float], bool]) -> None:
-        looks: dict[Future, Future] = {}
-        seen: set[Future] = set()
+        # Of each task, in one look, the calls that are meant.
+        places: dict[str, list[int]] = {}
+        for handle, future in futures.items():
+            if isinstance(handle, Deferred) and handle.noted.place is not None:
+                places.setdefault(future.key, []).append(handle.noted.place)
+        looks: dict[str, Future] = {}
+        seen: set[str] = set()
         num_waits = 0
         while not are_over(_PATIENCE_S):
             num_waits += 1
             if num_waits % _LOOK_EVERY == 0:
                 self._check_workers()
-            for handle, future in futures.items():
+            for future in futures.values():
                 if future.status == "error":
                     future.result()
-                if future.status == "finished" and future not in looks and isinstance(handle, Deferred):
-                    looks[future] = self._submit("failure", None, failure_of, future, handle.noted.place)
-            for look in [look for look in looks.values() if look.status == "finished" and look not in seen]:
-                seen.add(look)
-                if (failure := super().results([look])[0]) is not None:
-                    raise failure.error()
+                if future.status == "finished" and future.key in places and future.key not in looks:
+                    looks[future.key] = self._submit("failure", None, failure_of, future, places[future.key])
+            for key, look in looks.items():
+                if look.status == "finished" and key not in seen:
+                    seen.add(key)
+                    if (failure := super().results([look])[0]) is not None:
+                        raise failure.error()
 
     def _fetched(self, handles: Sequence[Handle]) -> dict[str, Any]:
         # By key, what tasks gave; of those that gave much, what is asked for.

@@ -294,10 +294,9 @@ def _outcome(call: Call, results: Sequence[Any], made: Sequence[Any], own: tuple
         return Failure.of(error)
 
 
-def failure_of(outputs: Any, number: int | None) -> Failure | None:
-    """What came of one call of a task, if that raised."""
-    found = None if number is None else outputs.made.get(number)
-    return found if isinstance(found, Failure) else None
+def failure_of(outputs: Outputs, numbers: Sequence[int]) -> Failure | None:
+    """What came of the first of some calls of a task that raised, if one did."""
+    return next((found for number in numbers if isinstance(found := outputs.made.get(number), Failure)), None)
 
 
 def some_outputs(results: Sequence[Outputs], wanted: Sequence[int], most_bytes: int) -> Outputs:
