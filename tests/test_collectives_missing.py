@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from distributed import Client, LocalCluster, get_worker
 import daskdist
 from daskdist import errors
 from daskdist.config import collective_s
+from daskdist.strategy.asking import _within
 from daskdist.strategy.desk import desk_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.cluster]
@@ -359,6 +361,31 @@ def test_a_worker_that_holds_the_lock_of_python_is_not_lost(start_cluster):
             assert strategy.local_results(strategy.run(step)) == (2, 2)
     finally:
         client.run(set_there, LOST_AFTER_S=8.5)
+
+
+def test_a_question_that_nobody_waits_for_any_more_may_fail():
+    said = []
+
+    async def ask():
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told["message"]))
+        over = asyncio.Event()
+
+        async def fails():
+            try:
+                await asyncio.sleep(0.05)
+                raise OSError("gone")
+            finally:
+                over.set()
+
+        asked = asyncio.ensure_future(_within(20, fails()))
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.wait([asked])
+        await over.wait()
+
+    asyncio.run(ask())
+    gc.collect()
+    assert said == []
 
 
 @pytest.fixture

@@ -32,10 +32,11 @@ class Lost(NamedTuple):
 async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
     # Not `asyncio.wait_for`, which waits for what it cancels: to connect may go on for half a minute all the same.
     task = asyncio.ensure_future(asked)
+    # What comes of it may be of use to nobody: who waits may have gone, too.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     done, _ = await asyncio.wait([task], timeout=most_s)
     if done:
         return True, task.result()
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     task.cancel()
     return False, None
 
