@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from concurrent.futures import Future
 
@@ -225,6 +226,22 @@ def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
     first, second = on_cluster.workers
     told = on_cluster.client.run(wait, on_cluster._token, workers=[first])[first]
     assert told.startswith(f"all_reduce(SUM): {second} did not take within 0.05 s what it was sent")
+
+
+@pytest.mark.cluster
+def test_what_is_sent_may_be_waited_for_without_end(on_cluster):
+    def wait(token, dask_worker):
+        desk = desk_of(dask_worker)
+        sent = Future()
+        over = threading.Timer(0.05, sent.set_result, (None,))
+        over.start()
+        with dask.config.set({"daskdist.timeouts.collective": float("inf")}):
+            Exchange(desk, desk.teams[token], 0)._await_sent(sent, 1, About(0, "all_reduce(SUM)", (), ()))
+        over.join()
+        return sent.done()
+
+    first, _ = on_cluster.workers
+    assert on_cluster.client.run(wait, on_cluster._token, workers=[first]) == {first: True}
 
 
 @pytest.mark.cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import TYPE_CHECKING, Any, Final
@@ -101,7 +102,8 @@ class Exchange:
     def _await_sent(self, sent: ThreadFuture[None], number: int, about: About) -> None:
         most = collective_s()
         try:
-            sent.result(most)
+            # Some wait without end.
+            sent.result(min(most, threading.TIMEOUT_MAX))
         except TimeoutError:
             address = self._team.workers[number]
             raise CollectiveError(
