@@ -23,6 +23,7 @@ from daskdist import errors
 from daskdist.config import collective_s
 from daskdist.strategy.asking import _within
 from daskdist.strategy.desk import desk_of
+from daskdist.strategy.gang import HAS_ENDED, left
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.cluster]
 
@@ -257,6 +258,17 @@ def test_a_replica_that_waits_beside_one_that_is_slow_hears_of_another_worker(st
         strategy.local_results(strategy.run(step, args=(tmp_path,)))
     assert "replica 0 raised KeyError: 'no such thing'" in (tmp_path / "told").read_text()
     assert time.monotonic() - begin < 15
+
+
+def test_who_raised_is_told_and_not_who_met_with_that():
+    failed = "raised CollectiveError: all_reduce(SUM) is called by some replicas only: replica 1 raised KeyError: 'own'"
+    assert str(left("all_reduce(SUM)", {1: KeyError("own"), 2: failed})) == failed.removeprefix(
+        "raised CollectiveError: "
+    )
+    assert str(left("all_gather(axis=0)", {0: HAS_ENDED, 2: failed})) == failed.removeprefix("raised CollectiveError: ")
+    assert str(left("all_reduce(SUM)", {0: HAS_ENDED, 1: "raised KeyError: 'own'", 2: failed})) == (
+        "all_reduce(SUM) is called by some replicas only: replica 0 has ended; replica 1 raised KeyError: 'own'"
+    )
 
 
 @pytest.mark.parametrize("per_worker", [1, 2])

@@ -270,12 +270,14 @@ def _open(meeting: _Meeting) -> None:
 
 def left(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
     """That replicas do not come because they are over."""
-    told = []
     failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
-    if failed and len(failed) == sum(error is not None and error != HAS_ENDED for error in errors.values()):
+    own = {number: error for number, error in errors.items() if number not in failed}
+    if failed and all(error is None or error == HAS_ENDED for error in own.values()):
         # What befell the others, all are told alike.
         return CollectiveError(next(iter(failed.values())))
-    for number, error in errors.items():
+    told = []
+    # Not what others met with because of those.
+    for number, error in own.items():
         if isinstance(error, BaseException):
             error = f"raised {type(error).__name__}: {error}"
         told.append(f"replica {number} {error or HAS_ENDED}")
