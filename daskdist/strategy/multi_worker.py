@@ -11,9 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from types import CellType
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +23,7 @@ from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.devices import is_on_device, named
-from daskdist.errors import ArgumentError, ClusterError, CollectiveError, DaskdistError
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.bringing import WithKept, holders_of
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.capture import Capturing
@@ -50,8 +48,9 @@ from daskdist.strategy.device_values import host_array
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
+from daskdist.strategy.layouts import LONE, Layout, layout_of, made_of, reference, see_none
 from daskdist.strategy.membership import Membership, call_there, go_on_as, part_from, tell_not_made
-from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Returned, Spread
+from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Spread
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.rows_there import figures_there
@@ -449,8 +448,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         return layout
 
     def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
-        made_of = _made_of(fn)
-        key = tuple(map(id, made_of))
+        parts = made_of(fn)
+        key = tuple(map(id, parts))
         known = self._layouts.get(key)
         if known is not None and any(each() is None for each in known[1]):
             # Something else has come to be at the address of what is gone.
@@ -460,7 +459,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             layout = self._learned(handles)
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-            self._layouts[key] = layout, list(map(_reference, made_of))
+            self._layouts[key] = layout, list(map(reference, parts))
             return layout
         layout = known[0]
         if current is not None and any(layout.are_none):
@@ -496,7 +495,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return [self._picked(handles, pick) for pick in layout.picks]
 
     def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
-        layout = Layout(list_spec(num_leaves), (False,) * num_leaves) if num_leaves > 1 else _LONE
+        layout = Layout(list_spec(num_leaves), (False,) * num_leaves) if num_leaves > 1 else LONE
         return [AsyncValue(self._steps, Remote(handle, pick)) for pick in layout.picks]
 
 
@@ -533,69 +532,6 @@ def lanes_of(team: Team) -> Lanes:
 def apart_from(client: Client, data: Any) -> Any:
     """Data that nobody shares: workers that are threads of this process would be given the very arrays."""
     return copy.deepcopy(data) if client.scheduler.address.startswith("inproc://") else data
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a function gives, but for the values: the structure, and which of its leaves are None."""
-
-    treespec: Any
-    are_none: tuple[bool, ...]
-
-    @cached_property
-    def picks(self) -> tuple[PickFromReturned, ...]:
-        """What takes out each leaf."""
-        return tuple(PickFromReturned(number, self.treespec) for number in range(len(self.are_none)))
-
-
-# Of a list of one.
-_LONE = Layout(list_spec(1), (False,))
-
-
-def layout_of(results: Sequence[Returned]) -> Layout:
-    """The layout of the one result there is."""
-    (returned,) = results
-    return Layout(returned.treespec, tuple(leaf is None for leaf in returned.leaves))
-
-
-def see_none(results: Sequence[Returned], layout: Layout, own: Membership) -> None:
-    """See that a function gave None where it gave it in its first call."""
-    (returned,) = results
-    if returned.treespec == layout.treespec:
-        for leaf, is_none in zip(returned.leaves, layout.are_none, strict=True):
-            if is_none and leaf is not None:
-                raise DaskdistError(
-                    f"run: the function returned {type(leaf).__name__} where it returned None in its first call, and "
-                    "what it returned is lost; a function returns one structure"
-                )
-
-
-def _made_of(fn: Any) -> list[Any]:
-    # What makes a function one of its own. One that is defined anew in each step, over the same variables, is still
-    # one; a method of another object, other defaults and another function that it calls make another.
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        within = getattr(fn, "__wrapped__", None)
-        return [fn] if within is None else [type(fn), *_made_of(within)]
-    variables = getattr(fn, "__globals__", {})
-    called = [getattr(variables.get(name), "__code__", None) for name in code.co_names]
-    own = [getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ())]
-    return [code, *map(_without_state, own), *called]
-
-
-def _without_state(part: Any) -> Any:
-    # What is kept of a function must not keep what a variable has on the workers.
-    inner = part.cell_contents if type(part) is CellType and part != CellType() else part
-    return inner._ordered if isinstance(inner, Variable) else part
-
-
-def _reference(part: Any) -> Callable[[], Any]:
-    # Gives what a function is made of, without keeping it where that can be told of its end: an object whose method
-    # it is may have variables, and much else. Of None itself, something else.
-    try:
-        return weakref.ref(part)
-    except TypeError:
-        return lambda: (part,)
 
 
 def _place_of(operation: str, treespec: Any, number: int) -> str:

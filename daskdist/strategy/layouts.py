@@ -1,0 +1,84 @@
+"""What functions that are run give: its structure, which is learned from the first call of each."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import CellType
+from typing import Any
+
+from daskdist.errors import DaskdistError
+from daskdist.strategy.membership import Membership
+from daskdist.strategy.picks import PickFromReturned, Returned
+from daskdist.strategy.tree import list_spec
+from daskdist.strategy.variables import Variable
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a function gives, but for the values: the structure, and which of its leaves are None."""
+
+    treespec: Any
+    are_none: tuple[bool, ...]
+
+    @cached_property
+    def picks(self) -> tuple[PickFromReturned, ...]:
+        """What takes out each leaf."""
+        return tuple(PickFromReturned(number, self.treespec) for number in range(len(self.are_none)))
+
+
+# Of a list of one.
+LONE = Layout(list_spec(1), (False,))
+
+
+def layout_of(results: Sequence[Returned]) -> Layout:
+    """The layout of the one result there is."""
+    (returned,) = results
+    return Layout(returned.treespec, tuple(leaf is None for leaf in returned.leaves))
+
+
+def see_none(results: Sequence[Returned], layout: Layout, own: Membership) -> None:
+    """See that a function gave None where it gave it in its first call."""
+    (returned,) = results
+    if returned.treespec == layout.treespec:
+        for leaf, is_none in zip(returned.leaves, layout.are_none, strict=True):
+            if is_none and leaf is not None:
+                raise DaskdistError(
+                    f"run: the function returned {type(leaf).__name__} where it returned None in its first call, and "
+                    "what it returned is lost; a function returns one structure"
+                )
+
+
+def made_of(fn: Any) -> list[Any]:
+    """What makes a function one of its own.
+
+    One that is defined anew in each step, over the same variables, is still one; a method of another object, other
+    defaults and another function that it calls make another.
+    """
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        within = getattr(fn, "__wrapped__", None)
+        return [fn] if within is None else [type(fn), *made_of(within)]
+    variables = getattr(fn, "__globals__", {})
+    called = [getattr(variables.get(name), "__code__", None) for name in code.co_names]
+    own = [getattr(fn, "__self__", None), *(fn.__closure__ or ()), *(fn.__defaults__ or ())]
+    return [code, *map(_without_state, own), *called]
+
+
+def _without_state(part: Any) -> Any:
+    # What is kept of a function must not keep what a variable has on the workers.
+    inner = part.cell_contents if type(part) is CellType and part != CellType() else part
+    return inner._ordered if isinstance(inner, Variable) else part
+
+
+def reference(part: Any) -> Callable[[], Any]:
+    """What gives something that a function is made of as long as it is there, and then None; of None something else.
+
+    It does not keep it where that can be told of its end: an object whose method it is may have variables, and more.
+    """
+    try:
+        return weakref.ref(part)
+    except TypeError:
+        return lambda: (part,)
