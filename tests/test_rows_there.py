@@ -111,13 +111,16 @@ def test_what_is_kept_stays_valid_and_the_rest_goes():
     assert device.held_bytes() == before
 
 
-def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog):
+def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog, monkeypatch):
+    tries = []
+    monkeypatch.setattr(StrictDevice, "free_unused", lambda self: tries.append(1))
     device, rows = StrictDevice(0), batches()
     gc.collect()
     # For one and a half times what is copied together, and for one batch and a half beside the one in use.
     for num_bytes in (64 * 48 * 3 // 2, 3 * 256):
         strict_device.LIMITS[0] = device.held_bytes() + num_bytes
         caplog.clear()
+        tries.clear()
         try:
             arrived = Arrivals(device)
             with caplog.at_level(logging.WARNING, "daskdist"):
@@ -129,6 +132,8 @@ def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog
             del strict_device.LIMITS[0]
         (record,) = caplog.records
         assert re.search(r"STRICT:0 has no memory for \d+ bytes more: .* as they are asked for", record.message)
+        # Whether there is room for several is not tried again for each.
+        assert 1 <= len(tries) <= len(rows) // 16
         del leaf, arrived
 
 

@@ -25,6 +25,8 @@ logger: Final = logging.getLogger("daskdist")
 _UNIT_BYTES: Final = 4 * MIB
 _MOST_STEPS: Final = 64
 _MOST_THREADS: Final = 8
+# Where there is no room for several, so many are copied alone before it is tried again: each try takes long.
+_NUM_ALONE: Final = 32
 # Rows whose last elements stay on the device though they may not be used again.
 _MOST_ROWS: Final = 4
 _making: Final = threading.RLock()
@@ -85,9 +87,9 @@ class _Copies:
         self._parts, self._last = [], (-1, None)
         with self._way.meter.stalled():
             try:
-                found = self._way.begin(rows, place)
+                found = self._begin_some(rows, place)
             except NoRoomError:
-                # There may be room for one alone, once what nobody has any more is gone.
+                # What nobody has any more goes first.
                 gc.collect()
                 try:
                     found = self._way.begin(rows, place, 1)
@@ -95,6 +97,13 @@ class _Copies:
                     raise error.told() from None
         self._parts = [found]
         return found
+
+    def _begin_some(self, rows: Rows, place: int) -> tuple[int, int, Part]:
+        try:
+            return self._way.begin(rows, place)
+        except NoRoomError:
+            # There may be room for one alone.
+            return self._way.begin(rows, place, 1)
 
 
 class _Way:
@@ -104,12 +113,17 @@ class _Way:
         self._copier = Copier(device, 2, _UNIT_BYTES)
         self._lock = threading.Lock()
         self._has_said = False
+        # How many more are copied alone, as there was no room for several.
+        self._num_alone = 0
         self._alive: set[Life] = set()
         self.meter = Meter()
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, Part]:
         """Begin to copy some elements, from one on; raises `NoRoomError`."""
+        if self._num_alone:
+            self._num_alone -= 1
+            most = 1
         steps: list[Any] = []
         num_bytes = 0
         for place in range(start, min(len(rows), start + most)):
@@ -125,6 +139,7 @@ class _Way:
             try:
                 buffer = self._copier.buffer(layout.num_bytes)
             except NoRoomError as error:
+                self._num_alone = _NUM_ALONE
                 self._say(error)
                 raise error.with_traceback(None) from None
             # What is ahead and in use, of each of the rows that are looked after.
