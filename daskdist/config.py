@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import dask.config
-from dask.utils import parse_bytes
+from dask.utils import parse_bytes, parse_timedelta
 
 DEFAULTS: Final[dict[str, Any]] = {
     # Bytes of blocks and bundles that may be outstanding (asked for, not yet released) on one worker, or in
@@ -67,7 +67,16 @@ def collective_s() -> float:
     """Seconds to wait for all replicas to make a call they make together."""
     own, sent = setting("timeouts.collective"), _sent.get()
     # What has changed since the call began was set by what is called.
-    return float(own if sent is None or own != sent[1] else sent[0])
+    found = own if sent is None or own != sent[1] else sent[0]
+    if isinstance(found, (int, float)) and found >= 0:
+        return found
+    try:
+        seconds = parse_timedelta(found) if isinstance(found, str) else -1
+    except (KeyError, ValueError):
+        seconds = -1
+    if seconds < 0:
+        raise ValueError(f"daskdist.timeouts.collective is {found!r}; give seconds, such as 5 or '5 s'")
+    return float(seconds)
 
 
 def to_send() -> Any:

@@ -581,13 +581,22 @@ def test_a_replica_that_never_comes_is_waited_for_so_long(on_cluster, tmp_path):
                 time.sleep(0.02)
             return 1
         try:
-            with dask.config.set({"daskdist.timeouts.collective": 0.5}):
+            with dask.config.set({"daskdist.timeouts.collective": "500 ms"}):
                 return context.all_reduce("SUM", 1)
         finally:
             told.touch()
 
     with pytest.raises(errors.CollectiveError, match=r"replica 1 did not call it within 0.5 s, .*timeouts.collective"):
         on_cluster.local_results(on_cluster.run(step, args=(tmp_path / "told",)))
+
+
+@pytest.mark.parametrize("given", ["soon", None, -1, "5 potatoes"])
+def test_a_timeout_that_is_none_is_refused(given):
+    with (
+        dask.config.set({"daskdist.timeouts.collective": given}),
+        pytest.raises(ValueError, match=r"daskdist.timeouts.collective is .*; give seconds, such as 5 or '5 s'"),
+    ):
+        mirrored(2).run(lambda: daskdist.get_replica_context().all_reduce("SUM", 1))
 
 
 def test_embedded_a_replica_that_never_comes_is_waited_for_so_long():

@@ -287,7 +287,8 @@ class Desk:
                         inquiry = Inquiry(self.worker, key, turn, name, team, told=self._wake)
                     if absent := inquiry.absent(missing, end):
                         raise late(name, absent, most)
-                    look = inquiry.next_at
+                    # That may lie behind, where an answer is long in coming.
+                    look = max(inquiry.next_at, time.monotonic() + _LOOK_AGAIN_S)
         finally:
             if inquiry is not None:
                 inquiry.close()
