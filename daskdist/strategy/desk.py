@@ -131,16 +131,21 @@ class Desk:
         team = self.teams.get(key[0])
         return team is None or self._how_over(key).keys() >= set(team.members(self.worker.address))
 
+    def team(self, token: str) -> Team:
+        """The replicas of a strategy; raises if it is not known."""
+        found = self.teams.get(token)
+        if found is None:
+            raise CollectiveError(
+                f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
+            )
+        return found
+
     def gang(self, token: str, step: int) -> Gang:
         """The gang of a call."""
         with self.changed:
             found = self._gangs.get((token, step))
             if found is None:
-                team = self.teams.get(token)
-                if team is None:
-                    raise CollectiveError(
-                        f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
-                    )
+                team = self.team(token)
                 exchange = Exchange(self, team, step) if len(team.workers) > 1 else None
                 members = team.members(self.worker.address)
                 found = self._gangs[token, step] = Gang(members, exchange, waits=step_aside)

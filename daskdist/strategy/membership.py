@@ -63,7 +63,7 @@ class Membership:
         token = self.token
 
         def strategy() -> Strategy:
-            return StrategyThere(desk_of(get_worker()).teams[token].replicas)
+            return StrategyThere(desk_of(get_worker()).team(token).replicas)
 
         return ReplicaContext(
             self.number,
