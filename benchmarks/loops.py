@@ -1,9 +1,11 @@
-"""What a batch costs in a loop that runs on the replicas: sums of 64x16 float32 numbers, embedded and on two processes.
+"""What a batch costs in a loop on the replicas: sums of 128x16 float32 numbers, embedded and on two processes.
 
     python benchmarks/loops.py [--only NAME ...] [--size small] [--json] [--check]
 
-Held against each other are the replicas that take longest: embedded the first, which reads for both. By the clock, two
-processes need two cores of their own; the time that the thread of the loop has of a processor does not depend on that.
+Held against each other are the loop of one replica in this process, which has it for itself, and of the two on two
+workers the one that takes longest. Two replicas in this process, which share one interpreter, are told of beside that.
+By the clock, two processes need two cores of their own; the time that the thread of the loop has of a processor does
+not depend on that.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Size:
 
 SIZES: Final = {"full": Size(), "small": Size(2**10, 200, 1)}
 
+# Of each replica.
 _BATCH_ROWS: Final = 128
 
 
@@ -59,7 +62,8 @@ def loop(batches: Iterator[Any], num_steps: int) -> tuple[float, float, float]:
 def distributed(strategy: Any, size: Size) -> Any:
     """Batches without end, from memory."""
     rows = np.random.default_rng(0).random((size.num_rows, 16), np.float32)
-    return strategy.distribute_dataset(daskdist.Dataset.from_tensor_slices(rows).repeat().batch(_BATCH_ROWS))
+    batch_rows = _BATCH_ROWS * strategy.num_replicas_in_sync
+    return strategy.distribute_dataset(daskdist.Dataset.from_tensor_slices(rows).repeat().batch(batch_rows))
 
 
 def seconds(strategy: Any, dataset: Any, num_steps: int) -> tuple[float, float]:
@@ -75,18 +79,18 @@ def num_transitions(dask_scheduler: Any) -> int:
 
 
 def loops(size: Size) -> Iterator[Figure]:
-    """Two replicas, one after the other in this process, and at once on two worker processes of one thread."""
-    here = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    """One replica in this process, two in it, and two on two worker processes of one thread."""
+    here, pair = daskdist.MirroredStrategy(["CPU:0"]), daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,
         Client(local) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as there,
     ):
-        datasets = {strategy: distributed(strategy, size) for strategy in (here, there)}
+        datasets = {strategy: distributed(strategy, size) for strategy in (here, pair, there)}
         for strategy, dataset in datasets.items():
             seconds(strategy, dataset, size.num_steps)
-        found: dict[Any, list[tuple[float, float]]] = {here: [], there: []}
+        found: dict[Any, list[tuple[float, float]]] = {strategy: [] for strategy in datasets}
         for _ in range(size.repeats):
             for strategy, dataset in datasets.items():
                 found[strategy].append(seconds(strategy, dataset, size.num_steps))
@@ -96,8 +100,11 @@ def loops(size: Size) -> Iterator[Figure]:
             seconds(there, datasets[there], num_steps)
             counts.append(client.run_on_scheduler(num_transitions) - before)
     for which, what, target in ((0, "by the clock", 0.8), (1, "of a processor", None)):
-        embedded, cluster = (size.num_steps / median(each[which] for each in found[one]) for one in (here, there))
-        yield Figure(f"embedded: batches of a replica, {what}", embedded, "batches/s")
+        embedded, of_pair, cluster = (
+            size.num_steps / median(each[which] for each in found[one]) for one in (here, pair, there)
+        )
+        yield Figure(f"embedded: batches of one replica, {what}", embedded, "batches/s")
+        yield Figure(f"embedded: batches of each of two, {what}", of_pair, "batches/s", embedded, "one", on="ratio")
         name = f"cluster: batches of a replica, {what}"
         yield Figure(name, cluster, "batches/s", embedded, "embedded", target, on="ratio")
     yield Figure(

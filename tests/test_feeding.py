@@ -433,9 +433,9 @@ def test_memory_that_is_read_in_a_stream_nobody_knows_is_held_until_that_is_done
         assert any(found[0] != 1000 * step for step, found in enumerate(read_unknown(device("STRICT:0"), False)))
         for step, found in enumerate(read_unknown(device("STRICT:0"), True)):
             np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
-        channel = channel_of("STRICT:0")
-        channel.await_unknown()
-        assert channel._holding._let_go.empty()
+        held = channel_of("STRICT:0")._holding._held
+        channel_of("STRICT:0").await_unknown()
+        assert not held.memory
     finally:
         copying._channel_of.cache_clear()
 
@@ -452,6 +452,11 @@ def test_so_much_is_held_before_a_copy_waits():
     may_go.set()
     waits.join(30)
     assert not waits.is_alive()
+    (thread,) = [each for each in threading.enumerate() if each.name == "daskdist holding"]
+    del holding
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_a_copy_does_not_wait_for_the_step_that_is_computed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import dask
 import numpy as np
@@ -414,6 +415,10 @@ def test_nothing_is_left_embedded(parquet_files):
         next(it)
 
     assert strategy.run(loop, args=(distributed,)) is None
+    # Who looks whether calls take long goes soon after the last.
+    deadline = time.monotonic() + 20
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not set(threading.enumerate()) - before
     for each in kept:
         with pytest.raises(ArgumentError, match="this iterator is closed: it is of use in the call it was given to"):

@@ -5,51 +5,59 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 # So much of it is held before no more is given out: each is as much as is copied at a time.
 _MOST_HELD: Final = 3
+_END: Final = object()
 
 
 class Holding:
     """Holds memory that was let go of until what was to be done with it is done.
 
     Frameworks that keep their streams to themselves let go of an array when they have been told what to compute with
-    it. To wait for them here would be to wait for all the steps that they have been told of; so others do, and new
-    memory is taken meanwhile.
+    it. To wait for them here would be to wait for all the steps that they have been told of; so a thread of its own
+    does, and new memory is taken meanwhile.
 
     Parameters
     ----------
     wait
-        Waits until all that the framework has been told by now is done. It is called in a thread of its own.
+        Waits until all that the framework has been told by now is done. The thread calls it.
     """
 
     def __init__(self, wait: Callable[[], None]) -> None:
-        self._wait = wait
-        # Memory is let go of anywhere, in the midst of anything: to put it here takes no lock that anybody has.
-        self._let_go: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._is_waiting = False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._release, name="daskdist holding", daemon=True).start()
+        self._held = _Held()
+        # It ends with this.
+        weakref.finalize(self, self._held.let_go.put, _END)
+        threading.Thread(target=self._held.release, args=(wait,), name="daskdist holding", daemon=True).start()
 
     def hold(self, memory: Any) -> None:
         """Hold memory."""
-        self._let_go.put(memory)
+        self._held.memory.append(memory)
+        self._held.let_go.put(None)
 
     def await_room(self, most: int = _MOST_HELD) -> None:
         """Wait until no more than so much is held."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._let_go.qsize() + self._is_waiting <= most)
+        held = self._held
+        with held.changed:
+            held.changed.wait_for(lambda: len(held.memory) <= most)
 
-    def _release(self) -> None:
-        while True:
-            memory = self._let_go.get()
-            self._is_waiting = True
+
+class _Held:
+    def __init__(self) -> None:
+        # Memory is let go of anywhere, in the midst of anything: neither of these takes a lock that anybody has.
+        self.memory: deque[Any] = deque()
+        self.let_go: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.changed = threading.Condition()
+
+    def release(self, wait: Callable[[], None]) -> None:
+        while self.let_go.get() is not _END:
             # Where the framework fails nothing is computed any more.
             with contextlib.suppress(Exception):
-                self._wait()
-            del memory
-            with self._changed:
-                self._is_waiting = False
-                self._changed.notify_all()
+                wait()
+            self.memory.popleft()
+            with self.changed:
+                self.changed.notify_all()
