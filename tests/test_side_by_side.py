@@ -48,6 +48,26 @@ def test_replicas_of_workers_of_one_thread_run_at_the_same_time(client, tmp_path
             assert strategy.local_results(strategy.run(meet, args=(str(folder), size))) == (size,) * size
 
 
+def wait_for(path):
+    deadline = time.monotonic() + TIMEOUT_S
+    while not os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+@pytest.mark.cluster
+def test_they_do_where_threads_have_other_things_to_do(start_cluster, tmp_path):
+    client = start_cluster(1, 2)
+    (tmp_path / "replicas").mkdir()
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
+        other = client.submit(wait_for, str(tmp_path / "over"), pure=False)
+        try:
+            found = strategy.local_results(strategy.run(meet, args=(str(tmp_path / "replicas"), 2)))
+        finally:
+            (tmp_path / "over").touch()
+            other.result()
+    assert found == (2, 2)
+
+
 @pytest.mark.cluster
 def test_steps_under_way_go_on_while_replicas_wait_for_one_another(client, tmp_path):
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:

@@ -156,17 +156,17 @@ class Desk:
 
     @contextlib.contextmanager
     def side_by_side(self, token: str, number: int) -> Iterator[None]:
-        """Have the other replicas here begin while a call of one is made, though the worker has fewer threads."""
+        """Have the other replicas here begin while a call of one is made, though the worker has no threads for them."""
         team = self.teams.get(token)
         members = () if team is None else team.members(self.worker.address)
-        if len(members) <= self.worker.state.nthreads:
-            # Each has a thread.
+        if len(members) < 2:
             yield
             return
+        state = self.worker.state
         with self.changed:
             self._made[token, number] += 1
-            are_all_here = all(self._made[token, other] for other in members)
-        if not are_all_here:
+            num_to_come = sum(not self._made[token, other] for other in members)
+        if num_to_come > state.nthreads - state.executing_count:
             step_aside()
         try:
             yield
