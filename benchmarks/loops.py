@@ -2,10 +2,12 @@
 
     python benchmarks/loops.py [--only NAME ...] [--size small] [--json] [--check]
 
-Held against each other are the loop of one replica in this process, which has it for itself, and of the two on two
-workers the one that takes longest. Two replicas in this process, which share one interpreter, are told of beside that.
-By the clock, two processes need two cores of their own; the time that the thread of the loop has of a processor does
-not depend on that.
+Held against each other are, of two replicas on two workers, the one that takes longest, and the same loop embedded in
+those two processes at once, which no cluster feeds: in each one replica of two reads for both and has the process for
+itself, as the other ends at once. So both share the machine's memory and cores alike. Beside that is told what such a
+replica has with the machine for itself, what each has of two in one process that go on at once, and what one has where
+it is the only one and no batch is split. The time that the thread of the loop has of a processor does not depend on how
+many processors there are, but on what others do with the same memory and core.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def distributed(strategy: Any, size: Size) -> Any:
     return strategy.distribute_dataset(daskdist.Dataset.from_tensor_slices(rows).repeat().batch(batch_rows))
 
 
-def seconds(strategy: Any, dataset: Any, num_steps: int) -> tuple[float, float]:
+def seconds(strategy: Any, dataset: Any, num_steps: Any) -> tuple[float, float]:
     """What the replica takes that takes longest, by the clock and of a processor."""
     _, by_clock, of_processor = strategy.run(loop, args=(dataset, num_steps))
     clock, processor = (max(map(float, strategy.local_results(each))) for each in (by_clock, of_processor))
@@ -78,35 +80,57 @@ def num_transitions(dask_scheduler: Any) -> int:
     return int(dask_scheduler.transition_counter)
 
 
+def embedded_there(size: Size) -> tuple[float, float]:
+    """What one of two replicas takes that are in this process, and has it for itself."""
+    strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    return seconds(strategy, distributed(strategy, size), daskdist.PerReplica([size.num_steps, 0]))
+
+
 def loops(size: Size) -> Iterator[Figure]:
-    """One replica in this process, two in it, and two on two worker processes of one thread."""
-    here, pair = daskdist.MirroredStrategy(["CPU:0"]), daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    """Two replicas in this process, on two worker processes of one thread, and one."""
+    here, single = daskdist.MirroredStrategy(["CPU:0", "CPU:1"]), daskdist.MirroredStrategy(["CPU:0"])
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,
         Client(local) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as there,
     ):
-        datasets = {strategy: distributed(strategy, size) for strategy in (here, pair, there)}
-        for strategy, dataset in datasets.items():
-            seconds(strategy, dataset, size.num_steps)
-        found: dict[Any, list[tuple[float, float]]] = {strategy: [] for strategy in datasets}
+        datasets = {strategy: distributed(strategy, size) for strategy in (here, there, single)}
+
+        def of(strategy: Any) -> Callable[[], tuple[float, float]]:
+            return lambda: seconds(strategy, datasets[strategy], size.num_steps)
+
+        def on_both() -> tuple[float, float]:
+            workers = client.scheduler_info()["workers"]
+            asked = [client.submit(embedded_there, size, workers=[each], pure=False) for each in workers]
+            clock, processor = map(max, zip(*client.gather(asked), strict=True))
+            return clock, processor
+
+        timed = {
+            "embedded in two processes": on_both,
+            "embedded in one": lambda: embedded_there(size),
+            "two at once in one process": of(here),
+            "the only one": of(single),
+            "cluster": of(there),
+        }
+        for each in timed.values():
+            each()
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in timed}
         for _ in range(size.repeats):
-            for strategy, dataset in datasets.items():
-                found[strategy].append(seconds(strategy, dataset, size.num_steps))
+            for name, each in timed.items():
+                found[name].append(each())
         counts = []
         for num_steps in (size.num_steps // 100, size.num_steps):
             before = client.run_on_scheduler(num_transitions)
             seconds(there, datasets[there], num_steps)
             counts.append(client.run_on_scheduler(num_transitions) - before)
     for which, what, target in ((0, "by the clock", 0.8), (1, "of a processor", None)):
-        embedded, of_pair, cluster = (
-            size.num_steps / median(each[which] for each in found[one]) for one in (here, pair, there)
-        )
-        yield Figure(f"embedded: batches of one replica, {what}", embedded, "batches/s")
-        yield Figure(f"embedded: batches of each of two, {what}", of_pair, "batches/s", embedded, "one", on="ratio")
-        name = f"cluster: batches of a replica, {what}"
-        yield Figure(name, cluster, "batches/s", embedded, "embedded", target, on="ratio")
+        rates = {name: size.num_steps / median(each[which] for each in found[name]) for name in found}
+        floor = rates.pop("embedded in two processes")
+        yield Figure(f"embedded in two processes, {what}", floor, "batches/s")
+        for name, rate in rates.items():
+            bound = target if name == "cluster" else None
+            yield Figure(f"{name}, {what}", rate, "batches/s", floor, "embedded", bound, "ratio")
     yield Figure(
         f"cluster: transitions for {size.num_steps:_} batches",
         counts[1],

@@ -131,7 +131,7 @@ def test_steps_give_figures() -> None:
 @pytest.mark.slow
 def test_loops_give_figures() -> None:
     figures = json.loads(run(LOOPS, "--json"))["figures"]
-    assert [figure["unit"] for figure in figures] == ["batches/s"] * 6 + ["transitions"]
+    assert [figure["unit"] for figure in figures] == ["batches/s"] * 10 + ["transitions"]
     assert all(figure["ours"] > 0 for figure in figures)
     # A loop of many batches costs the scheduler what one of few does.
     assert figures[-1]["holds"]

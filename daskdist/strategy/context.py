@@ -210,7 +210,7 @@ class ReplicaContext:
         if is_own:
             return found
         # Nobody else's: what one changes in place is its own.
-        return list(map(_own_array, found))
+        return [each.copy() if isinstance(each, np.ndarray) else each for each in found]
 
     def _let_look(self, collective: Collective) -> None:
         # Others look at what this replica gives in their own streams.

@@ -233,15 +233,18 @@ class Gang:
         return About(number, collective.name, collective.shapes(given), order)
 
     def _await(self, number: int, meeting: _Meeting, turn: int, collective: Collective, gate: Any) -> None:
+        since = time.monotonic()
+        if not self._left and not self._is_closed:
+            # Who leaves from now on lets go of the gate.
+            self._turns[number].wait(gate, _LOOK_EVERY_S)
+        if meeting.is_over:
+            return
         # A function may set it in between.
         most = collective_s()
-        end = time.monotonic() + most
+        end = since + most
         at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
         absent: Callable[[float], Sequence[int] | None] | None = None
         elsewhere: Sequence[int] | None = ()
-        if not self._left and not self._is_closed:
-            # Who leaves from now on lets go of the gate.
-            self._turns[number].wait(gate, min(most, at_once))
         while not meeting.is_over:
             with self._lock:
                 missing = [other for other in self.members if other not in meeting.given]
