@@ -128,6 +128,8 @@ class Gang:
         self.members = tuple(members)
         self._exchange = exchange
         self._waits = waits
+        # What is no time is refused at once, though hardly anybody waits for so long.
+        collective_s()
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(members, 0)
         self._turns = {number: Turns() for number in members}
