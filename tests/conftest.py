@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -149,6 +150,13 @@ def parquet_files(tmp_path: Path) -> ParquetFiles:
         return paths
 
     return write
+
+
+def threads_of_passes() -> set[threading.Thread]:
+    """The threads of passes in this process, without those that look after the whole process."""
+    # Spare memory, and whether calls take long: they go a while after whoever had them come, in whichever test.
+    others = ("daskdist-memory", "daskdist watch")
+    return {each for each in threading.enumerate() if each.name.startswith("daskdist") and each.name not in others}
 
 
 def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:

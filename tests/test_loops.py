@@ -9,7 +9,7 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import mirrored, threads_of_passes
 
 import daskdist
 from daskdist import Dataset, InputOptions, Options
@@ -379,9 +379,7 @@ def test_no_message_a_batch(on_cluster, client):
 def test_nothing_is_left(client, parquet_files):
     def threads_there():
         gc.collect()
-        names = [each.name for each in threading.enumerate() if each.name.startswith("daskdist")]
-        # One looks after spare memory, whoever had it.
-        return sorted(name for name in names if name != "daskdist-memory")
+        return sorted(each.name for each in threads_of_passes())
 
     def num_iterators():
         gc.collect()
@@ -405,7 +403,7 @@ def test_nothing_is_left(client, parquet_files):
 
 
 def test_nothing_is_left_embedded(parquet_files):
-    before = set(threading.enumerate())
+    before = threads_of_passes()
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(daskdist.read_parquet(parquet_files(40, 4)).repeat().batch(4))
     kept = []
@@ -415,11 +413,10 @@ def test_nothing_is_left_embedded(parquet_files):
         next(it)
 
     assert strategy.run(loop, args=(distributed,)) is None
-    # Who looks whether calls take long goes soon after the last.
     deadline = time.monotonic() + 20
-    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+    while threads_of_passes() - before and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not set(threading.enumerate()) - before
+    assert not threads_of_passes() - before
     for each in kept:
         with pytest.raises(ArgumentError, match="this iterator is closed: it is of use in the call it was given to"):
             next(each)

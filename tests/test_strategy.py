@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import threading
 import time
 import weakref
 from collections import namedtuple
@@ -12,7 +11,7 @@ from collections import namedtuple
 import dask
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import mirrored, threads_of_passes
 from distributed import get_worker
 
 import daskdist
@@ -484,26 +483,26 @@ def test_an_error_leaves_nothing_on_the_cluster(client, parquet_files):
 
 
 def test_a_loop_left_half_way_leaves_no_threads(parquet_files):
-    before = set(threading.enumerate())
+    before = threads_of_passes()
     ds = read_parquet(parquet_files(30, files=4, row_group=5), "id").shuffle(20).batch(6).prefetch(2)
     for strategy in (mirrored(1), mirrored(2)):
         part_of_a_loop(strategy, ds, 3, look)
         iterator = iter(strategy.distribute_dataset(ds))
         next(iterator)
-        assert set(threading.enumerate()) > before
+        assert threads_of_passes() - before
         del iterator
         deadline = time.monotonic() + 5
-        while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        while threads_of_passes() - before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not set(threading.enumerate()) - before
+        assert not threads_of_passes() - before
 
 
 def test_a_loop_to_the_end_leaves_no_threads_and_no_cycles(parquet_files):
-    before = set(threading.enumerate())
+    before = threads_of_passes()
     ds = read_parquet(parquet_files(30, files=2, row_group=5), "id").batch(6)
     iterator = iter(mirrored(2).distribute_dataset(ds))
     assert len(list(iterator)) == 10
-    assert not set(threading.enumerate()) - before
+    assert not threads_of_passes() - before
 
 
 @pytest.mark.cluster

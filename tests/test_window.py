@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import dask
 import numpy as np
 import pytest
+from conftest import threads_of_passes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,12 +101,6 @@ class Counted(Source):
 def _eight_threads():
     with dask.config.set({"daskdist.num-threads": 8}):
         yield
-
-
-def threads():
-    # One looks after spare memory, whoever had it.
-    names = [each.name for each in threading.enumerate()]
-    return [name for name in names if name.startswith("daskdist") and name != "daskdist-memory"]
 
 
 def settled(counter):
@@ -223,7 +218,7 @@ def test_leaving_half_way_leaves_nothing(build):
             if number == 3:
                 break
         gc.collect()
-    assert threads() == []
+    assert not threads_of_passes()
     assert counter.total == settled(counter) < 100
 
 
@@ -237,7 +232,7 @@ def test_leaving_by_an_exception_leaves_nothing():
     with pytest.raises(KeyError):
         loop()
     gc.collect()
-    assert threads() == []
+    assert not threads_of_passes()
     assert counter.total == settled(counter) < 100
 
 
@@ -252,7 +247,7 @@ def test_a_failing_function_leaves_nothing():
     with pytest.raises(daskdist.errors.UserFunctionError, match="split 20"):
         list(Dataset(Counted(200, counter)).map(fail))
     gc.collect()
-    assert threads() == []
+    assert not threads_of_passes()
     assert counter.total == settled(counter) < 100
 
 
@@ -260,7 +255,7 @@ def test_the_end_leaves_nothing():
     counter = Counter()
     it = iter(Dataset(Counted(5, counter)).batch(100))
     assert sum(map(len, it)) == 5 * ROWS
-    assert threads() == []
+    assert not threads_of_passes()
     assert next(it, None) is None
 
 
@@ -276,7 +271,7 @@ def test_leaving_a_distributed_iterator_leaves_nothing(how):
         list(it)
     del it
     gc.collect()
-    assert threads() == []
+    assert not threads_of_passes()
     assert counter.total == settled(counter)
 
 
@@ -285,7 +280,7 @@ def test_threads_are_as_many_as_set():
     with dask.config.set({"daskdist.num-threads": 3}):
         it = iter(Dataset(Counted(50, counter, delay_s=0.005)).batch(10))
         next(it)
-        assert len(threads()) <= 3
+        assert len(threads_of_passes()) <= 3
         it.close()
     assert 1 <= len(counter.threads) <= 3
 
@@ -297,7 +292,7 @@ def test_iterators_side_by_side():
     pairs = list(zip(ds, ds, strict=True))
     assert len(pairs) == -(-12 * ROWS // 100)
     assert counter.reads == dict.fromkeys(range(12), 2)
-    assert threads() == []
+    assert not threads_of_passes()
 
 
 @pytest.mark.cluster
