@@ -133,8 +133,15 @@ def test_what_fails_on_one_worker_others_are_told_at_once_and_all_go_on(start_cl
 def with_some_missing(folder, missing, late, kind):
     number = context().replica_id_in_sync_group
     size = context().num_replicas_in_sync
+
+    def until_there_are(num_replicas, what):
+        until(lambda: sum(each.startswith(what) for each in os.listdir(folder)) == num_replicas)
+
+    open(f"{folder}/begun {number}", "w").close()
+    # How long others are waited for is counted from one's own call on.
+    until_there_are(size, "begun")
     if number in missing:
-        until(lambda: len(os.listdir(folder)) == size - len(missing))
+        until_there_are(size - len(missing), "told")
         return "missing"
     if number == late:
         time.sleep(0.5)
@@ -146,7 +153,7 @@ def with_some_missing(folder, missing, late, kind):
     try:
         return told(call)
     finally:
-        open(f"{folder}/{number}", "w").close()
+        open(f"{folder}/told {number}", "w").close()
 
 
 def assert_told(found, missing, within):
@@ -424,23 +431,27 @@ def unwatched():
                 process.wait()
 
 
-def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path):
+@pytest.mark.parametrize("num_each", [1, 2])
+def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_each):
     client, processes = unwatched
 
     def step(folder, is_last):
         # Not None: `run` waits for functions that give that.
         if not is_last:
             return 0
-        if not context().replica_id_in_sync_group:
+        number = context().replica_id_in_sync_group
+        # Where there are two each, it waits for one of its own process, and does not for the one that says nothing.
+        if number == 0:
             (folder / "told").write_text(told(lambda: context().all_reduce("SUM", 1)))
             (folder / "over").touch()
             return 0
-        (folder / "part").write_text(str(os.getpid()))
-        (folder / "part").rename(folder / "begun")
+        if number == num_each:
+            (folder / "part").write_text(str(os.getpid()))
+            (folder / "part").rename(folder / "begun")
         until((folder / "over").exists)
         return 0
 
-    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=num_each) as strategy:
         values = strategy.run(step, args=(tmp_path, False))
         strategy.local_results(values)
         values = strategy.run(step, args=(tmp_path, True))
@@ -451,8 +462,9 @@ def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path):
         stopped.send_signal(signal.SIGCONT)
         strategy.local_results(values)
     seconds, words = (tmp_path / "told").read_text().split(" ", 1)
-    assert 5 < float(seconds) < 12
-    assert f"lost {strategy.workers[1]}, and with it replica 1 (no answer for" in words
+    assert 5 < float(seconds) < 10
+    whose = {1: "replica 1", 2: "replicas 2, 3"}[num_each]
+    assert f"lost {strategy.workers[1]}, and with it {whose} (no answer for" in words
 
 
 # --- kills ---

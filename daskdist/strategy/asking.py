@@ -20,7 +20,7 @@ _SOON_S: Final = 2.0
 _NANNY_WITHIN_S: Final = 1.0
 # Who says nothing for so long, and has no nanny that answers, is lost, its machine say: those that wait for it are told
 # within 10 s.
-_LOST_AFTER_S: Final = 8.5
+_LOST_AFTER_S: Final = 8.0
 
 
 class Lost(NamedTuple):
@@ -64,16 +64,18 @@ class Asking:
         rest = since + _LOST_AFTER_S - time.monotonic()
         try:
             asked = getattr(self._worker.rpc(address), operation)(**message)
-            is_there, answer = await _within(max(min(rest, _SOON_S), 0.1), asked)
+            # The last time as long as it takes: what is asked later is known later.
+            most = _SOON_S if rest > 2 * _SOON_S else max(rest, 0.1)
+            is_there, answer = await _within(most, asked)
         except Exception as error:
             return Lost(f"{type(error).__name__}: {error}")
         if not is_there:
             # One that holds Python's lock for long says nothing either.
-            return await self._of_silent(address, since)
+            return await self._of_silent(address, is_last=most >= rest)
         del self._silent_since[address]
         return answer
 
-    async def _of_silent(self, address: str, since: float) -> Lost | None:
+    async def _of_silent(self, address: str, *, is_last: bool) -> Lost | None:
         # What ends, the scheduler hears of. Where a nanny watches a process, it tells that the machine is there.
         watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
         try:
@@ -85,7 +87,7 @@ class Asking:
             answers = None
         if answers:
             self._silent_since.pop(address, None)
-        elif time.monotonic() - since > _LOST_AFTER_S:
+        elif is_last:
             return Lost(f"no answer for {_LOST_AFTER_S:g} s")
         return None
 
@@ -169,7 +171,7 @@ class Inquiry:
             answers, self._asked = self._asked.result(), None
             absent = self._judged(answers, waited_for)
             is_odd = bool(self._suspects) or None in answers.values()
-            self.next_at = time.monotonic() + (LOOK_EVERY_S if is_odd else self._every_s)
+            self.next_at = time.monotonic() + LOOK_EVERY_S if is_odd else self._begun + self._every_s
             if self._begun < end:
                 self.next_at = min(self.next_at, max(end, time.monotonic()))
             elif not self._suspects:

@@ -33,7 +33,7 @@ _WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1}
 # Those that say of which call they are.
 _ABOUT: Final = frozenset({"values", "up"})
 # How often others are asked where one waits for a replica of its own process.
-_LOOK_EVERY_S: Final = 2.0
+_LOOK_EVERY_S: Final = 1.0
 # What is smaller goes along in the message: a frame of its own has a header, which takes longer than to copy it.
 _SMALL_BYTES: Final = 2**16
 
