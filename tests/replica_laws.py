@@ -37,6 +37,11 @@ def check_own(device):
         raise RuntimeError(f"this is to be in the stream of {name_of(device)}, and is in {stream}")
 
 
+def is_here(x):
+    """Whether an array is on the device of the replica that asks."""
+    return device_of(x) == named(daskdist.get_replica_context().devices[0])
+
+
 def checked(x):
     """A replica's function that must be on its device."""
     check_own(named(daskdist.get_replica_context().devices[0]))
@@ -231,6 +236,35 @@ class ReplicaLaws(StreamLaws):
             assert lists_of(strategy.run(checked_together, args=(values,))) == [[1, 1]] * 2
             # Of what two workers have one, it comes together on the host.
             assert lists_of(strategy.reduce("SUM", strategy.run(checked, args=(values,)), axis=0)) == [6]
+
+    def test_what_is_assigned_between_replicas_is_on_their_devices(self):
+        self.check_between(self.strategy())
+
+    @pytest.mark.cluster
+    def test_on_workers_it_is_too(self, client):
+        with self.on_workers(client) as strategy:
+            self.check_between(strategy)
+
+    def check_between(self, strategy):
+        size = strategy.num_replicas_in_sync
+        with strategy.scope():
+            same = daskdist.Variable(np.ones(3, np.float32))
+            own = daskdist.Variable(np.zeros(2), synchronization="ON_READ", aggregation="SUM")
+
+        def merged(strategy, own, x):
+            same.assign_add(strategy.reduce("SUM", x, axis=None))
+            strategy.extended.update(own, lambda own, x: own.assign_add(checked(x[:2])), args=(x,))
+
+        def step(x):
+            daskdist.get_replica_context().merge_call(merged, args=(own, x))
+            return str([is_here(each.read_value()) for each in (same, own)])
+
+        values = PerReplica([np.full(3, k, np.float32) for k in range(size)]) if size > 1 else np.ones(3, np.float32)
+        found = strategy.local_results(strategy.run(step, args=(values,)))
+        assert list(found) == ["[True, True]"] * size
+        each = list(range(size)) if size > 1 else [1]
+        assert same.numpy().tolist() == [1 + sum(each)] * 3
+        assert [on_host(copy).tolist() for copy in strategy.local_results(own)] == [[k + 1] * 2 for k in each]
 
     def on_workers(self, client):
         workers = list(client.scheduler_info(n_workers=-1)["workers"])

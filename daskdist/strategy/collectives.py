@@ -291,7 +291,7 @@ def _is_one(values: Sequence[Any]) -> bool:
     # What is text or None is no value of a replica, if it is the same on all; nor is a variable of them all.
     first, *rest = values
     if hasattr(type(first), "read_value"):
-        return all(each is first for each in rest)
+        return all(each._ordered.number == first._ordered.number for each in rest)
     return isinstance(first, (str, bytes, type(None))) and all(
         type(each) is type(first) and each == first for each in rest
     )
@@ -299,10 +299,23 @@ def _is_one(values: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Merge:
-    """What all replicas give handed to one function, called once; what a replica gives is arguments."""
+    """What all replicas give handed to one function, called once.
+
+    Parameters
+    ----------
+    fn
+        The function.
+    call
+        Calls it: with the arguments of all, and what goes along with those of each; gives what it returns, and what
+        each replica is to be told besides.
+
+    Notes
+    -----
+    What a replica gives is its arguments, and what goes along with them.
+    """
 
     fn: Callable[..., Any]
-    call: Callable[[Callable[..., Any], Any], Any]
+    call: Callable[[Callable[..., Any], Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
 
     @property
     def name(self) -> str:
@@ -318,10 +331,10 @@ class Merge:
         return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> Any:
-        """For each replica its part of what the function gives."""
-        given = [each for _, each in sorted(partial, key=lambda each: each[0])]
-        result = self.call(self.fn, given[0] if len(given) == 1 else _merged(given))
-        parts = [component(result, number) for number in range(len(given))]
+        """For each replica its part of what the function gives, and what it is told besides."""
+        given, along = zip(*[each for _, each in sorted(partial, key=lambda each: each[0])], strict=True)
+        result, news = self.call(self.fn, given[0] if len(given) == 1 else _merged(given), along)
+        parts = [(component(result, number), news[number]) for number in range(len(given))]
         # Computed in whichever stream the function did so; replicas look at it in theirs.
         synchronize(parts)
         return parts

@@ -70,7 +70,7 @@ class ReplicaContext:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """The strategy whose replicas these are. On a worker it tells of them, and calls nothing."""
+        """The strategy whose replicas these are. On a worker it tells of them, and is of use between them."""
         return self._strategy()
 
     @property
@@ -160,8 +160,8 @@ class ReplicaContext:
         merge_fn
             Called as ``merge_fn(strategy, *args, **kwargs)`` in the process of the first replica, on its device, when
             all replicas have called this. Each leaf of its arguments is a `PerReplica` of what replicas give; text and
-            None come bare where they are the same on all. So does in this process a `Variable`, for
-            ``strategy.extended.update`` say; on a cluster there is a `PerReplica` of its copies in its place.
+            None come bare where they are the same on all, and so does a `Variable`, which is read and assigned there as
+            in the program, or given to ``strategy.extended.update``.
         args, kwargs
             What this replica gives.
 
@@ -175,18 +175,27 @@ class ReplicaContext:
         ------
         CollectiveError
             As `all_reduce` raises it.
+
+        Notes
+        -----
+        On a cluster variables change on all replicas when the function is over, and not at all if it raises. One of
+        which each replica has its own, ``ON_READ`` or an object, goes to the function only from among its arguments;
+        an object that it changes is another one afterwards.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"merge_call: args is a {type(args).__name__}; give a tuple, such as args=(x,)")
         strategy, device = self.strategy, named(self._device)
 
-        def call(fn: Callable[..., Any], merged: Any) -> Any:
+        def call(fn: Callable[..., Any], merged: Any, along: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
             given, by_name = merged
-            with between(strategy), contextlib.nullcontext() if device.is_host else in_stream_of(device):
-                return fn(strategy, *given, **by_name)
+            stream = contextlib.nullcontext() if device.is_host else in_stream_of(device)
+            with strategy._merging(along) as changes, between(strategy), stream:
+                return fn(strategy, *given, **by_name), changes()
 
         given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy)
-        found = self._meet(Merge(merge_fn, call), given)[self.replica_id_in_sync_group]
+        merge = Merge(merge_fn, call)
+        found, changes = self._meet(merge, (given, strategy._along(given)))[self.replica_id_in_sync_group]
+        strategy._take(changes, self)
         if not device.is_host:
             with in_stream_of(device):
                 return moved_nest(found, device)
@@ -251,7 +260,7 @@ def _with_own_copies(nest: Any, but_of: Strategy | None = None) -> Any:
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
 
     def is_read(leaf: Any) -> bool:
-        return hasattr(type(leaf), "read_value") and (but_of is None or getattr(leaf, "_strategy", None) is not but_of)
+        return hasattr(type(leaf), "read_value") and (but_of is None or leaf._token != but_of._token)
 
     if not any(map(is_read, leaves)):
         return nest

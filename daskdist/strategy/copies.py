@@ -81,8 +81,8 @@ def _spec_of_framework(leaf: Any) -> TensorSpec | None:
         return TensorSpec(tuple(leaf.shape), np.dtype(np.float32))
 
 
-def _frozen(leaf: Any) -> Any:
-    # The variable's own, which nobody is to change.
+def frozen(leaf: Any) -> Any:
+    """A leaf that is a variable's own: if it is an array nobody is to change it."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         leaf = np.asarray(leaf)
         leaf.flags.writeable = False
@@ -213,15 +213,21 @@ class Copy:
     def leaves(self) -> list[Any]:
         """Its arrays, which are the device's, or the object."""
         variable = self.variable
-        found = self._shelf.get(variable._ordered.number, self.replica.replica_id_in_sync_group, variable.name)
+        found = self._shelf.get(variable, self.replica.replica_id_in_sync_group)
         return [leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf for leaf in found]
+
+    @property
+    def lent(self) -> list[Any]:
+        """Its arrays, or the object, which may be changed in place."""
+        if self.variable._layout.treespec is None:
+            self._shelf.lend(self.variable, self.replica.replica_id_in_sync_group)
+        return self.leaves
 
     @property
     def is_shared(self) -> bool:
         """Whether another replica of this process has the very same object, or something in it."""
-        variable = self.variable
         (own,) = self.leaves
-        others = self._shelf.others(variable._ordered.number, self.replica.replica_id_in_sync_group)
+        others = self._shelf.others(self.variable, self.replica.replica_id_in_sync_group)
         return any(parts_of(own) & parts_of(each) for (each,) in others)
 
     @property
@@ -253,8 +259,8 @@ class Copy:
             change = _CHANGES.get(how)
             if change is not None:
                 found = list(map(change, self.leaves, found))
-            found = list(map(_frozen, found))
-        place = variable._ordered.number, self.replica.replica_id_in_sync_group
+            found = list(map(frozen, found))
+        place = variable, self.replica.replica_id_in_sync_group
         self._shelf.put(*place, found)
         if variable._layout.treespec is None and self.is_shared:
             # Replicas of this process were given the very same.
@@ -405,6 +411,7 @@ def restore_there(variable: Variable, state: Returned) -> Returned:
     value = variable._layout.packed(copy.host_leaves)
     (saved,) = state.leaves
     if hasattr(value, "load_state_dict"):
+        value = variable._layout.packed(copy.lent)
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
         return Returned([True], list_spec(1))
     restored = like(value, saved)

@@ -12,29 +12,18 @@ from distributed import Client, Worker, get_worker
 from daskdist.devices import named
 from daskdist.errors import CollectiveError
 from daskdist.execute.bringing import Bring
-from daskdist.execute.callers import Now
 from daskdist.execute.pickling import ForDevices
 from daskdist.execute.roster import Roster
+from daskdist.strategy.between import StrategyThere
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.desk import Stretches, desk_of, enrol
 from daskdist.strategy.loops import Around, fed
-from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.rows_there import arrivals_of
 from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.team import Team, told
 from daskdist.strategy.values import filled
-
-
-class StrategyThere(MirroredStrategy):
-    """The strategy as a worker knows it: what is between replicas can reduce their values, but calls nothing."""
-
-    def __init__(self, replicas: Sequence[Replica]) -> None:
-        Strategy.__init__(self, replicas, Now())
-
-    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
-        raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,8 @@ class Membership:
         token = self.token
 
         def strategy() -> Strategy:
-            return StrategyThere(desk_of(get_worker()).team(token).replicas)
+            desk = desk_of(get_worker())
+            return StrategyThere(desk.team(token), desk.shelf(token), self.number)
 
         return ReplicaContext(
             self.number,

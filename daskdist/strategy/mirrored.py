@@ -50,6 +50,11 @@ class MirroredStrategy(Strategy):
         super().__init__([Replica(None, name_of(device)) for device in found], Now())
         self._shelf = Shelf(self._token)
 
+    @property
+    def _places(self) -> Sequence[Replica]:
+        """Where the functions of replicas are called."""
+        return self.replicas
+
     def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
         return Calls(self, fn, leaves, treespec).results()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daskdist.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from daskdist.strategy.variables import Variable
 
 
 class Shelf:
@@ -24,7 +27,7 @@ class Shelf:
         # By the number of the variable and that of the replica.
         self._states: dict[int, dict[int, Any]] = {}
 
-    def get(self, number: int, replica: int, name: str) -> Any:
+    def get(self, variable: Variable, replica: int) -> Any:
         """The state of a variable on a replica.
 
         Raises
@@ -33,20 +36,24 @@ class Shelf:
             There is none.
         """
         try:
-            return self._states[number][replica]
+            return self._states[variable._ordered.number][replica]
         except KeyError:
             raise ArgumentError(
-                f"{name}: replica {replica} has no value of it; what it was to begin with could not be made, or its "
-                "worker was started anew since"
+                f"{variable.name}: replica {replica} has no value of it; what it was to begin with could not be made, "
+                "or its worker was started anew since"
             ) from None
 
-    def others(self, number: int, replica: int) -> list[Any]:
+    def others(self, variable: Variable, replica: int) -> list[Any]:
         """The states of a variable on the other replicas of this process."""
-        return [state for other, state in dict(self._states.get(number, {})).items() if other != replica]
+        states = dict(self._states.get(variable._ordered.number, {}))
+        return [state for other, state in states.items() if other != replica]
 
-    def put(self, number: int, replica: int, state: Any) -> None:
+    def put(self, variable: Variable, replica: int, state: Any) -> None:
         """Keep a state."""
-        self._states.setdefault(number, {})[replica] = state
+        self._states.setdefault(variable._ordered.number, {})[replica] = state
+
+    def lend(self, variable: Variable, replica: int) -> None:
+        """Be told that a state, an object, may be changed in place."""
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Have replicas go by other numbers, given by those that they had."""

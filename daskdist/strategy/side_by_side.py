@@ -53,7 +53,8 @@ class Calls:
         self._fn = fn
         self._leaves = leaves
         self._treespec = treespec
-        self._size = strategy.num_replicas_in_sync
+        self._places = strategy._places
+        self._size = len(self._places)
         self.num_looks = 0
         self._results: list[Any] = [None] * self._size
         self._errors: dict[int, BaseException] = {}
@@ -70,7 +71,7 @@ class Calls:
         if self._size > 1:
             self._context = contextvars.copy_context()
             if are_loaded():
-                self._streams = [named(each.device).current_stream() for each in strategy.replicas]
+                self._streams = [named(each.device).current_stream() for each in self._places]
 
     def results(self) -> list[Any]:
         """What the replicas give, in order; raises what one of them raised."""
@@ -128,7 +129,7 @@ class Calls:
 
     def _call(self, number: int) -> None:
         strategy = self._strategy
-        replica = strategy.replicas[number]
+        replica = self._places[number]
         context = ReplicaContext(
             number, self._size, lambda: strategy, self._gang, lambda: strategy._shelf, replica.device
         )
@@ -154,7 +155,7 @@ class Calls:
         # In which arguments were made and results are used: the replica's goes on after it, and it after that.
         if number not in self._threads or not self._streams:
             return contextlib.nullcontext()
-        return named(self._strategy.replicas[number].device).using(self._streams[number])
+        return named(self._places[number].device).using(self._streams[number])
 
     def _tell(self, number: int, error: BaseException) -> None:
         rest = [other for other in range(self._size) if other not in self._over]

@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import optree
 
@@ -21,7 +21,7 @@ from daskdist.execute.figures import Figures
 from daskdist.execute.ordered import Ordered
 from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
-from daskdist.strategy.context import between, is_free_for, replica_there_is
+from daskdist.strategy.context import ReplicaContext, between, is_free_for, replica_there_is
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.flat import LEAVES, flattened
@@ -64,6 +64,8 @@ class Strategy:
 
     Not made directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.
     """
+
+    can_make_variables: ClassVar[bool] = True
 
     def __init__(self, replicas: Sequence[Replica], caller: Caller) -> None:
         # What variables know it by.
@@ -326,6 +328,17 @@ class Strategy:
 
     def _columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
         raise NotImplementedError
+
+    def _along(self, given: Any) -> Any:
+        """What a replica sends along with what it gives to a function between replicas."""
+
+    @contextlib.contextmanager
+    def _merging(self, along: Sequence[Any]) -> Iterator[Callable[[], Sequence[Any]]]:
+        """Have such a function use this; gives what gives, at its end, what each replica is to be told."""
+        yield lambda: [()] * len(along)
+
+    def _take(self, changes: Any, replica: ReplicaContext) -> None:
+        """Have a replica do what it was told."""
 
     def _let_go(self, ordered: Ordered) -> None:
         """Be told of a variable that the program has no more; called by the garbage collector."""

@@ -144,6 +144,10 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         strategy = scope_there_is()
         if strategy is None:
             raise ArgumentError(f"{self.name}: no strategy is current; make it in a `with strategy.scope():` block")
+        if not strategy.can_make_variables:
+            raise RuntimeError(
+                f"{self.name}: made on a worker, in a function that merge_call calls; make it before, in the program"
+            )
         return strategy
 
     def _begin(self, initial_value: Any, dtype: np.dtype[Any] | None) -> None:
@@ -252,7 +256,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         """
         copy = self._copy()
         if copy is not None:
-            return self._layout.packed(copy.leaves)
+            return self._layout.packed(copy.lent)
         strategy, layout = self._between(), self._layout
         found = strategy._each_of(layout.num_leaves, "variable", read_there, self)
         if layout.treespec is None:
@@ -477,7 +481,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         return Copy(self, replica)
 
     def _check_is_of(self, strategy: Strategy, operation: str) -> None:
-        if self._strategy is not strategy:
+        if self._token != strategy._token:
             raise ArgumentError(
                 f"{operation}: {self.name} is a variable of another strategy; a variable is for the strategy in whose "
                 "scope it was made"
@@ -485,12 +489,15 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
 
     def _between(self) -> Strategy:
         """The strategy, in whose program this is."""
-        strategy = self._strategy
+        scope = scope_there_is()
+        # On a worker it is known in what replicas have called between them.
+        strategy = scope if scope is not None and scope._token == self._token else self._strategy
         if strategy is None:
             raise ArgumentError(
-                f"{self.name}: used outside of its strategy; on a worker it can be used by what run calls on a replica"
+                f"{self.name}: used outside of its strategy; on a worker it can be used by what run calls on a "
+                "replica, and merge_call between them"
             )
-        if scope_there_is() not in (None, strategy):
+        if scope not in (None, strategy):
             raise ArgumentError(
                 f"{self.name}: used in the scope of another strategy; a variable is for the strategy in whose scope it "
                 "was made"

@@ -1,0 +1,142 @@
+"""What there is between the replicas of a cluster, on the worker of the first: their strategy, and all they keep."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+
+from daskdist.devices import named
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Now
+from daskdist.strategy.copies import Copy, frozen, read_there
+from daskdist.strategy.mirrored import MirroredStrategy
+from daskdist.strategy.on_replica import put_on
+from daskdist.strategy.shelf import Shelf
+from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.team import Team
+from daskdist.strategy.variables import Variable
+
+if TYPE_CHECKING:
+    from daskdist.strategy.context import ReplicaContext
+
+
+class _ShelfOfAll(Shelf):
+    """What all replicas keep, where one of them is; what is changed there is still to be given to the others.
+
+    Parameters
+    ----------
+    own
+        What those of this process keep.
+    first
+        One of these.
+    given
+        By the number of a variable what each replica has.
+    """
+
+    def __init__(self, own: Shelf, first: int, given: Mapping[int, Mapping[int, Any]]) -> None:
+        super().__init__(own.token)
+        self._own = own
+        self._first = first
+        self._states.update({number: dict(states) for number, states in given.items()})
+        self._changed: dict[int, dict[int, Variable]] = {}
+
+    def get(self, variable: Variable, replica: int) -> Any:
+        if replica in self._states.get(variable._ordered.number, ()):
+            return super().get(variable, replica)
+        if not variable._is_mirrored:
+            raise ArgumentError(
+                f"{variable.name}: each replica has its own, and on a cluster a function between replicas has those of "
+                "the variables that it is given: put it in args of merge_call"
+            )
+        return self._own.get(variable, self._first)
+
+    def put(self, variable: Variable, replica: int, state: Any) -> None:
+        super().put(variable, replica, state)
+        self.lend(variable, replica)
+
+    def lend(self, variable: Variable, replica: int) -> None:
+        self._changed.setdefault(replica, {})[variable._ordered.number] = variable
+
+    def changes(self, replica: int) -> list[tuple[Variable, Any]]:
+        """What a replica is to have from now on."""
+        return [(each, self._sent(each, replica)) for each in self._changed.get(replica, {}).values()]
+
+    def _sent(self, variable: Variable, replica: int) -> Any:
+        own = self.get(variable, replica)
+        if not variable._is_mirrored:
+            return own
+        # What all are to have is the very same: it is pickled once.
+        first = self.get(variable, 0)
+        return first if all(map(_is_same, first, own)) else own
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    # To the last bit.
+    if type(one) is not np.ndarray or type(other) is not np.ndarray:
+        return False
+    return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
+
+
+class StrategyThere(MirroredStrategy):
+    """The strategy as a worker knows it: of use to what its replicas have called between them, and to nobody else.
+
+    Parameters
+    ----------
+    team
+        The replicas.
+    own
+        What those of this worker keep; None if it is not known.
+    number
+        Which of them has this.
+    """
+
+    can_make_variables = False
+
+    def __init__(self, team: Team, own: Shelf | None, number: int) -> None:
+        Strategy.__init__(self, team.replicas, Now())
+        self._token, self._team = team.token, team
+        self._own = own
+        self._number = number
+        self._shelf = Shelf(team.token)
+        self._is_between = False
+
+    @property
+    def _places(self) -> Sequence[Replica]:
+        # There may be no such devices here as those of other workers.
+        return [self.replicas[self._number]] * self.num_replicas_in_sync
+
+    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
+        if not self._is_between:
+            raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
+        return super()._on_replicas(operation, fn, leaves, treespec)
+
+    def _along(self, given: Any) -> dict[int, Any]:
+        variables = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
+        return {each._ordered.number: read_there(each).leaves for each in variables if not each._is_mirrored}
+
+    @contextlib.contextmanager
+    def _merging(self, along: Sequence[Mapping[int, Any]]) -> Iterator[Callable[[], Sequence[Any]]]:
+        if self._own is None:
+            yield lambda: [()] * len(along)
+            return
+        device = named(self.replicas[self._number].device)
+        given: dict[int, dict[int, Any]] = {}
+        for replica, states in enumerate(along):
+            for number, leaves in states.items():
+                found = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
+                given.setdefault(number, {})[replica] = list(map(frozen, found))
+        shelf = self._shelf = _ShelfOfAll(self._own, self._number, given)
+        self._is_between = True
+        try:
+            yield lambda: [shelf.changes(replica) for replica in range(len(along))]
+        finally:
+            self._is_between = False
+            self._shelf = Shelf(self._token)
+
+    def _take(self, changes: Sequence[tuple[Variable, Any]], replica: ReplicaContext) -> None:
+        for variable, leaves in changes:
+            Copy(variable, replica).write("put", leaves)
