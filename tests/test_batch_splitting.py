@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import pytest
 from conftest import mirrored
@@ -524,3 +526,55 @@ def test_cardinality_of_very_many_batches():
     dist = SimulatedWorkers([1, 1]).distribute_dataset(ds)
     assert dist.cardinality() == 2 * 10**12 // 8
     assert SimulatedWorkers([2, 1]).distribute_dataset(ds).cardinality() == 3 * 10**12 // 8
+
+
+# --- what is copied ---
+
+
+def begin_and_end(piece: np.ndarray) -> list[int]:
+    begin = piece.__array_interface__["data"][0]
+    return [begin, begin + piece.nbytes]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 4])
+def test_pieces_lie_where_the_rows_do(num_replicas):
+    rows = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+    strategy = mirrored(num_replicas)
+    distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64))
+    found = [piece for step in distributed for piece in strategy.local_results(step)]
+    assert np.concatenate(found).tolist() == rows.tolist()
+    ends = [begin_and_end(piece) for piece in found if len(piece)]
+    # One after the other.
+    assert [begin for begin, _ in ends[1:]] == [end for _, end in ends[:-1]]
+    assert not any(piece.flags.writeable for piece in found)
+
+
+def test_in_a_loop_they_do_too():
+    rows = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64))
+    found = strategy.run(lambda batches: str([begin_and_end(piece) for piece in batches]), args=(distributed,))
+    ends = sorted(each for text in strategy.local_results(found) for each in ast.literal_eval(text))
+    assert [begin for begin, _ in ends[1:]] == [end for _, end in ends[:-1]]
+    assert ends[-1][1] - ends[0][0] == rows.nbytes
+
+
+@pytest.mark.parametrize("block_rows", [1, 7, 64, 100])
+@pytest.mark.parametrize("size", [4, 6, 50, 128])
+def test_what_lies_in_several_blocks_is_put_together(size, block_rows):
+    def rows():
+        for start in range(0, 500, block_rows):
+            numbers = np.arange(start, min(start + block_rows, 500))
+            yield {"x": numbers, "y": np.stack([numbers] * 2, axis=1).astype(np.float32)}
+
+    signature = {"x": TensorSpec((None,), np.int64), "y": TensorSpec((None, 2), np.float32)}
+    ds = Dataset.from_generator(rows, output_signature=signature).unbatch().batch(size)
+    strategy = mirrored(2)
+    found = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
+    batches = [np.arange(start, min(start + size, 500)) for start in range(0, 500, size)]
+    assert [[piece["x"].tolist() for piece in step] for step in found] == [pieces(list(each), 2) for each in batches]
+    for step in found:
+        for piece in step:
+            assert piece["y"].dtype == np.float32
+            assert piece["y"].tolist() == [[k, k] for k in piece["x"]]
+            assert not piece["x"].flags.writeable

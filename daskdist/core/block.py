@@ -169,7 +169,7 @@ class Batches:
         they are rows.
     """
 
-    __slots__ = ("__weakref__", "bounds", "inners", "rows", "skipped")
+    __slots__ = ("__weakref__", "_cuts", "bounds", "inners", "rows", "skipped")
 
     def __init__(
         self, rows: Block | Bundle, bounds: Sequence[int], inners: tuple[tuple[int, ...], ...] | None = None
@@ -178,6 +178,11 @@ class Batches:
         self.bounds = bounds
         self.inners = inners
         self.skipped: tuple[Skipped, ...] = ()
+        # Of chunks that are as long as each other the leaves of all, once one was asked for; of others nothing.
+        self._cuts: Sequence[Leaves] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _batches, (self.rows, self.bounds, self.inners, self.skipped)
 
     @property
     def structure(self) -> Structure:
@@ -199,6 +204,11 @@ class Batches:
 
     def item(self, index: int) -> Leaves:
         """The leaves of one chunk: views."""
+        cuts = self._cuts
+        if cuts is None:
+            cuts = self._cuts = list(self._even(range(len(self))) or ())
+        if cuts:
+            return cuts[index]
         start, stop = self.bounds[index], self.bounds[index + 1]
         rows = self.rows
         if start == stop and len(rows):
@@ -223,22 +233,31 @@ class Batches:
         """The chunks from ``start`` to ``stop``, in order."""
         pack, rows = self.rows.structure.pack, self.rows
         numbers = range(*slice(start, stop).indices(len(self)))
+        even = self._even(numbers)
+        if even is not None:
+            return map(pack, even)
         if (
-            numbers
-            and self.inners is None
+            self.inners is None
             and isinstance(rows, Block)
             and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
         ):
-            bounds, leaves = self.bounds[numbers.start : numbers.stop + 1], rows.leaves
-            first, last, size = bounds[0], bounds[-1], bounds[1] - bounds[0]
-            is_even = size and list(bounds) == list(range(first, last + 1, size))
-            # Others than plain arrays may not have any number of axes.
-            if is_even and all(type(leaf) is np.ndarray for leaf in leaves):
-                # As long as each other: NumPy makes views by a number faster than those by a slice.
-                columns = [leaf[first:last].reshape(len(numbers), size, *leaf.shape[1:]) for leaf in leaves]
-                return map(pack, zip(*columns, strict=True))
-            return (pack([leaf[cut] for leaf in leaves]) for cut in starmap(slice, pairwise(bounds)))
+            cuts = starmap(slice, pairwise(self.bounds[numbers.start : numbers.stop + 1]))
+            return (pack([leaf[cut] for leaf in rows.leaves]) for cut in cuts)
         return (pack(self.item(k)) for k in numbers)
+
+    def _even(self, numbers: range) -> Iterator[Leaves] | None:
+        # Chunks as long as each other: NumPy makes views by a number faster than those by a slice. Others than plain
+        # arrays may not have any number of axes.
+        rows = self.rows
+        if not numbers or self.inners is not None or not isinstance(rows, Block):
+            return None
+        bounds, leaves = self.bounds[numbers.start : numbers.stop + 1], rows.leaves
+        first, last, size = bounds[0], bounds[-1], bounds[1] - bounds[0]
+        is_even = size and list(bounds) == list(range(first, last + 1, size))
+        if not is_even or not leaves or any(type(leaf) is not np.ndarray for leaf in leaves):
+            return None
+        columns = [leaf[first:last].reshape(len(numbers), size, *leaf.shape[1:]) for leaf in leaves]
+        return zip(*columns, strict=True)
 
     def take(self, rows: Any) -> Bundle:
         return Bundle(self.structure, [self.item(row) for row in rows], self.label)
@@ -252,6 +271,17 @@ class Batches:
     def where(self, index: int) -> str:
         """What a message calls one chunk."""
         return f"a batch of {self.bounds[index + 1] - self.bounds[index]} rows of {self.label or 'this data'}"
+
+
+def _batches(
+    rows: Block | Bundle,
+    bounds: Sequence[int],
+    inners: tuple[tuple[int, ...], ...] | None,
+    skipped: tuple[Skipped, ...],
+) -> Batches:
+    found = Batches(rows, bounds, inners)
+    found.skipped = skipped
+    return found
 
 
 Rows = Block | Bundle | Batches

@@ -82,6 +82,9 @@ class Delivery:
         for what runs in this process; it may be called from several threads at a time. NumPy's if None.
     on_devices
         For each consumer what puts its elements together on its device instead; None for those where it is done here.
+    as_views
+        Whether consumers, all in this process, may be given batches as they lie in their blocks, which stay for as long
+        as one of them is in use.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Delivery:
         wanted: Collection[int] | None = None,
         empty: Empty | None = None,
         on_devices: Sequence[OnDevice | None] = (),
+        as_views: bool = False,
     ) -> None:
         self.interpreter = interpreter
         self.wanted = wanted
@@ -115,6 +119,7 @@ class Delivery:
         ]
         if self._on_devices:
             interpreter.compact_by = CompactedOnDevices(self._on_devices)
+        self._as_views = partial(here, as_views=True) if as_views and not self._on_devices else None
         self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Stretch]:
@@ -220,10 +225,14 @@ class Delivery:
         num_steps = -(-len(run) // num_lanes)
         parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
         wanted = range(num_lanes) if self.wanted is None or self.asks_lengths else tuple(self.wanted)
+        all_by = self._by
+        if self._as_views is not None and num_lanes > 1 and 2 * len(wanted) >= num_lanes:
+            # At least half of each block that stays is what somebody here has.
+            all_by = [self._as_views] * num_lanes
         return Stretch(
             [
                 self._lane(part, worker, num_steps, by, is_wanted=number in wanted)
-                for number, (part, worker, by) in enumerate(zip(parts, self.workers, self._by, strict=True))
+                for number, (part, worker, by) in enumerate(zip(parts, self.workers, all_by, strict=True))
             ]
         )
 

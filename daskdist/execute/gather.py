@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
+from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, read_only, stack, without_rows
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.permuted import Permuted, Shuffled
 from daskdist.core.ragged import Ragged, concat
@@ -122,13 +122,20 @@ def gather(
     function: Callable[[Rows], Any] | None = None,
     apart: bool = False,
     empty: Empty | None = None,
+    *,
+    as_views: bool = False,
 ) -> Any:
     """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them.
 
     Where batches are wanted ``apart``, the elements of one need not stack. Columns of numbers that have to be copied
-    are copied into arrays that ``empty`` makes, if given.
+    are copied into arrays that ``empty`` makes, if given. What need not, as each batch is consecutive rows, is not if
+    batches may be ``as_views``.
     """
-    rows = _joined(blocks, picks) if isinstance(picks, Joins) else _gathered(blocks, picks, function, apart, empty)
+    if isinstance(picks, Joins):
+        rows = _joined(blocks, picks)
+    else:
+        views = _views(blocks, picks) if as_views else None
+        rows = _gathered(blocks, picks, function, apart, empty) if views is None else views
     return rows if function is None else function(rows)
 
 
@@ -264,6 +271,41 @@ def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str
         return Block(blocks[0].structure, joined, label)
     series = _in_series(stretches)
     return Block(blocks[0].structure, [_strung(column, series, empty) for column in columns], label)
+
+
+def _views(blocks: Sequence[Rows], picks: Picks) -> Bundle | None:
+    # Batches as they lie in their blocks; None where few do, or not all is numbers.
+    if picks.bounds is None or not isinstance(picks.rows, Stretched):
+        return None
+    columnar = [block for block in blocks if isinstance(block, Block)]
+    if len(columnar) < len(blocks) or not all(map(columnar[0].is_like, columnar)):
+        return None
+    leaves = [block.leaves for block in columnar]
+    if not all(map(_is_of_numbers, chain.from_iterable(leaves))):
+        return None
+    spans = picks.rows.spans(picks.bounds[:-1], picks.bounds[1:])
+    firsts = np.searchsorted(spans.bounds, picks.bounds)
+    if len(spans.which) > 2 * len(picks.bounds):
+        return None
+    starts, lengths = spans.starts.tolist(), np.diff(spans.bounds).tolist()
+    parts = [
+        [leaf[n : n + m] for leaf in leaves[k]] for k, n, m in zip(spans.which.tolist(), starts, lengths, strict=True)
+    ]
+    items = []
+    for number, (first, stop) in enumerate(pairwise(firsts.tolist())):
+        found = tuple(
+            parts[first] if stop - first == 1 else map(_end_to_end_here, zip(*parts[first:stop], strict=True))
+        )
+        items.append(found if picks.inners is None else nested(found, picks.inners[number]))
+    return Bundle(blocks[0].structure, items, _joined_label(blocks))
+
+
+def _is_of_numbers(leaf: Any) -> bool:
+    return type(leaf) is np.ndarray and leaf.dtype.kind in NUMBERS
+
+
+def _end_to_end_here(parts: Sequence[Any]) -> Any:
+    return read_only(_end_to_end(parts, None))
 
 
 def _end_to_end(parts: Sequence[Any], empty: Empty | None) -> Any:

@@ -226,6 +226,7 @@ class DistributedIterator:
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else here,
                 on_devices=on_devices(own, pipeline.primitive) if is_gathered_there else (),
+                as_views=self._is_here and not is_pinned,
             )
             feeds.append(_Feed(delivery, caller))
         self._feeds = _Feeds(feeds, num_lanes, drops_uneven=drops_uneven)

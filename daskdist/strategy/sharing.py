@@ -118,6 +118,8 @@ class Flow:
             wanted=wanted,
             empty=empty or recycled,
             on_devices=on_devices(here, primitive) if options.shuffle_on_device else (),
+            # Of those that are ahead blocks stay for the slowest.
+            as_views=empty is None and self._num_lanes <= 2,
         )
 
     @property
