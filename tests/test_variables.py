@@ -582,6 +582,30 @@ def test_what_is_only_looked_at_between_replicas_stays_the_object_that_it_is(str
     assert all(strategy.local_results(strategy.run(step)))
 
 
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_between_replicas_that_are_called_between_replicas_there_is_what_they_have(strategy, synchronization):
+    made = variable(strategy, 0.0, synchronization=synchronization, aggregation="MEAN")
+
+    def inner(strategy, given):
+        given.assign_add(10.0)
+        return float(given)
+
+    def merged(strategy, given):
+        made.assign_add(1.0)
+        found = strategy.run(lambda: (between(inner, given), made.read_value()))
+        # It is of use as before.
+        made.assign_add(100.0)
+        return strategy.local_results(found)
+
+    def step():
+        return between(merged, made), made.read_value()
+
+    size = strategy.num_replicas_in_sync
+    for given, own in strategy.local_results(strategy.run(step)):
+        assert (list(given), own) == ([(11, 11)] * size, 111)
+    assert copies(strategy, made) == [111] * size
+
+
 @pytest.mark.cluster
 def test_between_replicas_of_a_cluster_nothing_is_assigned_by_what_raises(start_cluster):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=2) as strategy:

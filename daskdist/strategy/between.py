@@ -115,12 +115,15 @@ class StrategyThere(MirroredStrategy):
         return super()._on_replicas(operation, fn, leaves, treespec)
 
     def _along(self, given: Any) -> dict[int, Any]:
+        if self._is_between:
+            # Of replicas that it calls itself, all are here.
+            return {}
         variables = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
         return {each._ordered.number: read_there(each).leaves for each in variables if not each._is_mirrored}
 
     @contextlib.contextmanager
     def _merging(self, along: Sequence[Mapping[int, Any]]) -> Iterator[Callable[[], Sequence[Any]]]:
-        if self._own is None:
+        if self._own is None or self._is_between:
             yield lambda: [()] * len(along)
             return
         device = named(self.replicas[self._number].device)
