@@ -606,6 +606,22 @@ def test_between_replicas_that_are_called_between_replicas_there_is_what_they_ha
     assert copies(strategy, made) == [111] * size
 
 
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_between_replicas_each_may_give_another_one(strategy, synchronization):
+    size = strategy.num_replicas_in_sync
+    options = {"synchronization": synchronization, "aggregation": "MEAN"}
+    made = [variable(strategy, [1.0] * k if k else {"n": 2.0}, **options) for k in range(size)]
+
+    def merged(strategy, given):
+        return str(strategy.local_results(given))
+
+    given = PerReplica(made) if size > 1 else made[0]
+    # In the program it is the same.
+    expected = str(strategy.local_results(given))
+    assert expected.startswith("({'n': np.float64(2.0)}")
+    assert set(strategy.local_results(strategy.run(lambda own: between(merged, own), args=(given,)))) == {expected}
+
+
 @pytest.mark.cluster
 def test_between_replicas_of_a_cluster_nothing_is_assigned_by_what_raises(start_cluster):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 1), num_replicas_per_worker=2) as strategy:

@@ -360,9 +360,9 @@ def _for_program(copy: Copy) -> Returned:
     return _listed(leaves)
 
 
-def read_there(variable: Variable) -> Returned:
-    """The leaves of a replica's copy."""
-    return _for_program(_own(variable))
+def read_there(variable: Variable, is_asked: bool = True) -> Returned:
+    """The leaves of a replica's copy; None for each where it is not asked for."""
+    return _for_program(_own(variable)) if is_asked else _listed([None] * variable._layout.num_leaves)
 
 
 def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:

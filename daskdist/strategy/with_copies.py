@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 
+from daskdist.strategy.copies import read_there
 from daskdist.strategy.regroup import component
 from daskdist.strategy.values import PerReplica
 from daskdist.strategy.variables import Variable
@@ -42,9 +43,12 @@ def _of_copies(leaf: Any) -> Any:
         return leaf.values
     if not has_variables(leaf):
         return leaf
-    return PerReplica(
-        [
-            component(each.values, number) if isinstance(each, Variable) else each
-            for number, each in enumerate(leaf.values)
-        ]
-    )
+    found = list(leaf.values)
+    for variable in {each._ordered.number: each for each in found if isinstance(each, Variable)}.values():
+        # Of the other replicas there may be no copies where this is, between replicas.
+        is_asked = [isinstance(each, Variable) and each._ordered.number == variable._ordered.number for each in found]
+        layout = variable._layout
+        copies = variable._between()._each_of(layout.num_leaves, "variable", read_there, variable, PerReplica(is_asked))
+        own = layout.packed(copies)
+        found = [component(own, number) if is_asked[number] else each for number, each in enumerate(found)]
+    return PerReplica(found)
