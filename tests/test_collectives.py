@@ -350,6 +350,40 @@ def test_between_replicas_there_are_all_copies_of_a_variable(strategy):
         assert found["sum"][1] == sum(range(size))
 
 
+def test_between_replicas_there_is_a_variable_of_some_and_what_others_give(strategy):
+    made = own_variable(strategy)
+
+    def merged(strategy, x):
+        return strategy.reduce("SUM", x, axis=None)
+
+    def step(x):
+        return daskdist.get_replica_context().merge_call(merged, args=(made if not x.any() else x,))
+
+    size = strategy.num_replicas_in_sync
+    values = PerReplica([np.full(2, float(k)) for k in range(size)]) if size > 1 else np.zeros(2)
+    for found in strategy.local_results(strategy.run(step, args=(values,))):
+        assert found.tolist() == [sum(range(size))] * 2
+
+
+class LikeAVariable:
+    """What another framework has, say."""
+
+    def read_value(self):
+        return np.full(2, daskdist.get_replica_context().replica_id_in_sync_group)
+
+
+def test_between_replicas_what_else_is_like_a_variable_is_what_each_replica_reads(strategy):
+    def merged(strategy, x):
+        return strategy.reduce("SUM", x, axis=None)
+
+    def step():
+        return daskdist.get_replica_context().merge_call(merged, args=(LikeAVariable(),))
+
+    expected = [sum(range(strategy.num_replicas_in_sync))] * 2
+    for found in strategy.local_results(strategy.run(step)):
+        assert found.tolist() == expected
+
+
 def test_in_the_program_a_variable_for_each_replica_is_that_ones_copy(strategy):
     made = own_variable(strategy)
     size = strategy.num_replicas_in_sync

@@ -291,7 +291,8 @@ def _is_one(values: Sequence[Any]) -> bool:
     # What is text or None is no value of a replica, if it is the same on all; nor is a variable of them all.
     first, *rest = values
     if hasattr(type(first), "read_value"):
-        return all(each._ordered.number == first._ordered.number for each in rest)
+        # Others may give arrays.
+        return all(type(each) is type(first) and each._ordered.number == first._ordered.number for each in rest)
     return isinstance(first, (str, bytes, type(None))) and all(
         type(each) is type(first) and each == first for each in rest
     )

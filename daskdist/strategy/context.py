@@ -260,7 +260,7 @@ def _with_own_copies(nest: Any, but_of: Strategy | None = None) -> Any:
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
 
     def is_read(leaf: Any) -> bool:
-        return hasattr(type(leaf), "read_value") and (but_of is None or leaf._token != but_of._token)
+        return hasattr(type(leaf), "read_value") and (but_of is None or getattr(leaf, "_token", None) != but_of._token)
 
     if not any(map(is_read, leaves)):
         return nest
