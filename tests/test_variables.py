@@ -571,6 +571,36 @@ def test_between_replicas_objects_are_assigned_and_changed(strategy):
         assert found == ["new", f"of {number}", "after"]
 
 
+class Steps:
+    """An optimizer, say."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def take(self, what):
+        self.kept.seen.append(what)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_between_replicas_objects_keep_what_they_have_in_common(strategy, is_last):
+    made = variable(strategy, Kept)
+    steps = variable(strategy, lambda: Steps(made.read_value()))
+
+    def merged(strategy, given):
+        strategy.extended.update(steps, lambda own: own.read_value().take("between"))
+        return [each.seen for each in strategy.local_results(made)]
+
+    def step():
+        seen = between(merged, (steps, made) if is_last else (made, steps))
+        steps.read_value().take("after")
+        return seen, made.read_value().seen, steps.read_value().kept is made.read_value()
+
+    size = strategy.num_replicas_in_sync
+    for seen, found, is_same in strategy.local_results(strategy.run(step)):
+        assert list(seen) == [["between"]] * size
+        assert (found, is_same) == (["between", "after"], True)
+
+
 def test_what_is_only_looked_at_between_replicas_stays_the_object_that_it_is(strategy):
     made = variable(strategy, Kept)
 

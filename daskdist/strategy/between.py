@@ -12,7 +12,7 @@ import optree
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Now
-from daskdist.strategy.copies import Copy, frozen, read_there
+from daskdist.strategy.copies import Copy, frozen, read_together
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.on_replica import put_on
 from daskdist.strategy.shelf import Shelf
@@ -35,13 +35,22 @@ class _ShelfOfAll(Shelf):
         One of these.
     given
         By the number of a variable what each replica has.
+    objects
+        By replica, those of which it has an object.
     """
 
-    def __init__(self, own: Shelf, first: int, given: Mapping[int, Mapping[int, Any]]) -> None:
+    def __init__(
+        self,
+        own: Shelf,
+        first: int,
+        given: Mapping[int, Mapping[int, Any]],
+        objects: Mapping[int, Sequence[Variable]],
+    ) -> None:
         super().__init__(own.token)
         self._own = own
         self._first = first
         self._states.update({number: dict(states) for number, states in given.items()})
+        self._objects = objects
         self._changed: dict[int, dict[int, Variable]] = {}
 
     def get(self, variable: Variable, replica: int) -> Any:
@@ -56,9 +65,14 @@ class _ShelfOfAll(Shelf):
 
     def put(self, variable: Variable, replica: int, state: Any) -> None:
         super().put(variable, replica, state)
-        self.lend(variable, replica)
+        self._note(variable, replica)
 
     def lend(self, variable: Variable, replica: int) -> None:
+        # What another one has in common with it, as an optimizer has with a model, changes too.
+        for each in (variable, *self._objects.get(replica, ())):
+            self._note(each, replica)
+
+    def _note(self, variable: Variable, replica: int) -> None:
         self._changed.setdefault(replica, {})[variable._ordered.number] = variable
 
     def changes(self, replica: int) -> list[tuple[Variable, Any]]:
@@ -114,25 +128,29 @@ class StrategyThere(MirroredStrategy):
             raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
         return super()._on_replicas(operation, fn, leaves, treespec)
 
-    def _along(self, given: Any) -> dict[int, Any]:
+    def _along(self, given: Any) -> list[tuple[Variable, list[Any]]]:
         if self._is_between:
             # Of replicas that it calls itself, all are here.
-            return {}
-        variables = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
-        return {each._ordered.number: read_there(each).leaves for each in variables if not each._is_mirrored}
+            return []
+        leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
+        apart = list({each._ordered.number: each for each in leaves if not each._is_mirrored}.values())
+        return list(zip(apart, read_together(apart), strict=True))
 
     @contextlib.contextmanager
-    def _merging(self, along: Sequence[Mapping[int, Any]]) -> Iterator[Callable[[], Sequence[Any]]]:
+    def _merging(self, along: Sequence[Sequence[tuple[Variable, list[Any]]]]) -> Iterator[Callable[[], Sequence[Any]]]:
         if self._own is None or self._is_between:
             yield lambda: [()] * len(along)
             return
         device = named(self.replicas[self._number].device)
         given: dict[int, dict[int, Any]] = {}
+        objects: dict[int, list[Variable]] = {}
         for replica, states in enumerate(along):
-            for number, leaves in states.items():
+            for variable, leaves in states:
                 found = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
-                given.setdefault(number, {})[replica] = list(map(frozen, found))
-        shelf = self._shelf = _ShelfOfAll(self._own, self._number, given)
+                given.setdefault(variable._ordered.number, {})[replica] = list(map(frozen, found))
+                if variable._layout.treespec is None:
+                    objects.setdefault(replica, []).append(variable)
+        shelf = self._shelf = _ShelfOfAll(self._own, self._number, given, objects)
         self._is_between = True
         try:
             yield lambda: [shelf.changes(replica) for replica in range(len(along))]

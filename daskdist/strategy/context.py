@@ -179,8 +179,8 @@ class ReplicaContext:
         Notes
         -----
         On a cluster variables change on all replicas when the function is over, and not at all if it raises. One of
-        which each replica has its own, ``ON_READ`` or an object, goes to the function only from among its arguments;
-        an object that it changes is another one afterwards.
+        which each replica has its own, ``ON_READ`` or an object, goes to the function only from among its arguments.
+        If an object changes there, all that are among them are others afterwards, with what they have in common.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"merge_call: args is a {type(args).__name__}; give a tuple, such as args=(x,)")

@@ -365,6 +365,18 @@ def read_there(variable: Variable, is_asked: bool = True) -> Returned:
     return _for_program(_own(variable)) if is_asked else _listed([None] * variable._layout.num_leaves)
 
 
+def read_together(variables: Sequence[Variable]) -> list[list[Any]]:
+    """The leaves of a replica's copies; what objects have in common, such as a model and its optimizer, they keep."""
+    found = [_own(each).host_leaves for each in variables]
+    objects = [number for number, each in enumerate(variables) if each._layout.treespec is None]
+    # What cannot be copied does not leave the worker either.
+    with contextlib.suppress(ArgumentError):
+        others = copied([found[number] for number in objects], "merge_call")
+        for number, leaves in zip(objects, others, strict=True):
+            found[number] = leaves
+    return found
+
+
 def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
     """Change a replica's copy alone, and give its leaves."""
     copy = _own(variable)
