@@ -379,7 +379,7 @@ def test_a_worker_that_holds_the_lock_of_python_is_not_lost(start_cluster):
         with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
             assert strategy.local_results(strategy.run(step)) == (2, 2)
     finally:
-        client.run(set_there, LOST_AFTER_S=8.5)
+        client.run(set_there, LOST_AFTER_S=8.0)
 
 
 def test_a_question_that_nobody_waits_for_any_more_may_fail():
@@ -465,6 +465,40 @@ def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_ea
     assert 5 < float(seconds) < 10
     whose = {1: "replica 1", 2: "replicas 2, 3"}[num_each]
     assert f"lost {strategy.workers[1]}, and with it {whose} (no answer for" in words
+
+
+def test_a_worker_that_says_nothing_any_more_is_lost_as_soon_to_those_that_wait_for_others_first(unwatched, tmp_path):
+    client, processes = unwatched
+
+    def step(folder, is_last):
+        if not is_last:
+            return 0
+        number = context().replica_id_in_sync_group
+        if number == 0:
+            (folder / "told").write_text(told(lambda: context().all_reduce("SUM", 1)))
+            (folder / "over").touch()
+        elif number == 1:
+            # From then on it waits too, and for the worker alone.
+            time.sleep(7)
+            told(lambda: context().all_reduce("SUM", 1))
+        elif number == 2:
+            (folder / "part").write_text(str(os.getpid()))
+            (folder / "part").rename(folder / "begun")
+        until((folder / "over").exists)
+        return 0
+
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker=2) as strategy:
+        strategy.local_results(strategy.run(step, args=(tmp_path, False)))
+        values = strategy.run(step, args=(tmp_path, True))
+        until((tmp_path / "begun").exists)
+        (stopped,) = (each for each in processes if each.pid == int((tmp_path / "begun").read_text()))
+        stopped.send_signal(signal.SIGSTOP)
+        until((tmp_path / "over").exists)
+        stopped.send_signal(signal.SIGCONT)
+        strategy.local_results(values)
+    seconds, words = (tmp_path / "told").read_text().split(" ", 1)
+    assert 7 < float(seconds) < 10
+    assert f"lost {strategy.workers[1]}, and with it replicas 2, 3 (no answer for" in words
 
 
 # --- kills ---

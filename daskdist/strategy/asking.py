@@ -21,6 +21,7 @@ _NANNY_WITHIN_S: Final = 1.0
 # Who says nothing for so long, and has no nanny that answers, is lost, its machine say: those that wait for it are told
 # within 10 s.
 _LOST_AFTER_S: Final = 8.0
+_FORGOTTEN_AFTER_S: Final = 1.0
 
 
 class Lost(NamedTuple):
@@ -41,8 +42,14 @@ async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
     return False, None
 
 
+class _Silence(NamedTuple):
+    # Since when, and until when the last question has its time.
+    since: float
+    until: float
+
+
 class Asking:
-    """Questions to other workers, again and again.
+    """Questions to other workers, again and again; whoever asks, they are silent since the first that got no answer.
 
     Parameters
     ----------
@@ -51,45 +58,61 @@ class Asking:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._silent_since: dict[str, float] = {}
+        self.worker = worker
+        self._silent: dict[str, _Silence] = {}
 
     async def __call__(self, addresses: Sequence[str], operation: str, **message: Any) -> dict[str, Any]:
         """What each worker answers; None of one that is busy, `Lost` of one that is lost."""
         answers = await asyncio.gather(*[self._answer(address, operation, message) for address in addresses])
         return dict(zip(addresses, answers, strict=True))
 
-    async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
-        since = self._silent_since.setdefault(address, time.monotonic())
-        rest = since + _LOST_AFTER_S - time.monotonic()
-        try:
-            asked = getattr(self._worker.rpc(address), operation)(**message)
-            # The last time as long as it takes: what is asked later is known later.
-            most = _SOON_S if rest > 2 * _SOON_S else max(rest, 0.1)
-            is_there, answer = await _within(most, asked)
-        except Exception as error:
-            return Lost(f"{type(error).__name__}: {error}")
-        if not is_there:
-            # One that holds Python's lock for long says nothing either.
-            return await self._of_silent(address, is_last=most >= rest)
-        del self._silent_since[address]
-        return answer
+    def hear_of(self, address: str) -> None:
+        """Be told that a worker says something."""
+        self._silent.pop(address, None)
 
-    async def _of_silent(self, address: str, *, is_last: bool) -> Lost | None:
+    async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
+        now = time.monotonic()
+        before = self._silent.get(address)
+        # Of a silence after which nobody has asked for a while it is not known whether it has gone on.
+        since = now if before is None or now > before.until + _FORGOTTEN_AFTER_S else before.since
+        rest = since + _LOST_AFTER_S - now
+        # The last time as long as it takes: what is asked later is known later.
+        is_last = rest <= 2 * _SOON_S
+        most = max(rest, 0.1) if is_last else _SOON_S
+        own = self._silent[address] = _Silence(since, now + most + _NANNY_WITHIN_S)
+        # Asked afterwards, it would take its time after the last.
+        nanny = asyncio.ensure_future(self._told_by_nanny(address, max(most, _NANNY_WITHIN_S))) if is_last else None
+        try:
+            asked = getattr(self.worker.rpc(address), operation)(**message)
+            is_there, answer = await _within(most, asked)
+            if not is_there:
+                # One that holds Python's lock for long says nothing either.
+                is_there, answer = await (nanny or self._told_by_nanny(address, _NANNY_WITHIN_S))
+        except asyncio.CancelledError:
+            # It tells nothing.
+            if self._silent.get(address) is own:
+                self._silent.pop(address) if before is None else self._silent.update({address: before})
+            raise
+        except Exception as error:
+            is_there, answer = True, Lost(f"{type(error).__name__}: {error}")
+        finally:
+            if nanny is not None:
+                nanny.cancel()
+        if is_there or is_last:
+            self.hear_of(address)
+        return answer if is_there or not is_last else Lost(f"no answer for {_LOST_AFTER_S:g} s")
+
+    async def _told_by_nanny(self, address: str, most_s: float) -> tuple[bool, Lost | None]:
         # What ends, the scheduler hears of. Where a nanny watches a process, it tells that the machine is there.
         watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
         try:
-            _, answers = await _within(_NANNY_WITHIN_S, self._worker.scheduler.broadcast(**watched))
+            _, answers = await _within(most_s, self.worker.scheduler.broadcast(**watched))
         except KeyError:
-            return Lost("it has left the cluster")
+            return True, Lost("it has left the cluster")
         except Exception:
             # The scheduler may be busy as well.
             answers = None
-        if answers:
-            self._silent_since.pop(address, None)
-        elif is_last:
-            return Lost(f"no answer for {_LOST_AFTER_S:g} s")
-        return None
+        return bool(answers), None
 
 
 class Whereabouts(NamedTuple):
@@ -115,8 +138,8 @@ class Inquiry:
 
     Parameters
     ----------
-    worker
-        Who asks.
+    asking
+        What asks them.
     key, turn
         The call, and which of the collective ones in it.
     name
@@ -131,7 +154,7 @@ class Inquiry:
 
     def __init__(
         self,
-        worker: Worker,
+        asking: Asking,
         key: Step,
         turn: int,
         name: str,
@@ -139,13 +162,13 @@ class Inquiry:
         every_s: float = LOOK_EVERY_S,
         told: Callable[[], None] | None = None,
     ) -> None:
-        self._worker = worker
-        self._message = {"token": key[0], "step": key[1], "turn": turn, "asking": worker.address}
+        self._asking = asking
+        self._worker = asking.worker
+        self._message = {"token": key[0], "step": key[1], "turn": turn, "asking": asking.worker.address}
         self._name = name
         self._team = team
         self._every_s = every_s
         self._told = told
-        self._asking = Asking(worker)
         self._asked: ThreadFuture[dict[str, Any]] | None = None
         self._begun = 0.0
         self.next_at = time.monotonic()

@@ -70,6 +70,7 @@ class Desk:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self.asking = Asking(worker)
         self.teams: dict[str, Team] = {}
         self.shelves: dict[str, Shelf] = {}
         self._gangs: dict[Step, Gang] = {}
@@ -94,6 +95,7 @@ class Desk:
 
     async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
         """Keep what another worker sends."""
+        self.asking.hear_of(sender)
         key = (token, step)
         with self.changed:
             if key not in self._gangs and self._are_over(key):
@@ -289,7 +291,7 @@ class Desk:
                         refuse(other, data)
                 if missing and (inquiry is not None or time.monotonic() >= look):
                     if inquiry is None:
-                        inquiry = Inquiry(self.worker, key, turn, name, team, told=self._wake)
+                        inquiry = Inquiry(self.asking, key, turn, name, team, told=self._wake)
                     if absent := inquiry.absent(missing, end):
                         raise late(name, absent, most)
                     # That may lie behind, where an answer is long in coming.
@@ -328,9 +330,8 @@ class Desk:
         end = time.monotonic() + most
         step_aside()
         message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
-        asking = Asking(self.worker)
         while True:
-            asked = asking([unseen.worker], "daskdist_progress", replicas=unseen.replicas, **message)
+            asked = self.asking([unseen.worker], "daskdist_progress", replicas=unseen.replicas, **message)
             (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
             team = self.teams.get(token)
             if team is None:

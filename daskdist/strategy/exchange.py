@@ -69,7 +69,7 @@ class Exchange:
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
         """What gives the replicas elsewhere that are still to come, asked after a time; see `Inquiry.absent`."""
         own = self._desk.worker
-        inquiry = Inquiry(own, self._key, turn, name, self._team, _LOOK_EVERY_S)
+        inquiry = Inquiry(self._desk.asking, self._key, turn, name, self._team, _LOOK_EVERY_S)
         others = [each for each in self._team.workers if each != own.address]
         return lambda end: inquiry.absent(others, end)
 
