@@ -179,7 +179,8 @@ class ReplicaContext:
         Notes
         -----
         On a cluster variables change on all replicas when the function is over, and not at all if it raises. One of
-        which each replica has its own, ``ON_READ`` or an object, goes to the function only from among its arguments.
+        which each replica has its own, ``ON_READ`` or an object, goes to the function only from among its arguments;
+        one that is to be the same on all is there what the first replica has, whatever `extended.update` made of it.
         If an object changes there, all that are among them are others afterwards, with what they have in common.
         """
         if not isinstance(args, (list, tuple)):
