@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import daskdist
 from daskdist import ClusterResolver, Dataset, DeviceAssignment, MultiWorkerMirroredStrategy, errors
+from daskdist.strategy.desk import desk_of
 
 pytestmark = pytest.mark.cluster
 
@@ -512,6 +514,79 @@ def test_assignments_that_do_not_fit_the_cluster(start_cluster):
     # One worker named in two ways is one worker.
     with MultiWorkerMirroredStrategy(client, DeviceAssignment([("0", "CPU:0"), (addresses["0"], "CPU:1")])) as strategy:
         assert strategy.workers == (addresses["0"],)
+
+
+# --- what is left behind ---
+
+
+def known_to(dask_worker):
+    return list(desk_of(dask_worker).shelves)
+
+
+def until_known(client, token, *, is_known):
+    deadline = time.monotonic() + 20
+    while any((token in known) != is_known for known in client.run(known_to).values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_workers_forget_a_strategy_that_nobody_has(start_cluster, tmp_path):
+    client = start_cluster(2, 1)
+
+    def begun():
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+        with strategy.scope():
+            total = daskdist.Variable(np.zeros(2), aggregation="SUM")
+
+        def step(waits):
+            while waits and not (tmp_path / "go").exists():
+                time.sleep(0.02)
+            return total.assign_add(np.ones(2))
+
+        # The first call is waited for.
+        strategy.run(step, args=(False,))
+        return strategy._token, strategy.run(step, args=(True,))
+
+    token, values = begun()
+    gc.collect()
+    # For as long as somebody has what comes of it, it is there.
+    until_known(client, token, is_known=True)
+    (tmp_path / "go").touch()
+    assert [value.result().tolist() for value in values.values] == [[4, 4]] * 2
+    until_known(client, token, is_known=True)
+    del values
+    gc.collect()
+    until_known(client, token, is_known=False)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_workers_forget_the_strategies_of_programs_that_are_gone(start_cluster, is_killed):
+    client = start_cluster(2, 1)
+    num_clients = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.clients))
+    program = f"""
+import os, daskdist
+strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
+with strategy.scope():
+    kept = daskdist.Variable(0.0)
+kept.numpy()
+print(strategy._token, flush=True)
+os._exit(0) if {is_killed} else None
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    token = done.stdout.strip()
+    assert done.stderr == ""
+    if is_killed:
+        # It could not say so: those that come next have it forgotten.
+        until_known(client, token, is_known=True)
+        deadline = time.monotonic() + 20
+        while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.clients)) > num_clients:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            until_known(client, strategy._token, is_known=True)
+            until_known(client, token, is_known=False)
+    else:
+        until_known(client, token, is_known=False)
 
 
 def test_names_of_tensorflow():

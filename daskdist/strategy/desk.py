@@ -365,13 +365,16 @@ def desk_of(worker: Worker) -> Desk:
         return found
 
 
-def enrol(team: Team, dask_worker: Worker) -> None:
-    """Make the replicas of a strategy known to a worker."""
+def enrol(team: Team, dask_worker: Worker) -> dict[str, str]:
+    """Make the replicas of a strategy known to a worker; which others it knows, and whose they are."""
     desk = desk_of(dask_worker)
+    others = {token: other.client for token, other in desk.teams.items()}
     desk.teams[team.token], desk.shelves[team.token] = team, Shelf(team.token)
+    return others
 
 
-def dismiss(token: str, dask_worker: Worker) -> None:
-    """Have a worker forget the replicas of a strategy."""
+def dismiss(*tokens: str, dask_worker: Worker) -> None:
+    """Have a worker forget the replicas of strategies."""
     desk = desk_of(dask_worker)
-    desk.forget(token)
+    for token in tokens:
+        desk.forget(token)

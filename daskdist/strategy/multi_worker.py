@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
 from daskdist.strategy.layouts import LONE, Layout, layout_of, made_of, reference, see_none
+from daskdist.strategy.left_behind import sweep, watch
 from daskdist.strategy.membership import Membership, call_there, go_on_as, part_from, tell_not_made
 from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Spread
 from daskdist.strategy.regroup import regroup
@@ -114,6 +116,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     in their order: they are fewer, which a warning says. Variables have the copies that are left, and those that are
     the same on all have the first one's value. A distributed dataset that is iterated over again is shared out anew; a
     `PerReplica` of as many values as there were replicas is refused, but for `local_results`.
+
+    What replicas keep, their copies of variables, is there until `close`, or until nobody has the strategy any more or
+    anything that came of it, or the program ends; of one that was killed until another strategy is made there.
     """
 
     def __init__(
@@ -150,8 +155,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._parcels = Parcels(self._steps, self._apart)
         super().__init__([Replica(address, device) for address, device in slots], self._steps)
         self._step_numbers = itertools.count()
+        self._team = replace(self._team, client=self.client.id)
         self._lanes = lanes_of(self._team)
-        self.client.run(enrol, self._team, workers=list(self._team.workers))
+        watch(self.client, self._roster, self._token, self._steps)
+        sweep(self.client, self.client.run(enrol, self._team, workers=list(self._team.workers)))
         # Held by who sees which workers are lost; and whether that goes on, which calls some replicas too.
         self._mustering = threading.RLock()
         self._is_mustering = False
@@ -192,7 +199,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         # Nobody is left, and calls say so.
 
     def _become(self, replicas: tuple[Replica, ...]) -> None:
-        before, team = self._team, Team(self._token, replicas)
+        before, team = self._team, replace(self._team, replicas=replicas)
         workers = list(team.workers)
         self.client.run(part_from, self._token, self._roster.lost, workers=workers)
         # What is under way changes variables.

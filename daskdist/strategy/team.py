@@ -25,10 +25,13 @@ class Team:
         The strategy's own.
     replicas
         In order.
+    client
+        On a cluster the id of its program's client.
     """
 
     token: str
     replicas: tuple[Replica, ...]
+    client: str = ""
 
     @cached_property
     def worker_of(self) -> tuple[str | None, ...]:
