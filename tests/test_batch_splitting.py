@@ -559,6 +559,26 @@ def test_in_a_loop_they_do_too():
     assert ends[-1][1] - ends[0][0] == rows.nbytes
 
 
+@pytest.mark.parametrize("num_shards", [6, 8])
+def test_pieces_of_a_shard_do_not_keep_the_others(num_shards):
+    rows = np.arange(40000, dtype=np.float32).reshape(10000, 4)
+    strategy = mirrored(2)
+    ds = Dataset.from_tensor_slices(rows).batch(64).shard(num_shards, 0)
+    found = [strategy.local_results(step) for step in strategy.distribute_dataset(ds)]
+    starts = range(0, len(rows), 64 * num_shards)
+    assert [np.concatenate(step).tolist() for step in found] == [rows[k : k + 64].tolist() for k in starts]
+    # Of the first alone no copy is made.
+    assert not any(np.shares_memory(piece, rows) for step in found[1:] for piece in step)
+
+
+def test_in_a_loop_they_do_not_either():
+    rows = np.arange(40000, dtype=np.float32).reshape(10000, 4)
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64).shard(8, 0))
+    found = strategy.run(lambda pieces: sum(np.shares_memory(each, rows) for each in pieces), args=(distributed,))
+    assert max(strategy.local_results(found)) <= 1
+
+
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 100])
 @pytest.mark.parametrize("size", [4, 6, 50, 128])
 def test_what_lies_in_several_blocks_is_put_together(size, block_rows):

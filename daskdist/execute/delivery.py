@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
-from daskdist.core.selection import BlockRef, Groups, Run, RunQueue
+from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
 from daskdist.execute.callers import Handle, lengths_of
 from daskdist.execute.gather import LIGHT_BYTES, Empty, bundle_size, gather, is_view, run_bytes
 from daskdist.execute.gather_on_device import CompactedOnDevices, OnDevice
@@ -56,6 +58,13 @@ class Stretch:
         return len(self.lanes[0].places)
 
 
+class _Reached(NamedTuple):
+    # How far a block was handed out, and how long it is; where it is gone, so much stays true.
+    block: Callable[[], BlockRef | None]
+    row: int
+    num_rows: int
+
+
 class Delivery:
     """The elements of a stream, dealt to consumers in turn and built ahead of use.
 
@@ -84,7 +93,7 @@ class Delivery:
         For each consumer what puts its elements together on its device instead; None for those where it is done here.
     as_views
         Whether consumers, all in this process, may be given batches as they lie in their blocks, which stay for as long
-        as one of them is in use.
+        as one of them is in use: where at least half of the rows that lie there are theirs.
     """
 
     def __init__(
@@ -120,6 +129,7 @@ class Delivery:
         if self._on_devices:
             interpreter.compact_by = CompactedOnDevices(self._on_devices)
         self._as_views = partial(here, as_views=True) if as_views and not self._on_devices else None
+        self._reached = _Reached(lambda: None, 0, 0)
         self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Stretch]:
@@ -226,15 +236,33 @@ class Delivery:
         parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
         wanted = range(num_lanes) if self.wanted is None or self.asks_lengths else tuple(self.wanted)
         all_by = self._by
-        if self._as_views is not None and num_lanes > 1 and 2 * len(wanted) >= num_lanes:
-            # At least half of each block that stays is what somebody here has.
-            all_by = [self._as_views] * num_lanes
+        if self._as_views is not None and num_lanes > 1 and isinstance(run, Groups):
+            num_rows, num_passed_over = len(run.flat), self._num_passed_over(run.flat)
+            # At least half of each block that stays is to be what somebody here has.
+            if 2 * num_rows * len(wanted) >= num_lanes * (num_rows + num_passed_over):
+                all_by = [self._as_views] * num_lanes
         return Stretch(
             [
                 self._lane(part, worker, num_steps, by, is_wanted=number in wanted)
                 for number, (part, worker, by) in enumerate(zip(parts, self.workers, all_by, strict=True))
             ]
         )
+
+    def _num_passed_over(self, selection: Selection) -> int:
+        # Of a shard of the batches, say, those that are others': what lies between stretches, and before the first of
+        # them since the last time.
+        stretches = selection.stretches
+        if stretches is None or not len(selection):
+            return 0
+        sizes = np.array([ref.num_rows for ref in selection.blocks]).take(stretches.which)
+        starts, stops = stretches.starts, stretches.starts + np.diff(stretches.bounds)
+        goes_on = stretches.which[1:] == stretches.which[:-1]
+        between = starts[1:] - stops[:-1] + np.where(goes_on, 0, sizes[:-1])
+        first, last = (selection.blocks[stretches.which[place]] for place in (0, -1))
+        before = starts[0] - self._reached.row + (0 if self._reached.block() is first else self._reached.num_rows)
+        self._reached = _Reached(weakref.ref(last), int(stops[-1]), last.num_rows)
+        # Rows that come again lie there already.
+        return int(max(before, 0) + np.maximum(between, 0).sum())
 
     def _lane(self, run: Run, worker: str | None, num_steps: int, by: Gather, *, is_wanted: bool) -> Lane:
         has_rows = run.lengths > 0 if isinstance(run, Groups) else np.ones(len(run), bool)
