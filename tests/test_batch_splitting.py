@@ -559,6 +559,19 @@ def test_in_a_loop_they_do_too():
     assert ends[-1][1] - ends[0][0] == rows.nbytes
 
 
+def test_large_pieces_put_together_take_recycled_memory():
+    def blocks():
+        for start in range(0, 480, 48):
+            yield np.repeat(np.arange(start, start + 48, dtype=np.float32)[:, None], 2**15, axis=1)
+
+    ds = Dataset.from_generator(blocks, output_signature=TensorSpec((None, 2**15), np.float32)).unbatch().batch(160)
+    strategy = mirrored(2)
+    pieces = [piece for step in strategy.distribute_dataset(ds) for piece in strategy.local_results(step)]
+    assert [piece[:, -1].tolist() for piece in pieces] == [list(range(k, k + 80)) for k in range(0, 480, 80)]
+    # Others of NumPy's of this size begin 16 bytes after such a place.
+    assert not any(begin_and_end(piece)[0] % 64 for piece in pieces)
+
+
 @pytest.mark.parametrize("num_shards", [6, 8])
 def test_pieces_of_a_shard_do_not_keep_the_others(num_shards):
     rows = np.arange(40000, dtype=np.float32).reshape(10000, 4)

@@ -134,7 +134,7 @@ def gather(
     if isinstance(picks, Joins):
         rows = _joined(blocks, picks)
     else:
-        views = _views(blocks, picks) if as_views else None
+        views = _views(blocks, picks, empty) if as_views else None
         rows = _gathered(blocks, picks, function, apart, empty) if views is None else views
     return rows if function is None else function(rows)
 
@@ -273,7 +273,7 @@ def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str
     return Block(blocks[0].structure, [_strung(column, series, empty) for column in columns], label)
 
 
-def _views(blocks: Sequence[Rows], picks: Picks) -> Bundle | None:
+def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle | None:
     # Batches as they lie in their blocks; None where few do, or not all is numbers.
     if picks.bounds is None or not isinstance(picks.rows, Stretched):
         return None
@@ -294,7 +294,9 @@ def _views(blocks: Sequence[Rows], picks: Picks) -> Bundle | None:
     items = []
     for number, (first, stop) in enumerate(pairwise(firsts.tolist())):
         found = tuple(
-            parts[first] if stop - first == 1 else map(_end_to_end_here, zip(*parts[first:stop], strict=True))
+            parts[first]
+            if stop - first == 1
+            else [read_only(_end_to_end(column, empty)) for column in zip(*parts[first:stop], strict=True)]
         )
         items.append(found if picks.inners is None else nested(found, picks.inners[number]))
     return Bundle(blocks[0].structure, items, _joined_label(blocks))
@@ -302,10 +304,6 @@ def _views(blocks: Sequence[Rows], picks: Picks) -> Bundle | None:
 
 def _is_of_numbers(leaf: Any) -> bool:
     return type(leaf) is np.ndarray and leaf.dtype.kind in NUMBERS
-
-
-def _end_to_end_here(parts: Sequence[Any]) -> Any:
-    return read_only(_end_to_end(parts, None))
 
 
 def _end_to_end(parts: Sequence[Any], empty: Empty | None) -> Any:
