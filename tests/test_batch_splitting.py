@@ -572,6 +572,21 @@ def test_large_pieces_put_together_take_recycled_memory():
     assert not any(begin_and_end(piece)[0] % 64 for piece in pieces)
 
 
+WIDE = np.arange(80000, dtype=np.float32).reshape(10000, 8)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.asfortranarray(WIDE), WIDE[:, 1], WIDE[::-1], np.broadcast_to(WIDE[:, :1], WIDE.shape)]
+)
+def test_what_lies_apart_is_put_together(rows):
+    strategy = mirrored(2)
+    distributed = strategy.distribute_dataset(Dataset.from_tensor_slices(rows).batch(64, drop_remainder=True))
+    found = [strategy.local_results(step) for step in distributed]
+    assert np.concatenate([piece for step in found for piece in step]).tolist() == rows[: len(found) * 64].tolist()
+    # Of the first alone no copy is made.
+    assert all(piece.flags.c_contiguous for step in found[1:] for piece in step)
+
+
 @pytest.mark.parametrize("num_shards", [6, 8])
 def test_pieces_of_a_shard_do_not_keep_the_others(num_shards):
     rows = np.arange(40000, dtype=np.float32).reshape(10000, 4)

@@ -274,14 +274,15 @@ def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str
 
 
 def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle | None:
-    # Batches as they lie in their blocks; None where few do, or not all is numbers.
+    # Batches as they lie in their blocks; None where few do, or not all is numbers that lie next to each other: what
+    # lies between them would stay, too, and they would be slow to read.
     if picks.bounds is None or not isinstance(picks.rows, Stretched):
         return None
     columnar = [block for block in blocks if isinstance(block, Block)]
     if len(columnar) < len(blocks) or not all(map(columnar[0].is_like, columnar)):
         return None
     leaves = [block.leaves for block in columnar]
-    if not all(map(_is_of_numbers, chain.from_iterable(leaves))):
+    if not all(map(_is_compact, chain.from_iterable(leaves))):
         return None
     spans = picks.rows.spans(picks.bounds[:-1], picks.bounds[1:])
     firsts = np.searchsorted(spans.bounds, picks.bounds)
@@ -302,8 +303,8 @@ def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle 
     return Bundle(blocks[0].structure, items, _joined_label(blocks))
 
 
-def _is_of_numbers(leaf: Any) -> bool:
-    return type(leaf) is np.ndarray and leaf.dtype.kind in NUMBERS
+def _is_compact(leaf: Any) -> bool:
+    return type(leaf) is np.ndarray and leaf.dtype.kind in NUMBERS and leaf.flags.c_contiguous
 
 
 def _end_to_end(parts: Sequence[Any], empty: Empty | None) -> Any:
