@@ -87,6 +87,7 @@ HOMES = {
         "strategy/asking.py",
         "strategy/desk.py",
         "strategy/exchange.py",
+        "strategy/left_behind.py",
         "strategy/membership.py",
         "service/",
         "display/dashboard",
