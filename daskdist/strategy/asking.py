@@ -91,7 +91,10 @@ class Asking:
         except asyncio.CancelledError:
             # It tells nothing.
             if self._silent.get(address) is own:
-                self._silent.pop(address) if before is None else self._silent.update({address: before})
+                if before is None:
+                    del self._silent[address]
+                else:
+                    self._silent[address] = before
             raise
         except Exception as error:
             is_there, answer = True, Lost(f"{type(error).__name__}: {error}")

@@ -108,7 +108,8 @@ class StrategyThere(MirroredStrategy):
         Which of them has this.
     """
 
-    can_make_variables = False
+    # The program would not know of them.
+    _can_make_variables = False
 
     def __init__(self, team: Team, own: Shelf | None, number: int) -> None:
         Strategy.__init__(self, team.replicas, Now())

@@ -65,7 +65,7 @@ class Strategy:
     Not made directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.
     """
 
-    can_make_variables: ClassVar[bool] = True
+    _can_make_variables: ClassVar[bool] = True
 
     def __init__(self, replicas: Sequence[Replica], caller: Caller) -> None:
         # What variables know it by.

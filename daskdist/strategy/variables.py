@@ -144,7 +144,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         strategy = scope_there_is()
         if strategy is None:
             raise ArgumentError(f"{self.name}: no strategy is current; make it in a `with strategy.scope():` block")
-        if not strategy.can_make_variables:
+        if not strategy._can_make_variables:
             raise RuntimeError(
                 f"{self.name}: made on a worker, in a function that merge_call calls; make it before, in the program"
             )
