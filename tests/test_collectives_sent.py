@@ -163,8 +163,8 @@ def test_one_that_waits_is_told_that_the_strategy_is_closed(start_cluster, tmp_p
         try:
             return daskdist.get_replica_context().all_reduce("SUM", 1)
         except errors.CollectiveError as error:
-            (folder / "part").write_text(str(error))
-            (folder / "part").rename(folder / f"told {number}")
+            (folder / f"part {number}").write_text(str(error))
+            (folder / f"part {number}").rename(folder / f"told {number}")
             raise
 
     def until_there(*paths):
