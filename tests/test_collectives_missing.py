@@ -188,7 +188,11 @@ def test_how_long_is_waited_the_program_says_of_workers_that_run_already(start_c
             folder.mkdir()
             with dask.config.set({"daskdist.timeouts.collective": within}):
                 values = strategy.run(with_some_missing, args=(str(folder), missing, None, kind))
-            assert_told(strategy.local_results(values), [3], within)
+            *told, last = strategy.local_results(values)
+            assert last == "missing"
+            for words in told:
+                # Others may come later than that, too, on a machine that stands still for a while.
+                assert f"3 did not call it within {within:g} s" in words
 
 
 def test_what_a_function_sets_itself_comes_first(on_cluster, tmp_path):
