@@ -117,9 +117,11 @@ class Desk:
             over = self._how_over(key)
             members = () if team is None else team.members(self.worker.address)
             absent, failed = (members, None) if gang is None else gang.state(turn)
+            # Who is over will not come, whether that is told yet or not.
+            absent = [each for each in absent if each not in over]
             if (key, asking) in self._on_its_way:
                 over, failed = {}, None
-            return Whereabouts(list(over.items()), [each for each in absent if each not in over], failed)
+            return Whereabouts(list(over.items()), absent, failed)
 
     def _how_over(self, key: Step) -> dict[int, str]:
         # Which replicas have left a call, and how.
