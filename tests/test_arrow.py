@@ -16,6 +16,7 @@ import pyarrow.feather
 import pytest
 
 from daskdist import TensorSpec, errors, read_arrow, read_files
+from daskdist.files.arrow_messages import index_of
 from daskdist.files.first import First
 from daskdist.formats.arrow import Arrow
 from daskdist.testing import FormatLaws
@@ -314,6 +315,94 @@ def test_a_batch_that_is_broken_is_left_out_by_itself(tmp_path):
         given = list(iterator := iter(ds[1].ignore_errors()))
         assert [int(n) for n, _ in given] == [*range(10), *range(20, 30)]
         assert iterator.stats()["skipped_by_file"] == {path: 1}
+
+
+def stream_of_batches(tmp_path, **columns):
+    """Write a stream of three batches; return its path, its bytes, where batches begin and where the last ends."""
+    path = write(tmp_path / "a.arrows", pa.table({"n": np.arange(30), **columns}), 10)
+    storage = Arrow().storage
+    index = index_of(storage, storage.version(path))
+    return path, Path(path).read_bytes(), [each.start for each in index.batches], index.batches[-1].stop
+
+
+def test_a_stream_that_stops_or_is_garbage_is_an_error(tmp_path):
+    path, content, starts, stop = stream_of_batches(tmp_path)
+    bad_kind = bytearray(content)
+    # Byte for byte, the header type of a message of pyarrow's: that of a batch made that of a dictionary or a tensor.
+    place = content.index(b"\x03", starts[1] + 8)
+    bad_kinds = []
+    for kind in (2, 4):
+        bad_kind[place] = kind
+        bad_kinds.append(bytes(bad_kind))
+    for damaged, message in (
+        (content[: starts[1] + 4], "cut short at byte"),
+        (content[: starts[1] + 100], r"is said to end at byte \d+ of \d+|a message is expected"),
+        (content[: stop - 1], "is said to end at byte"),
+        # A page of zeros, as a disk that was full or a crash leaves it.
+        (content[: starts[1]] + bytes(len(content) - starts[1]), "bytes behind the end-of-stream marker"),
+        (content + content, "several streams one after the other"),
+        (bad_kinds[0], "dictionaries of 1 numbers, and 0 columns of such"),
+        (bad_kinds[1], "of kind 4, and a record batch or a dictionary is expected"),
+    ):
+        Path(path).write_bytes(damaged)
+        with pytest.raises(errors.FileError, match=message) as caught:
+            list(read_arrow(path))
+        assert path in str(caught.value)
+
+
+def test_a_damaged_stream_is_left_out_where_errors_are(tmp_path, caplog):
+    path, content, starts, _ = stream_of_batches(tmp_path)
+    write(tmp_path / "0.arrows", pa.table({"n": np.arange(5)}))
+    Path(path).write_bytes(content[: starts[2] + 50])
+    rows = list(iterator := iter(read_arrow(tmp_path, "n").ignore_errors()))
+    assert [int(n) for n in rows] == list(range(5))
+    assert iterator.stats()["skipped_by_file"] == {path: 1}
+
+
+def test_a_stream_without_an_end_is_read_with_a_warning(tmp_path, caplog):
+    path, content, starts, stop = stream_of_batches(tmp_path)
+    assert [int(n) for n in read_arrow(path, "n")] == list(range(30))
+    assert not caplog.records
+    for end, num_rows in ((stop, 30), (starts[2], 20)):
+        caplog.clear()
+        Path(path).write_bytes(content[:end])
+        assert [int(n) for n in read_arrow(path, "n")] == list(range(num_rows))
+        (record,) = caplog.records
+        assert f"{path} has no end-of-stream marker: all {num_rows // 10} record batches" in record.message
+
+
+def test_a_batch_that_the_footer_lacks_is_an_error(tmp_path):
+    path = write(tmp_path / "a.arrow", pa.table({"n": np.arange(30)}), 10)
+    content = bytearray(Path(path).read_bytes())
+    footer = int.from_bytes(content[-10:-6], "little")
+    place = bytes(content).index((3).to_bytes(4, "little"), len(content) - 10 - footer)
+    while True:
+        shorter = bytearray(content)
+        shorter[place] = 2
+        Path(path).write_bytes(shorter)
+        try:
+            num_batches = pa.ipc.open_file(path).num_record_batches
+        except pa.ArrowInvalid:
+            num_batches = 3
+        if num_batches == 2:
+            break
+        place = bytes(content).index((3).to_bytes(4, "little"), place + 1)
+    with pytest.raises(errors.FileError, match="that its footer does not list"):
+        list(read_arrow(path))
+
+
+@pytest.mark.parametrize("end", WRITERS)
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint32(), pa.uint64()])
+def test_dictionaries_of_views_as_polars_writes_them(tmp_path, end, kind):
+    values, runs = pa.array(["a", "b"], pa.string_view()), pa.array([b"x", None, b"y"], pa.binary_view())
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0], kind), values)
+    lists = pa.LargeListArray.from_arrays([0, 1, 1, 3, 4], words.take(pa.array([0, 1, 1, 0])))
+    table = pa.table({"word": words, "words": lists, "run": pa.RunEndEncodedArray.from_arrays([1, 3, 4], runs)})
+    path = write(tmp_path / f"a{end}", table, 3)
+    found = list(read_arrow(path, missing={"word": "-", "run": b"?"}))
+    assert [x["word"] for x in found] == ["a", "b", "-", "a"]
+    assert [x["run"] for x in found] == [b"x", b"?", b"?", b"y"]
+    assert [x["words"].tolist() for x in found] == [["a"], [], ["b", "b"], ["a"]]
 
 
 def test_offsets_and_numbers_of_dictionaries_are_looked_at(tmp_path):

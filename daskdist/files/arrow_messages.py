@@ -6,8 +6,10 @@ they are found by going from message to message. See https://arrow.apache.org/do
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +17,8 @@ from typing import IO, Any, Final
 
 from daskdist.errors import FileError
 from daskdist.files.storage import DAMAGE, Storage, Version, failures, is_remote
+
+logger: Final = logging.getLogger("daskdist")
 
 MAGIC: Final = b"ARROW1"
 FEATHER_1: Final = b"FEA1"
@@ -82,7 +86,7 @@ class Index:
     others: tuple[Message, ...] = ()
 
     def needed_by(self, batch: Message) -> list[Message]:
-        """What of the others a batch of a stream cannot be read without, in order."""
+        """Return the schema and the dictionaries that a batch of a stream cannot be read without, in order."""
         found: dict[int | None, list[Message]] = {}
         for each in self.others:
             if each.start < batch.start:
@@ -92,12 +96,18 @@ class Index:
 
 @lru_cache(maxsize=64)
 def index_of(storage: Storage, version: Version) -> Index:
-    """What is in a file.
+    """Return the schema of a file and the places of its messages.
 
     Raises
     ------
     FileError
-        It is no Arrow file, or is damaged.
+        It is no Arrow file, or is damaged: it stops within a message, a message is of an unknown kind, or there are
+        bytes behind its end-of-stream marker.
+
+    Notes
+    -----
+    A stream may end without a marker, where its writer closed the connection. A file that was cut off between two
+    messages looks the same, so a warning is logged.
     """
     import pyarrow as pa
 
@@ -120,13 +130,21 @@ def index_of(storage: Storage, version: Version) -> Index:
                 if len(batches) != num_batches:
                     raise ValueError(f"there are {num_batches} record batches, and {len(batches)} in the footer")
                 return Index(schema, False, batches)
-            found = _in_stream(file, version.num_bytes)
+            found, is_ended = _in_stream(file, version.num_bytes)
             file.seek(0)
             with pa.ipc.open_stream(file) as reader:
                 schema = reader.schema
+            _check_dictionaries(found, schema)
         except struct.error as error:
             raise ValueError(f"its messages are cut short: {error}") from None
     batches = tuple(message for kind, message in found if kind == _BATCH)
+    if not is_ended:
+        logger.warning(
+            "%s has no end-of-stream marker: all %d record batches in it are read, but if its writer was interrupted, "
+            "or the file was cut off, others are missing",
+            path,
+            len(batches),
+        )
     return Index(schema, True, batches, tuple(message for kind, message in found if kind != _BATCH))
 
 
@@ -159,11 +177,42 @@ def _in_footer(file: IO[bytes], version: Version) -> tuple[Message, ...]:
             continue
         file.seek(start)
         made.append(_described(file.read(num_bytes), start, stop)[1])
+    _check_footer(file, max((each.stop for each in made), default=0))
     return tuple(made)
 
 
-def _in_stream(file: IO[bytes], num_bytes: int) -> list[tuple[int, Message]]:
-    at, found = 0, list[tuple[int, Message]]()
+def _check_footer(file: IO[bytes], stop: int) -> None:
+    # Raise if a record batch follows the last one that the footer lists.
+    file.seek(stop)
+    prefix = file.read(8)
+    if stop and prefix.startswith(CONTINUES) and (length := _number("<i", prefix, 4)) > 0:
+        metadata = prefix + file.read(length)
+        if _Table.root(metadata[8:]).byte(_HEADER_TYPE) == _BATCH:
+            raise ValueError(f"there is a record batch at byte {stop} that its footer does not list")
+
+
+def _check_dictionaries(found: Sequence[tuple[int, Message]], schema: Any) -> None:
+    # A record batch whose kind was damaged may look like a dictionary that no column has.
+    num_ids = len({message.dictionary for kind, message in found if kind == _DICTIONARY})
+    if num_ids > (most := sum(map(_num_dictionaries, schema.types))):
+        raise ValueError(f"there are dictionaries of {num_ids} numbers, and {most} columns of such")
+
+
+def _num_dictionaries(kind: Any) -> int:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _num_dictionaries(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return 1 + _num_dictionaries(kind.value_type)
+    if pa.types.is_run_end_encoded(kind):
+        return _num_dictionaries(kind.value_type)
+    return sum(_num_dictionaries(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _in_stream(file: IO[bytes], num_bytes: int) -> tuple[list[tuple[int, Message]], bool]:
+    # The messages of a stream with their kinds, and whether a marker ends them.
+    at, found, is_ended = 0, list[tuple[int, Message]](), False
     while at < num_bytes:
         file.seek(at)
         prefix = file.read(8)
@@ -172,6 +221,13 @@ def _in_stream(file: IO[bytes], num_bytes: int) -> list[tuple[int, Message]]:
             raise ValueError(f"a message is cut short at byte {at}")
         length = _number("<i", prefix, begin - 4)
         if length == 0:
+            rest = num_bytes - at - begin
+            if rest:
+                raise ValueError(
+                    f"there are {rest} bytes behind the end-of-stream marker at byte {at}: damaged, or several streams "
+                    "one after the other, which are to be files of their own"
+                )
+            is_ended = True
             break
         if not 0 < length <= num_bytes - at:
             raise ValueError(f"a message is expected at byte {at}, and there is {prefix!r}")
@@ -181,15 +237,19 @@ def _in_stream(file: IO[bytes], num_bytes: int) -> list[tuple[int, Message]]:
         stop = at + begin + length + body_bytes
         if body_bytes < 0 or stop > num_bytes:
             raise ValueError(f"the message at byte {at} is said to end at byte {stop} of {num_bytes}")
-        found.append(_described(metadata, at, stop))
+        kind, message = _described(metadata, at, stop)
+        if kind not in ((_BATCH, _DICTIONARY) if found else (_SCHEMA,)):
+            wanted = "a record batch or a dictionary" if found else "a schema"
+            raise ValueError(f"the message at byte {at} is of kind {kind}, and {wanted} is expected")
+        found.append((kind, message))
         at = stop
-    if not found or found[0][0] != _SCHEMA:
+    if not found:
         raise ValueError("it does not begin with a schema")
-    return found
+    return found, is_ended
 
 
 def _described(metadata: bytes, start: int, stop: int) -> tuple[int, Message]:
-    # The kind of a message, and what is to be known of it.
+    # The kind of a message, and where it is; of a batch its rows too.
     begin = 8 if metadata.startswith(CONTINUES) else 4
     message = _Table.root(metadata[begin:])
     kind, place = message.byte(_HEADER_TYPE), message.place(_HEADER)

@@ -328,8 +328,12 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     if types.is_run_end_encoded(kind):
         import pyarrow.compute as pc
 
-        return leaves_of(pc.run_end_decode(array), where, missing)
+        return leaves_of(pc.run_end_decode(_runs_without_views(array)), where, missing)
     if types.is_dictionary(kind):
+        if str(kind.value_type) in _VIEWS:
+            values = _without_views(array.dictionary)
+            array = pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
+            kind = array.type
         # Fewer texts to be made where few of them stand for many.
         has_nulls = array.null_count or array.dictionary.null_count
         if _is_text(kind.value_type) and not has_nulls and len(array.dictionary) < len(array):
@@ -351,6 +355,25 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
     if _is_list(kind):
         return [_ragged(array, where, missing)]
     return [_flat(array, where, missing)]
+
+
+# Arrow's types of text and bytes for which it has few functions, by name, for old versions of pyarrow lack some.
+_VIEWS: Final = {"string_view": "large_string", "binary_view": "large_binary"}
+
+
+def _without_views(array: Any) -> Any:
+    # The same values, of a type that Arrow can take, decode and fill in.
+    return array.cast(_VIEWS[str(array.type)]) if str(array.type) in _VIEWS else array
+
+
+def _runs_without_views(array: Any) -> Any:
+    import pyarrow as pa
+
+    if str(array.type.value_type) not in _VIEWS:
+        return array
+    values = _without_views(array.values)
+    kind = pa.run_end_encoded(array.run_ends.type, values.type)
+    return pa.Array.from_buffers(kind, len(array), [None], 0, array.offset, [array.run_ends, values])
 
 
 @cache
@@ -470,8 +493,8 @@ def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
 
     try:
         kind = pa.float64() if dtype == np.float64 else pa.large_string() if dtype == _TEXT else array.type
-        if str(kind) == "binary_view":
-            kind = pa.large_binary()
+        array = _without_views(array)
+        kind = array.type if str(kind) in _VIEWS else kind
         return array.cast(kind).fill_null(pa.scalar(missing, kind))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
         raise ArgumentError(f"missing: {missing!r} cannot stand for a null of {where}: {error}") from None

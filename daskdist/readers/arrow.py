@@ -56,6 +56,9 @@ def read_arrow(
     Local files are mapped into memory: numbers without nulls, of what is not compressed, are read from there when
     they are used, without a copy. A file must not be shortened or written over while it is in use. The batches of
     a stream are found by going through it once, from one to the next.
+
+    A file that stops within a message is an error. A stream may end between two messages without an end-of-stream
+    marker, as the format allows; a warning is logged then, for a file that was cut off there looks the same.
     """
     storage = Storage(storage_options)
     found = storage.expand(paths, Arrow.suffixes)
