@@ -18,11 +18,14 @@ PerReplica:{
 from typing import TYPE_CHECKING, Final
 
 from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import TOP
 
 if TYPE_CHECKING:
     from daskdist import data as data
     from daskdist import distribute as distribute
     from daskdist import errors as errors
+    from daskdist import experimental as experimental
+    from daskdist import tpu as tpu
     from daskdist.checkpoint.checkpoint import Checkpoint as Checkpoint
     from daskdist.core.ragged import Ragged as Ragged
     from daskdist.core.spec import DatasetSpec as DatasetSpec
@@ -121,6 +124,7 @@ _NAMES: Final = {
     "data": "daskdist.data",
     "distribute": "daskdist.distribute",
     "errors": "daskdist.errors",
+    "experimental": "daskdist.experimental",
     "function": "daskdist.strategy.function:function",
     "get_replica_context": "daskdist.strategy.current:get_replica_context",
     "get_strategy": "daskdist.strategy.current:get_strategy",
@@ -146,11 +150,12 @@ _NAMES: Final = {
     "to_torch": "daskdist.frameworks.torch:to_torch",
     "torch_loader": "daskdist.frameworks.torch:torch_loader",
     "torch_process_group": "daskdist.frameworks.torch:torch_process_group",
+    "tpu": "daskdist.tpu",
 }
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES)
+__getattr__ = lazily(__name__, _NAMES, TOP)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import DATA
 
 _NAMES: Final = {
     "AUTOTUNE": "daskdist.core.cardinality:AUTOTUNE",
@@ -21,7 +22,7 @@ _NAMES: Final = {
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES)
+__getattr__ = lazily(__name__, _NAMES, DATA)
 
 
 def __dir__() -> list[str]:

@@ -26,10 +26,13 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options as Options
 from daskdist.sharding import SHARD_HINT as SHARD_HINT
 from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
+from daskdist.tensorflow.instead import DATA_EXPERIMENTAL
+from daskdist.tensorflow.options import DistributeOptions as DistributeOptions
 
 if TYPE_CHECKING:
     from daskdist.readers.csv import CsvDataset as CsvDataset
     from daskdist.readers.csv import make_csv_dataset as make_csv_dataset
+    from daskdist.strategy.optional import Optional as Optional
 
 __all__ = [
     "AUTOTUNE",
@@ -39,6 +42,8 @@ __all__ = [
     "AutoShardPolicy",
     "Counter",
     "CsvDataset",
+    "DistributeOptions",
+    "Optional",
     "Options",
     "RandomDataset",
     "SqlDataset",
@@ -70,12 +75,13 @@ __all__ = [
 
 Transformation = Callable[[Dataset], Dataset]
 
-_READERS: Final = {
+_LAZY: Final = {
     "CsvDataset": "daskdist.readers.csv:CsvDataset",
+    "Optional": "daskdist.strategy.optional:Optional",
     "make_csv_dataset": "daskdist.readers.csv:make_csv_dataset",
 }
 
-__getattr__ = lazily(__name__, _READERS)
+__getattr__ = lazily(__name__, _LAZY, DATA_EXPERIMENTAL)
 
 
 # --- datasets ---

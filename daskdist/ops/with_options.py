@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from dask.utils import parse_bytes
@@ -23,6 +23,9 @@ _ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memo
 class _Options:
     def __setattr__(self, name: str, value: object) -> None:
         name = _ALIASES.get(name, name)
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+            return
         if name not in _CHECKS:
             raise AttributeError(f"Options has no {name!r}; there are {', '.join(_CHECKS)}")
         object.__setattr__(self, name, None if value is None else _CHECKS[name](value))
@@ -87,14 +90,34 @@ class Options(_Options):
     shuffle_on_device: bool | None = None
 
     @property
+    def auto_shard(self) -> bool:
+        """Whether a policy other than OFF is set, or none; assign False for OFF, True for AUTO.
+
+        TensorFlow's older spelling of ``auto_shard_policy``.
+        """
+        return self.auto_shard_policy is not AutoShardPolicy.OFF
+
+    @auto_shard.setter
+    def auto_shard(self, value: bool) -> None:
+        yes_or_no("Options", "auto_shard", value)
+        self.auto_shard_policy = AutoShardPolicy.AUTO if value else AutoShardPolicy.OFF
+
+    @property
     def experimental_distribute(self) -> Options:
-        """These options: TensorFlow keeps some one level down."""
+        """These options, which TensorFlow keeps one level down; assigning some sets each field they have."""
         return self
+
+    @experimental_distribute.setter
+    def experimental_distribute(self, options: Options) -> None:
+        if not isinstance(options, Options):
+            raise ArgumentError(f"Options: expected options, such as DistributeOptions(), got {options!r:.80}")
+        _update(self, options)
 
     threading = autotune = experimental_distribute
 
     def copy(self) -> Options:
-        return replace(self)
+        """Return the same settings, to be changed apart from these."""
+        return Options(**dict(self.given()))
 
     def given(self) -> Iterator[tuple[str, Any]]:
         """The fields that are set, by name."""

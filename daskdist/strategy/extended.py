@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
 from daskdist.strategy.variables import Variable
 
 if TYPE_CHECKING:
+    from daskdist.dataset import Dataset
     from daskdist.strategy.strategy import Replica, Strategy
 
 
@@ -70,6 +72,71 @@ class StrategyExtended:
     def num_replicas_in_sync(self) -> int:
         """The number of replicas."""
         return self.strategy.num_replicas_in_sync
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Return whether all replicas need batches of one shape: False, they take any."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Return whether each worker has a program of its own: False, one program serves all."""
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Return whether this program makes the variables' initial values: True, it is the only one."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Return whether this program is to write checkpoints: True, it is the only one."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Return whether this program is to write summaries: True, it is the only one."""
+        return True
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Return whether a `Variable` was made in the scope of this strategy.
+
+        Raises
+        ------
+        ArgumentError
+            It is no variable.
+        """
+        return bool(variable_of("variable_created_in_scope", v)._token == self.strategy._token)
+
+    def value_container(self, value: Any) -> Any:
+        """Return the `PerReplica` or `Variable` that a value stands for: the value itself, here."""
+        return value
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Open a scope in which new variables are where another one is: where all of this strategy's are.
+
+        Raises
+        ------
+        ArgumentError
+            It is no variable, or one of another strategy.
+        """
+        if not self.variable_created_in_scope(colocate_with_variable):
+            raise ArgumentError("colocate_vars_with: the variable is of another strategy; give one of this strategy's")
+        with self.strategy.scope():
+            yield
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Return the devices for values that belong to no one variable: those of all replicas."""
+        return self.parameter_devices
+
+    def read_var(self, v: Any) -> Any:
+        """Return what a `Variable` has: `Variable.read_value`."""
+        return variable_of("read_var", v).read_value()
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
+        """As `Strategy.experimental_make_numpy_dataset`."""
+        return self.strategy.experimental_make_numpy_dataset(numpy_input)
 
     def reduce_to(self, reduce_op: Op | str, value: Any, destinations: Any, options: Any = None) -> Any:
         """Make one value of every replica's, where it is wanted.
@@ -220,8 +287,9 @@ class StrategyExtended:
         >>> extended.update(PerReplica([1, 2]), lambda part, x: part * x, args=(10,), group=False)
         (10, 20)
         """
-        num_replicas = self.num_replicas_in_sync
-        if num_replicas > 1 and not any(isinstance(leaf, (PerReplica, Variable)) for leaf in optree.tree_leaves(var)):
+        if self.num_replicas_in_sync > 1 and not any(
+            isinstance(leaf, (PerReplica, Variable)) for leaf in optree.tree_leaves(var)
+        ):
             raise ArgumentError(
                 f"update: var is {type(var).__name__}, and not per replica; put it on every replica first, with "
                 "broadcast_to"
@@ -230,11 +298,36 @@ class StrategyExtended:
             raise ArgumentError(f"update: args is a {type(args).__name__}; give a tuple, such as args=(gradient,)")
         with_variables = any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(var))
         found = self.strategy.run(Alone(fn) if with_variables else fn, args=(var, *args), kwargs=kwargs)
-        return found if group else tuple(component(found, number) for number in range(num_replicas))
+        return found if group else self._components(found)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Any = None,
+        group: bool = True,
+    ) -> Any:
+        """Call a function on every replica.
+
+        Parameters
+        ----------
+        colocate_with
+            The devices that `non_slot_devices` gave; taken for compatibility.
+        fn, args, kwargs
+            As `Strategy.run` takes them.
+        group
+            Whether what it returns comes as `Strategy.run` gives it; else a tuple of each replica's.
+        """
+        found = self.strategy.run(fn, args=args, kwargs=kwargs)
+        return found if group else self._components(found)
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """As `Strategy.run`."""
         return self.strategy.run(fn, args=args, kwargs=kwargs)
+
+    def _components(self, nest: Any) -> tuple[Any, ...]:
+        return tuple(component(nest, number) for number in range(self.num_replicas_in_sync))
 
     def _everywhere(self, nest: Any) -> Any:
         replicas = self.strategy.replicas
@@ -301,6 +394,19 @@ class Alone:
             # Of the replica in this call.
             replica.updates_alone = True
         return self.__wrapped__(*args, **kwargs)
+
+
+def variable_of(operation: str, value: Any) -> Variable:
+    """Return a value that is a `Variable`.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else.
+    """
+    if not isinstance(value, Variable):
+        raise ArgumentError(f"{operation}: {type(value).__name__} is no Variable; give a daskdist.Variable")
+    return value
 
 
 def put(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[Any], device: str | None) -> Returned:

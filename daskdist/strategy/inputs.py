@@ -72,7 +72,9 @@ class InputReplicationMode(enum.Enum):
 
 @dataclass(frozen=True, init=False)
 class InputOptions:
-    """How replicas are fed. Each of TensorFlow's options can be given by its name there, ``experimental_...``, too.
+    """How replicas are fed. TensorFlow's options, which are the first four, have their names there too.
+
+    Those are ``experimental_fetch_to_device`` and so on; they are also given by position, in TensorFlow's order.
 
     Parameters
     ----------
@@ -109,11 +111,11 @@ class InputOptions:
 
     def __init__(
         self,
-        *,
         fetch_to_device: bool | None = None,
         replication_mode: InputReplicationMode | str | None = None,
         place_dataset_on_device: bool | None = None,
         per_replica_buffer_size: int | None = None,
+        *,
         device_buffer_size: int = 2,
         device_buffer_bytes: int | None = None,
         experimental_fetch_to_device: bool | None = None,
@@ -146,6 +148,26 @@ class InputOptions:
                 "InputOptions: place_dataset_on_device=True needs fetch_to_device=False: what is on the device already "
                 "is not fetched to it"
             )
+
+    @property
+    def experimental_fetch_to_device(self) -> bool:
+        """Return ``fetch_to_device``."""
+        return self.fetch_to_device
+
+    @property
+    def experimental_replication_mode(self) -> InputReplicationMode:
+        """Return ``replication_mode``."""
+        return self.replication_mode
+
+    @property
+    def experimental_place_dataset_on_device(self) -> bool:
+        """Return ``place_dataset_on_device``."""
+        return self.place_dataset_on_device
+
+    @property
+    def experimental_per_replica_buffer_size(self) -> int:
+        """Return ``per_replica_buffer_size``."""
+        return self.per_replica_buffer_size
 
 
 def _either(name: str, given: object, by_its_older_name: object, default: object) -> object:

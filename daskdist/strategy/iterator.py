@@ -11,7 +11,7 @@ from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
 from daskdist.core.spec import ElementSpec
 from daskdist.devices import Device
-from daskdist.errors import ArgumentError, DaskdistError, OutOfRangeError
+from daskdist.errors import DaskdistError, OutOfRangeError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.copying import pinned_empty
 from daskdist.execute.delivery import Delivery, Lane
@@ -21,41 +21,13 @@ from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
 from daskdist.ops.with_options import merged_options
 from daskdist.strategy.inputs import InputOptions
+from daskdist.strategy.optional import Optional
 from daskdist.strategy.picks import Remote, Spread, pick_from_rows
 from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.values import AsyncValue, PerReplica
 
 _NO_ROWS: Final = (Lane(None, ()), -1)
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
-
-
-class Optional:
-    """The next value of an iterator, or none.
-
-    >>> Optional(None, None).has_value()
-    False
-    """
-
-    def __init__(self, value: Any, element_spec: Any, *, has_value: bool = False) -> None:
-        self._value = value
-        self._has_value = has_value
-        self.element_spec = element_spec
-
-    def has_value(self) -> bool:
-        """Whether there is one."""
-        return self._has_value
-
-    def get_value(self) -> Any:
-        """The value.
-
-        Raises
-        ------
-        ArgumentError
-            There is none.
-        """
-        if not self._has_value:
-            raise ArgumentError("this optional has no value: the iterator is at its end; ask has_value() first")
-        return self._value
 
 
 class _Feed:

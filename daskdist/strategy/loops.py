@@ -34,7 +34,8 @@ from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.flat import flattened
 from daskdist.strategy.held import OnWorker
 from daskdist.strategy.inputs import InputOptions
-from daskdist.strategy.iterator import DistributedIterator, Optional, ahead_of
+from daskdist.strategy.iterator import DistributedIterator, ahead_of
+from daskdist.strategy.optional import Optional
 from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.pipeline import Cuts, Pipeline
 from daskdist.strategy.progress import Ask, Board, Outside, Unseen

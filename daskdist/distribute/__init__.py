@@ -1,8 +1,9 @@
-"""The names of ``tf.distribute``, those under its ``experimental`` and ``cluster_resolver`` too."""
+"""The names of ``tf.distribute``."""
 
 from typing import Final
 
 from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import DISTRIBUTE
 
 _NAMES: Final = {
     "ClusterResolver": "daskdist.strategy.cluster_resolver:ClusterResolver",
@@ -22,9 +23,10 @@ _NAMES: Final = {
     "ReplicaContext": "daskdist.strategy.context:ReplicaContext",
     "Strategy": "daskdist.strategy.strategy:Strategy",
     "StrategyExtended": "daskdist.strategy.extended:StrategyExtended",
+    "TPUStrategy": "daskdist.tensorflow.tpu:TPUStrategy",
     "ValueContext": "daskdist.strategy.values:ValueContext",
-    "cluster_resolver": "daskdist.distribute",
-    "experimental": "daskdist.distribute",
+    "cluster_resolver": "daskdist.distribute.cluster_resolver",
+    "experimental": "daskdist.distribute.experimental",
     "get_replica_context": "daskdist.strategy.current:get_replica_context",
     "get_strategy": "daskdist.strategy.current:get_strategy",
     "has_strategy": "daskdist.strategy.current:has_strategy",
@@ -33,7 +35,7 @@ _NAMES: Final = {
 
 __all__ = [*_NAMES]
 
-__getattr__ = lazily(__name__, _NAMES)
+__getattr__ = lazily(__name__, _NAMES, DISTRIBUTE)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,19 @@
+"""The names of ``tf.distribute.cluster_resolver``."""
+
+from typing import Final
+
+from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import CLUSTER_RESOLVER
+
+_NAMES: Final = {
+    "ClusterResolver": "daskdist.strategy.cluster_resolver:ClusterResolver",
+    "TPUClusterResolver": "daskdist.tensorflow.tpu:TPUClusterResolver",
+}
+
+__all__ = [*_NAMES]
+
+__getattr__ = lazily(__name__, _NAMES, CLUSTER_RESOLVER)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

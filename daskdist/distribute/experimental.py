@@ -1,0 +1,21 @@
+"""The names of ``tf.distribute.experimental``."""
+
+from typing import Final
+
+from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import DISTRIBUTE_EXPERIMENTAL
+
+_NAMES: Final = {
+    "DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment",
+    "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
+    "TPUStrategy": "daskdist.tensorflow.tpu:TPUStrategy",
+    "ValueContext": "daskdist.strategy.values:ValueContext",
+}
+
+__all__ = [*_NAMES]
+
+__getattr__ = lazily(__name__, _NAMES, DISTRIBUTE_EXPERIMENTAL)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

@@ -1,0 +1,16 @@
+"""The names of ``tf.experimental``."""
+
+from typing import Final
+
+from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import EXPERIMENTAL
+
+_NAMES: Final = {"Optional": "daskdist.strategy.optional:Optional"}
+
+__all__ = [*_NAMES]
+
+__getattr__ = lazily(__name__, _NAMES, EXPERIMENTAL)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

@@ -1,0 +1,4 @@
+"""TensorFlow's spellings, shown by its module names.
+
+They are `daskdist.data`, `daskdist.distribute`, `daskdist.tpu` and `daskdist.experimental`.
+"""

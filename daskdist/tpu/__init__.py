@@ -1,0 +1,16 @@
+"""The names of ``tf.tpu``."""
+
+from typing import Final
+
+from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import TPU
+
+_NAMES: Final = {"experimental": "daskdist.tpu.experimental"}
+
+__all__ = [*_NAMES]
+
+__getattr__ = lazily(__name__, _NAMES, TPU)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

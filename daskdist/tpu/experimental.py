@@ -1,0 +1,16 @@
+"""The names of ``tf.tpu.experimental``."""
+
+from typing import Final
+
+from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import TPU_EXPERIMENTAL
+
+_NAMES: Final = {"DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment"}
+
+__all__ = [*_NAMES]
+
+__getattr__ = lazily(__name__, _NAMES, TPU_EXPERIMENTAL)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)
