@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from threading import RLock
 from typing import Any, Final
 
 from daskdist.core.block import Bundle, Rows
@@ -16,6 +17,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Now
 from daskdist.execute.delivery import Delivery, Stretch
 from daskdist.execute.interpreter import Interpreter, stats_of
+from daskdist.execute.locked import locked
 from daskdist.execute.position import Recorder, Resumer
 
 logger: Final = logging.getLogger("daskdist")
@@ -44,6 +46,8 @@ class Identity:
 
 class ElementIterator(Iterator[Any]):
     """The elements of a pipeline, in order, brought here.
+
+    Several threads may take elements from one iterator: each element goes to exactly one of them.
 
     Parameters
     ----------
@@ -78,16 +82,22 @@ class ElementIterator(Iterator[Any]):
         self._current = _Current()
         self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
         self._number = 0
+        self.lock = RLock()
         # Also where it was never begun.
         weakref.finalize(self, caller.close)
 
     def __next__(self) -> Any:
-        element = next(self._elements)
-        self._number += 1
-        return element
+        with self.lock:
+            element = next(self._elements)
+            self._number += 1
+            return element
 
+    @locked
     def close(self) -> None:
-        """Stop reading ahead and let go of what was read; nothing comes after it, and it has no position."""
+        """Stop reading ahead and let go of what was read; nothing comes after it, and it has no position.
+
+        A thread that is taking an element is waited for.
+        """
         self._elements.close()
         self._interpreter.caller.close()
         self._delivery, self._current.stretch = None, None
@@ -109,6 +119,7 @@ class ElementIterator(Iterator[Any]):
         """
         return stats_of([self._interpreter], self._number)
 
+    @locked
     def state_dict(self) -> dict[str, Any]:
         """The position: what `load_state_dict` takes to go on with exactly the elements that are still to come.
 
@@ -142,6 +153,7 @@ class ElementIterator(Iterator[Any]):
             "delivery": recorder.delivery(delivery),
         }
 
+    @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a position, taken of an iterator over the same pipeline, in any process.
 

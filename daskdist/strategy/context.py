@@ -25,6 +25,11 @@ from daskdist.strategy.values import AsyncValue, PerReplica
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy
 
+# What to do with a distributed dataset, instead of iterating over it inside a function that replicas run.
+TO_REPLICAS: Final = (
+    "Give run the batch, run(fn, args=(next(iterator),)), or the distributed dataset itself, "
+    "run(fn, args=(dataset,)): then fn gets an iterator over its replica's own part"
+)
 # What a replica gives as it is.
 _GIVEN: Final = LEAVES - {type(None)}
 
@@ -190,7 +195,7 @@ class ReplicaContext:
         def call(fn: Callable[..., Any], merged: Any, along: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
             given, by_name = merged
             stream = contextlib.nullcontext() if device.is_host else in_stream_of(device)
-            with strategy._merging(along) as changes, between(strategy), stream:
+            with strategy._merging(along) as changes, between(strategy, is_merge_call=True), stream:
                 return fn(strategy, *given, **by_name), changes()
 
         given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy)
@@ -271,8 +276,9 @@ def _with_own_copies(nest: Any, but_of: Strategy | None = None) -> Any:
 class Between:
     """Where a strategy is current, and no replica's function runs."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, *, is_merge_call: bool = False) -> None:
         self.strategy = strategy
+        self.is_merge_call = is_merge_call
 
 
 # What of these this is in; None outside of them.
@@ -280,9 +286,9 @@ here: ContextVar[ReplicaContext | Between | None] = ContextVar("daskdist context
 
 
 @contextlib.contextmanager
-def between(strategy: Strategy) -> Iterator[None]:
-    """Make a strategy current in a ``with`` block."""
-    token = here.set(Between(strategy))
+def between(strategy: Strategy, *, is_merge_call: bool = False) -> Iterator[None]:
+    """Make a strategy current in a ``with`` block: that of a scope, or of a function that `merge_call` calls."""
+    token = here.set(Between(strategy, is_merge_call=is_merge_call))
     try:
         yield
     finally:
@@ -293,6 +299,28 @@ def replica_there_is() -> ReplicaContext | None:
     """The replica whose function this is in, if any."""
     found = here.get()
     return found if type(found) is ReplicaContext else None
+
+
+def check_in_program(operation: str) -> None:
+    """Refuse to iterate over a distributed dataset inside a function that replicas run.
+
+    Raises
+    ------
+    RuntimeError
+        A replica calls it, in a function that `Strategy.run` or `ReplicaContext.merge_call` calls. Each replica would
+        take a step of its own there, and the others would never see that step.
+    """
+    found = here.get()
+    if found is None or (type(found) is Between and not found.is_merge_call):
+        return
+    if type(found) is Between:
+        who = "a function that merge_call calls"
+    else:
+        who = f"replica {found.replica_id_in_sync_group}, inside the function that it runs"  # type: ignore[union-attr]
+    raise RuntimeError(
+        f"{operation}: a distributed dataset is iterated over by {who}; each replica would take steps from the others. "
+        f"{TO_REPLICAS}"
+    )
 
 
 def is_free_for(strategy: Strategy) -> bool:

@@ -23,6 +23,7 @@ from daskdist.passes.autoshard import autoshard, filled
 from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
+from daskdist.strategy.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.device_maps import DeviceMaps, MapsOnReplicas, Supplied
 from daskdist.strategy.inputs import InputOptions, InputReplicationMode
 from daskdist.strategy.iterator import DistributedIterator
@@ -113,6 +114,7 @@ class DistributedDataset:
         return self._feeding_of_those
 
     def __iter__(self) -> DistributedIterator:
+        check_in_program("iter")
         feeding = self._feeding
         return DistributedIterator(
             feeding.pipelines,
@@ -126,6 +128,9 @@ class DistributedDataset:
             mapped=feeding.mapped and partial(_mapped, self._strategy, feeding.mapped),
             copied=self._strategy._copied,
         )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a distributed dataset stays in its program. {TO_REPLICAS}")
 
     @property
     def sharding(self) -> Decision:

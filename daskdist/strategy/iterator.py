@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from threading import RLock
 from typing import Any, Final
 
 from daskdist.core.primitive import Exhausted
@@ -19,7 +20,9 @@ from daskdist.execute.feeding import Ahead
 from daskdist.execute.figures import Figures
 from daskdist.execute.gather_on_device import on_devices
 from daskdist.execute.interpreter import Interpreter, logger, stats_of
+from daskdist.execute.locked import locked
 from daskdist.ops.with_options import merged_options
+from daskdist.strategy.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.inputs import InputOptions
 from daskdist.strategy.optional import Optional
 from daskdist.strategy.picks import Remote, Spread, pick_from_rows
@@ -146,7 +149,11 @@ def ahead_of(
 
 
 class DistributedIterator:
-    """A place in a distributed dataset: each value is one step's, for all replicas."""
+    """A place in a distributed dataset: each value is one step's, for all replicas.
+
+    Several threads may take steps from one iterator: each step goes to exactly one of them. A function that
+    `Strategy.run` calls may not: it is given the step, or the distributed dataset.
+    """
 
     def __init__(
         self,
@@ -174,6 +181,7 @@ class DistributedIterator:
         feeds: list[_Feed] = []
         self._interpreters: list[Interpreter] = []
         self._num_steps = 0
+        self.lock = RLock()
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         num_replicas = sum(num_lanes)
         self._is_here = pipelines[0].consumers[0] is None
@@ -217,6 +225,9 @@ class DistributedIterator:
     def __iter__(self) -> DistributedIterator:
         return self
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"an iterator over a distributed dataset stays in its program. {TO_REPLICAS}")
+
     def __next__(self) -> Any:
         try:
             return self.get_next()
@@ -239,7 +250,14 @@ class DistributedIterator:
             There are no more.
         DeviceMemoryError
             A device has no room for it, though nothing is copied there ahead of use any more.
+        RuntimeError
+            A replica calls it, in a function that `Strategy.run` calls.
         """
+        check_in_program("next")
+        with self.lock:
+            return self._next()
+
+    def _next(self) -> Any:
         if self._failure:
             # What failed is not passed over in silence the next time.
             raise self._failure[0](*self._failure[1])
@@ -282,8 +300,9 @@ class DistributedIterator:
         there = None if self._copied is None else self._copied()
         return found if there is None else {**found, "device": there.told()}
 
+    @locked
     def close(self) -> None:
-        """Stop reading ahead and let go of what was read."""
+        """Stop reading ahead and let go of what was read. A thread that is taking a step is waited for."""
         self._refs, self._handles = [None] * len(self._refs), ()
         if self._ahead is not None:
             self._ahead.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, count, zip_longest
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import optree
@@ -25,6 +25,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Bring, Now, is_future
 from daskdist.execute.copying import pinned_empty
 from daskdist.execute.feeding import Ahead
+from daskdist.execute.locked import locked
 from daskdist.execute.pickling import futures_in
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import merged_options
@@ -137,6 +138,8 @@ class Fed(NamedTuple):
 class ReplicaIterator(Iterator[Any]):
     """A replica's own part of a distributed dataset, in a function that `Strategy.run` calls.
 
+    Several threads of that function may take steps from it: each step goes to exactly one of them.
+
     It gives what a step of the distributed dataset has for the replica, one step after the other, as arrays on the
     replica's device, or as NumPy arrays where `InputOptions` say so. At its end it can be iterated over again, which is
     another pass: ``for epoch in range(3): for batch in iterator: ...`` makes three. Leaving a loop early and coming
@@ -161,8 +164,10 @@ class ReplicaIterator(Iterator[Any]):
         self._ahead: Ahead | None = None
         self._num_elements = 0
         self._is_over = False
+        self.lock = RLock()
         self._elements: Iterator[Any] = self._pass()
 
+    @locked
     def __iter__(self) -> ReplicaIterator:
         if self._is_over:
             self._is_over = False
@@ -170,6 +175,7 @@ class ReplicaIterator(Iterator[Any]):
             self._elements = self._pass()
         return self
 
+    @locked
     def __next__(self) -> Any:
         try:
             element = next(self._elements)
@@ -217,6 +223,16 @@ class ReplicaIterator(Iterator[Any]):
 
     def close(self) -> None:
         """Stop reading ahead and let go of what was read; nothing comes after it."""
+        if not self.lock.acquire(blocking=False):
+            # Another thread is in a step, and may wait there for other replicas.
+            self._meeting.wake(self._lane)
+            self.lock.acquire()
+        try:
+            self._close()
+        finally:
+            self.lock.release()
+
+    def _close(self) -> None:
         if isinstance(self._elements, Generator):
             self._elements.close()
         self._elements = _Failed(ArgumentError("this iterator is closed: it is of use in the call it was given to"))
