@@ -267,7 +267,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 )
         if not isinstance(args, Sequence):
             raise ArgumentError(f"from_generator: args is {args!r:.80}; give a tuple of arguments")
-        return Dataset(FromGenerator(generator, tuple(args), ElementSpec(structure, leaves), label=name))
+        return Dataset(FromGenerator.of(generator, tuple(args), ElementSpec(structure, leaves), name))
 
     @staticmethod
     def from_dask(

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from daskdist.core.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -43,6 +44,11 @@ class UserFunction:
         self.operation = operation
         # Taken here, where the source file is; on a worker the path would be another.
         self.location = location(function)
+        # Taken before it is called: afterwards, objects that it changes hold other values.
+        self._fingerprint: Fingerprint | None = fingerprint_of(function)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fingerprint": None}
 
     def __call__(self, element: Any, where: Callable[[], str]) -> Any:
         """Call it with an element; ``where()`` says which for a message."""
@@ -73,7 +79,17 @@ class UserFunction:
     def __repr__(self) -> str:
         return self.location
 
-    def __dask_tokenize__(self) -> object:
-        from dask.tokenize import normalize_token
+    def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of its code as it is now, and of the objects it reaches as they were at first.
 
-        return "UserFunction", self.operation, normalize_token(self.function)
+        Where some of the code was changed since, the objects are taken as they are now, too.
+        """
+        current = fingerprint_of(self.function)
+        known = self._fingerprint
+        if known is None or known.is_outdated_by(current):
+            known = self._fingerprint = current
+        return known
+
+    def __dask_tokenize__(self) -> object:
+        found = self.fingerprint()
+        return "UserFunction", self.operation, found.code, found.state, found.contents

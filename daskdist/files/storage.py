@@ -7,6 +7,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +165,7 @@ class Storage:
             fs, inner = self.located(path)
             info = fs.info(inner)
             # Each file system has its own word for it; not all tell the size without reading the file.
-            tag = next(
-                (str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), ""
-            )
+            tag = _tag(info)
             if info.get("size") is None:
                 with fs.open(inner, "rb") as file:
                     return Version(path, file.seek(0, os.SEEK_END), tag)
@@ -193,6 +192,54 @@ class Storage:
                 size = known.get(paths[number].rpartition("/")[2])
                 found[number] = self._size(paths[number]) if size is None else size
         return found
+
+    def states(self, paths: Sequence[str]) -> list[Any]:
+        """Return for each file what changes when it is changed; of a directory, for each file in it.
+
+        Of a local file those are its size and the times of the last change of its content and of its metadata; of a
+        remote one its size, and the tag or time that its file system has for it. None where it cannot be looked up.
+        """
+        found: list[Any] = [None if is_remote(path) else _local_state(path) for path in paths]
+        remote = [number for number, path in enumerate(paths) if is_remote(path)]
+        folders: dict[str, list[int]] = {}
+        for number in remote:
+            folders.setdefault(paths[number].rpartition("/")[0], []).append(number)
+        alone = []
+        for numbers in folders.values():
+            listed = self._listed_beside(paths[numbers[0]]) if len(numbers) > 1 else {}
+            for number in numbers:
+                entry = listed.get(paths[number].rpartition("/")[2])
+                if entry is None or not _tag(entry):
+                    alone.append(number)
+                else:
+                    found[number] = entry.get("size"), _tag(entry)
+        if alone:
+            with ThreadPoolExecutor(min(len(alone), _LOOKED_UP_AT_ONCE)) as pool:
+                looked_up = pool.map(self._remote_state, [paths[number] for number in alone])
+                for number, state in zip(alone, looked_up, strict=True):
+                    found[number] = state
+        return found
+
+    def _listed_beside(self, path: str) -> dict[str, Any]:
+        # The entries of a directory by name, as they are now; none where the file system does not tell.
+        if "::" in path:
+            return {}
+        try:
+            fs, inner = self.located(path)
+            folder = inner.rpartition("/")[0]
+            fs.invalidate_cache(folder)
+            return {entry["name"].rpartition("/")[2]: entry for entry in fs.ls(folder, detail=True)}
+        except Exception:
+            return {}
+
+    def _remote_state(self, path: str) -> Any:
+        try:
+            fs, inner = self.located(path)
+            info = fs.info(inner)
+        except Exception:
+            # Reading it says what is wrong.
+            return None
+        return info.get("size"), _tag(info)
 
     def _sizes_in(self, path: str) -> dict[str, Any]:
         # Of the files beside a file by name, as far as the file system tells them together.
@@ -264,6 +311,41 @@ def failures(
         raise FileError(f"{label}: may not be read: {error}") from error
     except kinds as error:
         raise FileError(f"{label}: {what}: {error or type(error).__name__}") from error
+
+
+# Remote files that are looked up at the same time.
+_LOOKED_UP_AT_ONCE: Final = 16
+# What file systems call that which changes with a file, the surest first.
+_TAGS: Final = (
+    "ETag",
+    "etag",
+    "version_id",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "Content-MD5",
+    "created",
+)
+
+
+def _tag(info: Mapping[str, Any]) -> str:
+    return next((str(info[key]) for key in _TAGS if info.get(key) is not None), "")
+
+
+def _local_state(path: str) -> Any:
+    path = local(path)
+    stat = os.stat(path)
+    if not os.path.isdir(path):
+        return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    states = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            place = os.path.join(folder, name)
+            stat = os.lstat(place)
+            states.append((os.path.relpath(place, path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return states
 
 
 def _expand_local(path: str, suffixes: tuple[str, ...]) -> list[str]:

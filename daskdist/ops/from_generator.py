@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import location
+from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Source
 from daskdist.core.origin import Origin
 from daskdist.core.primitive import Primitive, Stream
@@ -31,7 +31,7 @@ class FromGenerator(Source):
         The spec that each element must be of.
     """
 
-    generator: Callable[..., Any]
+    generator: UserFunction
     args: tuple[Any, ...]
     signature: ElementSpec = field(repr=False)
 
@@ -42,13 +42,26 @@ class FromGenerator(Source):
     is_repeatable = False
 
     def __post_init__(self) -> None:
-        if not callable(self.generator):
-            raise ArgumentError(
-                f"from_generator: expected a function that gives an iterable, got {type(self.generator).__name__}; "
-                "a generator itself can be run once only, so give the function that makes it"
-            )
         if not self.signature.leaves:
             raise ArgumentError("from_generator: output_signature has no leaves; give a nest of TensorSpec")
+
+    @classmethod
+    def of(
+        cls, generator: Callable[..., Any], args: tuple[Any, ...], signature: ElementSpec, label: str | None
+    ) -> Self:
+        """Return the source of a function that users gave.
+
+        Raises
+        ------
+        ArgumentError
+            It is no function, or the signature has no leaves.
+        """
+        if not callable(generator):
+            raise ArgumentError(
+                f"from_generator: expected a function that gives an iterable, got {type(generator).__name__}; "
+                "a generator itself can be run once only, so give the function that makes it"
+            )
+        return cls(UserFunction(generator, "from_generator"), args, signature, label=label)
 
     @property
     def spec(self) -> ElementSpec:
@@ -65,12 +78,12 @@ class FromGenerator(Source):
 class Pull:
     """A generator that runs."""
 
-    def __init__(self, generator: Callable[..., Any], args: tuple[Any, ...], signature: ElementSpec) -> None:
-        self.location = location(generator)
+    def __init__(self, generator: UserFunction, args: tuple[Any, ...], signature: ElementSpec) -> None:
+        self.location = generator.location
         self.signature = signature
         self.num_elements = 0
         self.failure: Exception | None = None
-        self.iterator: Iterator[Any] = iter(self._checked(generator, args))
+        self.iterator: Iterator[Any] = iter(self._checked(generator.function, args))
 
     def __call__(self, num_rows: int) -> Block | Bundle:
         """The next elements, at most so many; none at the end."""

@@ -127,8 +127,8 @@ class NestedFunction(UserFunction):
                 )
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return NestedFunction, (self.function, self.operation)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_outlooks": {}}
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -166,9 +165,8 @@ class ReadFiles(Source):
         return [sum(split.num_bytes or 0 for split in splits) for splits in listed]
 
     def state(self) -> Any:
-        # Of remote files it would take a question each.
-        local = [path for path in self.paths if not is_remote(path)]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, local)]
+        storage = getattr(self.format, "storage", None)
+        return (storage if isinstance(storage, Storage) else Storage()).states(self.paths)
 
     def sharded(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
         """One worker's share; files already listed are not listed again."""

@@ -1,0 +1,613 @@
+"""Fingerprints of functions: of their code, and of that of everything they reach.
+
+A fingerprint has three parts. The *code* is that of the function and of every function and class outside of
+installed packages that it reaches: by names, by attributes of modules, through closures, defaults, partials,
+methods, and objects that it refers to; with the plain values of global names and closures, and the versions of
+installed packages. The *state* is what lists, dicts and objects hold that are reached. The *contents* are those of
+arrays, of large containers and of objects of installed packages, which take time to hash.
+
+None of them depends on the process, on the seed of hashes, on file names or on line numbers.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import marshal
+import os
+import sys
+import sysconfig
+import threading
+import types
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.code_references import Chain, Import, references_of
+
+# Immutable values whose text tells all. Their types are compared exactly: a subclass may hold more.
+_PLAIN: Final = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)})
+_LARGE: Final = 1000
+_LOCKS: Final = (type(threading.Lock()), type(threading.RLock()), threading.local, weakref.ReferenceType)
+_DESCRIPTORS: Final = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodWrapperType,
+)
+# What Python and others keep in a class besides what its author wrote.
+_NOT_OF_CLASS_NAMES: Final = """
+    __dict__ __weakref__ __module__ __qualname__ __doc__ __annotations__ __annotate__ __annotate_func__ __slotnames__
+    __abstractmethods__ _abc_impl __static_attributes__ __firstlineno__ __parameters__ __orig_bases__
+    __annotations_cache__ __dataclass_params__
+"""
+_NOT_OF_CLASS: Final = frozenset(_NOT_OF_CLASS_NAMES.split())
+
+
+@dataclass(slots=True)
+class Fingerprint:
+    """What identifies a function.
+
+    Parameters
+    ----------
+    code
+        The hash of its code and of what that reaches.
+    state
+        The hash of what the objects hold that it reaches.
+    changes_state
+        Whether some of the code may change those objects: then their state is another after each call.
+    """
+
+    code: str
+    state: str
+    changes_state: bool
+    _unread: list[Any] = field(repr=False)
+    _contents: str | None = None
+
+    @property
+    def contents(self) -> str:
+        """The hash of the arrays and other large objects that it reaches, made when first asked for."""
+        if self._contents is None:
+            walk = _Walk(is_deep=True)
+            for value in self._unread:
+                walk.visit(value)
+            self._contents, self._unread = walk.finish(), []
+        return self._contents
+
+    def is_outdated_by(self, other: Fingerprint) -> bool:
+        """Whether another fingerprint of the same function, taken later, means that it was changed."""
+        return self.code != other.code or (not other.changes_state and self.state != other.state)
+
+
+def fingerprint_of(function: Callable[..., Any]) -> Fingerprint:
+    """Return the fingerprint of a function as it is now: a helper that was defined again gives another.
+
+    It takes some 10 microseconds for each function reached; the contents of arrays are not looked at.
+    """
+    walk = _Walk()
+    walk.visit(function)
+    return Fingerprint(walk.finish(), _hash(walk.state), walk.changes_state, walk.unread)
+
+
+def code_fingerprint(function: Callable[..., Any]) -> str:
+    """Return the code and state of `fingerprint_of` as one token, the same in every process."""
+    found = fingerprint_of(function)
+    return found.code + found.state
+
+
+class _Walk:
+    """Visits everything that a function reaches.
+
+    Parameters
+    ----------
+    is_deep
+        Whether arrays and large objects are read too, and everything counts as code.
+    """
+
+    def __init__(self, is_deep: bool = False) -> None:
+        self.is_deep = is_deep
+        self.code: list[bytes] = []
+        self.state: list[bytes] = self.code if is_deep else []
+        self.sink = self.code
+        self.unread: list[Any] = []
+        self.changes_state = False
+        # By identity, of functions, classes and modules; they are kept so that no identity is given to another.
+        self.seen: dict[int, tuple[int, Any]] = {}
+        # Containers and objects whose visit is under way.
+        self.open: dict[int, int] = {}
+        # Places of plain values of variables, which count only if no function that is reached assigns them.
+        self.variables: list[tuple[int, int, str]] = []
+        self.assigned: set[tuple[int, str]] = set()
+
+    def finish(self) -> str:
+        """Return the hash of the code."""
+        for place, namespace, name in self.variables:
+            if (namespace, name) in self.assigned:
+                self.code[place] = b"assigned"
+        return _hash(self.code)
+
+    def emit(self, *words: object) -> None:
+        self.sink.append(" ".join(map(str, words)).encode("utf-8", "surrogatepass"))
+
+    def visit(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            self.emit(kind.__name__, repr(value))
+        elif kind is types.FunctionType:
+            self._as_code(value, self._function)
+        elif isinstance(value, type):
+            self._as_code(value, self._class)
+        elif isinstance(value, types.ModuleType):
+            self._as_code(value, self._module)
+        elif isinstance(value, (list, tuple, dict, set, frozenset, types.MappingProxyType)) and (
+            kind.__module__ == "builtins"
+        ):
+            self._container(value)
+        elif isinstance(value, np.ndarray):
+            self._array(value)
+        elif isinstance(value, (np.generic, np.dtype)):
+            self.emit(kind.__name__, value.dtype.str if isinstance(value, np.generic) else "", repr(value))
+        else:
+            self._callable_or_object(value)
+
+    def _callable_or_object(self, value: Any) -> None:
+        kind = type(value)
+        if kind is functools.partial:
+            self.emit("partial")
+            for each in (value.func, value.args, value.keywords):
+                self.visit(each)
+        elif kind is types.MethodType:
+            self._method(value)
+        elif kind is types.BuiltinFunctionType:
+            self._builtin(value)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.emit(kind.__name__)
+            self.visit(value.__func__)
+        elif kind is property:
+            self.emit("property")
+            for each in (value.fget, value.fset, value.fdel):
+                self.visit(each)
+        elif kind is types.CellType:
+            self.emit("cell")
+        elif isinstance(value, _DESCRIPTORS):
+            owner = getattr(value, "__objclass__", None)
+            self.emit(kind.__name__, getattr(owner, "__name__", ""), value.__name__)
+        elif kind is np.ufunc and any(getattr(module, value.__name__, None) is value for module in _ufunc_modules()):
+            self.emit("ufunc", value.__name__, _package_of("numpy"))
+        elif isinstance(value, _LOCKS):
+            # They hold nothing that results depend on.
+            self.emit(kind.__name__)
+        else:
+            self._object(value)
+
+    # --- code ---
+
+    def _as_code(self, value: Any, visit: Callable[[Any], None]) -> None:
+        known = self.seen.get(id(value))
+        if known is not None:
+            self.emit("seen", known[0])
+            return
+        self.seen[id(value)] = len(self.seen), value
+        if self.sink is not self.code:
+            self.emit("code")
+        before, self.sink = self.sink, self.code
+        try:
+            visit(value)
+        finally:
+            self.sink = before
+
+    def _function(self, function: types.FunctionType) -> None:
+        variables = function.__globals__
+        module = variables.get("__name__")
+        package = _package_of(module)
+        cells = function.__closure__ or ()
+        if package is not None:
+            self.emit("function", package, module, function.__qualname__)
+            for cell in cells:
+                self._cell(cell)
+            return
+        code = function.__code__
+        found = references_of(code)
+        self.changes_state |= found.may_change_objects
+        self.emit("function", found.digest.hex())
+        self.visit(function.__defaults__)
+        self.visit(function.__kwdefaults__)
+        for name, cell in zip(code.co_freevars, cells, strict=True):
+            if name in found.assigned_free:
+                self.emit("assigned", name)
+            else:
+                self.emit("free", name)
+                self._cell(cell, found.free_names[name])
+        for name in found.assigned_globals:
+            self.assigned.add((id(variables), name))
+        for name, chains in found.global_names.items():
+            if name in variables:
+                self._variable(variables, name, chains)
+            else:
+                self.emit("builtin" if hasattr(builtins, name) else "missing", name)
+        for each in found.imports:
+            self._import(each, variables)
+        attributes = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+        if attributes:
+            before, self.sink = self.sink, self.state
+            self.visit(attributes)
+            self.sink = before
+
+    def _cell(self, cell: types.CellType, chains: Iterable[Chain] = ()) -> None:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            self.emit("empty")
+            return
+        if isinstance(value, types.ModuleType) and chains:
+            self._attributes(value, chains)
+        else:
+            self.visit(value)
+
+    def _variable(self, variables: dict[str, Any], name: str, chains: Iterable[Chain]) -> None:
+        value = variables[name]
+        self.emit("variable", name)
+        if isinstance(value, types.ModuleType):
+            self._attributes(value, chains)
+            return
+        if type(value) in _PLAIN:
+            self.variables.append((len(self.code), id(variables), name))
+        self.visit(value)
+
+    def _attributes(self, module: types.ModuleType, chains: Iterable[Chain]) -> None:
+        package = _package_of(module.__name__)
+        if package is not None:
+            self.emit("package", package, module.__name__, *map(".".join, sorted(chains)))
+            return
+        following: dict[str, set[Chain]] = {}
+        for chain in chains:
+            if chain:
+                following.setdefault(chain[0], set()).add(chain[1:])
+            else:
+                self.visit(module)
+        for name, rest in sorted(following.items()):
+            if hasattr(module, name) and name not in vars(module):
+                # It has a `__getattr__` of its own.
+                self.emit("attribute", name)
+                self.visit(getattr(module, name))
+            elif name in vars(module):
+                self._variable(vars(module), name, rest)
+            else:
+                self.emit("missing", name)
+
+    def _import(self, statement: Import, variables: dict[str, Any]) -> None:
+        self.emit("import", statement.level, statement.module)
+        name = statement.module
+        if statement.level:
+            package = variables.get("__package__") or str(variables.get("__name__", "")).rpartition(".")[0]
+            try:
+                name = importlib.util.resolve_name("." * statement.level + name, package)
+            except ImportError:
+                return
+        installed = _package_of(name)
+        if installed is not None:
+            self.emit("package", installed)
+            return
+        try:
+            module = importlib.import_module(name)
+            for each in statement.names:
+                if not hasattr(module, each):
+                    importlib.import_module(f"{name}.{each}")
+        except Exception:
+            # The function says so itself once it is called.
+            self.emit("missing")
+            return
+        if statement.names:
+            self._used(module, frozenset(statement.names), statement.used)
+        else:
+            self._used(sys.modules[name.partition(".")[0]], statement.used, statement.used)
+            self._used(module, statement.used, statement.used)
+
+    def _used(self, module: types.ModuleType, names: frozenset[str], used: frozenset[str]) -> None:
+        # Which attributes follow which name is not known: all that have a name that is used.
+        for name in sorted(names & vars(module).keys()):
+            value = vars(module)[name]
+            if not isinstance(value, types.ModuleType) or _package_of(value.__name__) is not None:
+                self._variable(vars(module), name, [()])
+            elif id(value) not in self.seen:
+                self.seen[id(value)] = len(self.seen), value
+                self.emit("module", name)
+                self._used(value, used, used)
+
+    def _module(self, module: types.ModuleType) -> None:
+        package = _package_of(module.__name__)
+        if package is not None:
+            self.emit("package", package, module.__name__)
+            return
+        # It is handed on as a whole, so that any of it may be used.
+        for name in sorted(vars(module)):
+            if not name.startswith("__"):
+                self._variable(vars(module), name, [()])
+
+    def _class(self, kind: type) -> None:
+        package = _package_of(kind.__module__)
+        if package is not None:
+            self.emit("class", package, kind.__module__, kind.__qualname__)
+            return
+        self.emit("class", kind.__name__)
+        if type(kind) is not type:
+            self.visit(type(kind))
+        for base in kind.__bases__:
+            self.visit(base)
+        for name, value in sorted(vars(kind).items()):
+            if name in _NOT_OF_CLASS or isinstance(value, types.MemberDescriptorType):
+                continue
+            self.emit("member", name)
+            if isinstance(value, types.FunctionType):
+                self.visit(value)
+            else:
+                # Counters are kept in classes, too.
+                before, self.sink = self.sink, self.state
+                self.visit(value)
+                self.sink = before
+
+    def _method(self, method: types.MethodType) -> None:
+        owner = method.__self__
+        self.emit("method", method.__name__)
+        self.visit(owner)
+        of_class = inspect.getattr_static(owner, method.__name__, None)
+        code = getattr(method.__func__, "__code__", None)
+        # Unpickled, it may be another function than that of the class.
+        if code is None or getattr(getattr(of_class, "__func__", of_class), "__code__", None) != code:
+            self.visit(method.__func__)
+
+    def _builtin(self, function: types.BuiltinFunctionType) -> None:
+        owner = function.__self__
+        self.emit("builtin", function.__name__)
+        if owner is None or isinstance(owner, types.ModuleType):
+            module = function.__module__ or ""
+            self.emit(module, _package_of(module))
+        elif any(owner is each for each in _global_generators()):
+            # Their state is another after each call.
+            self.emit("global generator")
+        else:
+            self.visit(owner)
+
+    # --- data ---
+
+    def _array(self, array: np.ndarray[Any, Any]) -> None:
+        self.emit("array", array.dtype.str, array.shape)
+        if array.dtype.hasobject:
+            self._container(array.tolist() if array.shape else [array.item()])
+        elif self.is_deep:
+            if type(array) is not np.ndarray:
+                # A masked one, say.
+                self._object(array)
+            else:
+                self.sink.append(_digest_of_array(array))
+        else:
+            self.unread.append(array)
+
+    def _container(self, values: Any) -> None:
+        self.emit(type(values).__name__, len(values))
+        if id(values) in self.open:
+            self.emit("open", len(self.open) - self.open[id(values)])
+            return
+        if len(values) > _LARGE and not self.is_deep:
+            self.unread.append(values)
+            return
+        before = self.sink
+        if not isinstance(values, (tuple, frozenset)):
+            self.sink = self.state
+        self.open[id(values)] = len(self.open)
+        try:
+            if isinstance(values, Mapping):
+                self._items(list(values.keys()))
+                self._items(list(values.values()))
+            elif isinstance(values, (set, frozenset)):
+                self._unordered(values)
+            else:
+                self._items(values)
+        finally:
+            del self.open[id(values)]
+            self.sink = before
+
+    def _items(self, values: Any) -> None:
+        if len(values) > 8 and _PLAIN.issuperset(map(type, values)):
+            # Without references by identity, which differ from process to process.
+            self.sink.append(marshal.dumps(list(values), 2))
+            return
+        for each in values:
+            self.visit(each)
+
+    def _unordered(self, values: Any) -> None:
+        # The order of items is another in each process.
+        if _PLAIN.issuperset(map(type, values)):
+            self.sink.extend(sorted(f"{type(each).__name__} {each!r}".encode() for each in values))
+            return
+        tokens = []
+        for each in values:
+            walk = _Walk(is_deep=True)
+            walk.visit(each)
+            tokens.append(walk.finish().encode())
+        self.sink.extend(sorted(tokens))
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        if id(value) in self.open:
+            self.emit("open", len(self.open) - self.open[id(value)])
+            return
+        self.emit("object")
+        self.visit(kind)
+        package = _package_of(kind.__module__)
+        wrapped = getattr(value, "py_func", getattr(value, "__wrapped__", None)) if package is not None else None
+        if callable(value) and callable(wrapped):
+            # A cache of results, or a compiler, around a function.
+            self.visit(wrapped)
+            return
+        before = self.sink
+        self.sink = self.state
+        self.open[id(value)] = len(self.open)
+        try:
+            if self._has_own_token(value):
+                self._read_later(value, lambda: self.emit(_dask_token(value)))
+            elif package is None or package.startswith("python ") or _is_plainly_kept(kind):
+                self._reduced(value)
+            else:
+                self._read_later(value, lambda: self._reduced(value))
+        finally:
+            del self.open[id(value)]
+            self.sink = before
+
+    def _read_later(self, value: Any, read: Callable[[], None]) -> None:
+        if self.is_deep:
+            read()
+        else:
+            self.unread.append(value)
+
+    @staticmethod
+    def _has_own_token(value: Any) -> bool:
+        from dask.tokenize import normalize_object, normalize_token
+
+        return hasattr(value, "__dask_tokenize__") or normalize_token.dispatch(type(value)) is not normalize_object
+
+    def _reduced(self, value: Any) -> None:
+        try:
+            if isinstance(value, io.IOBase):
+                raise TypeError("a file is read on from where it is")
+            reduced = value.__reduce_ex__(4)
+        except RecursionError:
+            raise
+        except Exception:
+            self.emit(_unique(value))
+            return
+        if isinstance(reduced, str):
+            self.emit(reduced)
+            return
+        function, arguments, *rest = reduced
+        self.visit(function)
+        self.visit(arguments)
+        for each in rest:
+            # The last are iterators, of items.
+            self.visit(
+                each if each is None or isinstance(each, (tuple, dict)) or not _is_iterator(each) else list(each)
+            )
+
+
+def _is_iterator(value: Any) -> bool:
+    return hasattr(value, "__next__")
+
+
+def _is_plainly_kept(kind: type) -> bool:
+    # Whether its state is its attributes, and no call is made to find it.
+    return (
+        kind.__reduce__ is object.__reduce__
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
+    )
+
+
+def _hash(parts: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _digest_of_array(array: np.ndarray[Any, Any]) -> bytes:
+    if array.dtype.kind == "T":
+        return marshal.dumps(array.tolist(), 2)
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.digest()
+
+
+def _dask_token(value: Any) -> str:
+    from dask.tokenize import tokenize
+
+    return str(tokenize(value))
+
+
+# Objects that cannot be read, by identity, each with a token of its own; kept so that no identity is given again.
+_UNREADABLE: Final[dict[int, tuple[Any, str]]] = {}
+
+
+def _unique(value: Any) -> str:
+    return _UNREADABLE.setdefault(id(value), (value, uuid.uuid4().hex))[1]
+
+
+def _global_generators() -> list[Any]:
+    modules = [sys.modules.get("random"), sys.modules.get("numpy.random")]
+    found = [getattr(modules[0], "_inst", None), getattr(getattr(modules[1], "mtrand", None), "_rand", None)]
+    return [each for each in found if each is not None]
+
+
+def _ufunc_modules() -> list[Any]:
+    return [sys.modules[name] for name in ("numpy", "scipy.special") if name in sys.modules]
+
+
+# --- packages ---
+
+_PACKAGES: Final[dict[str, str | None]] = {}
+
+
+def _package_of(module: str | None) -> str | None:
+    """Return the name and version of the installed package that a module is of, or None if it is of none."""
+    root = (module or "").partition(".")[0]
+    if root not in _PACKAGES:
+        _PACKAGES[root] = _installed(root)
+    return _PACKAGES[root]
+
+
+def _installed(root: str) -> str | None:
+    if root in ("", "__main__", "__mp_main__"):
+        return None
+    if root in sys.builtin_module_names:
+        return _PYTHON
+    module = sys.modules.get(root)
+    if root == "daskdist":
+        return f"daskdist {getattr(module, '__version__', '')}"
+    for place in _places(root, module):
+        parts = place.split(os.sep)
+        is_of_packages = "site-packages" in parts or "dist-packages" in parts
+        if is_of_packages:
+            return f"{root} {_version(root, module)}"
+        if any(place.startswith(each + os.sep) for each in _STANDARD):
+            return _PYTHON
+    return None
+
+
+_PYTHON: Final = f"python {sys.version_info.major}.{sys.version_info.minor}"
+_STANDARD: Final = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
+
+
+def _places(root: str, module: types.ModuleType | None) -> list[str]:
+    spec = getattr(module, "__spec__", None)
+    if module is None:
+        try:
+            spec = importlib.util.find_spec(root)
+        except (ImportError, ValueError):
+            spec = None
+    places = [getattr(module, "__file__", None), getattr(spec, "origin", None)]
+    places += list(getattr(spec, "submodule_search_locations", None) or ())
+    return [os.path.abspath(place) for place in places if place and place not in ("built-in", "frozen", "namespace")]
+
+
+def _version(root: str, module: types.ModuleType | None) -> str:
+    version = getattr(module, "__version__", None)
+    if isinstance(version, str):
+        return version
+    try:
+        return importlib.metadata.version(root)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    names = importlib.metadata.packages_distributions().get(root, ())
+    return ",".join(importlib.metadata.version(name) for name in names)

@@ -1,0 +1,173 @@
+"""Names that the code of a function refers to, read from its bytecode."""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+# Attributes that follow a name directly: ("sub", "helper") for ``pkg.sub.helper``.
+Chain = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """An import statement inside a function.
+
+    Parameters
+    ----------
+    module
+        The name that is imported.
+    level
+        The number of leading dots.
+    names
+        Names that are taken from it, by ``from module import names``; none for ``import module``.
+    used
+        All names in the code, which may be attributes of what is imported.
+    """
+
+    module: str
+    level: int
+    names: tuple[str, ...]
+    used: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What a code object refers to, its nested functions included.
+
+    Parameters
+    ----------
+    digest
+        A hash of the code: of its instructions, constants and names, and of no line numbers or file names.
+    global_names, free_names
+        Each global name and each free variable that is read, and the chains of attributes that are read from it.
+    assigned_globals, assigned_free
+        Names that it assigns or deletes.
+    imports
+        The imports in it.
+    may_change_objects
+        Whether it stores items or attributes, or calls a method by the name of one that changes its object.
+    """
+
+    digest: bytes
+    global_names: dict[str, frozenset[Chain]]
+    free_names: dict[str, frozenset[Chain]]
+    assigned_globals: frozenset[str]
+    assigned_free: frozenset[str]
+    imports: tuple[Import, ...]
+    may_change_objects: bool
+
+
+_CHANGING_NAMES: Final = """
+    add append appendleft clear difference_update discard extend extendleft fill insert intersection_update
+    move_to_end pop popitem popleft put remove reverse rotate setdefault setflags sort symmetric_difference_update
+    update __setitem__
+"""
+_CHANGING_METHODS: Final = frozenset(_CHANGING_NAMES.split())
+_CHANGING_STEPS: Final = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR"})
+# By the identity of a code object, which is kept so that it is not freed and its identity given to another.
+_KNOWN: Final[dict[int, tuple[types.CodeType, References]]] = {}
+_MOST_KNOWN: Final = 8192
+
+
+def references_of(code: types.CodeType) -> References:
+    """Return what a code object refers to; remembered by the identity of the code object, which never changes."""
+    known = _KNOWN.get(id(code))
+    if known is not None:
+        return known[1]
+    found = _Reader().read(code)
+    if len(_KNOWN) >= _MOST_KNOWN:
+        _KNOWN.clear()
+    _KNOWN[id(code)] = code, found
+    return found
+
+
+class _Reader:
+    """Collects the references of a code object and of those nested in it."""
+
+    def __init__(self) -> None:
+        self.globals: dict[str, set[Chain]] = {}
+        self.free: dict[str, set[Chain]] = {}
+        self.assigned_globals: set[str] = set()
+        self.assigned_free: set[str] = set()
+        self.imports: list[Import] = []
+        self.may_change_objects = False
+
+    def read(self, code: types.CodeType) -> References:
+        self._visit(code, frozenset(code.co_freevars))
+        return References(
+            digest_of(code),
+            {name: frozenset(chains) for name, chains in sorted(self.globals.items())},
+            {name: frozenset(self.free.get(name, ())) for name in code.co_freevars},
+            frozenset(self.assigned_globals),
+            frozenset(self.assigned_free),
+            tuple(self.imports),
+            self.may_change_objects,
+        )
+
+    def _visit(self, code: types.CodeType, free: frozenset[str]) -> None:
+        # `free` are the names that, in this code, mean free variables of the outermost.
+        if _CHANGING_METHODS.intersection(code.co_names):
+            self.may_change_objects = True
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]
+        for place, step in enumerate(steps):
+            name = step.argval
+            match step.opname:
+                case "LOAD_GLOBAL" | "LOAD_NAME" | "LOAD_FROM_DICT_OR_GLOBALS":
+                    self.globals.setdefault(name, set()).add(_chain(steps, place))
+                case "LOAD_DEREF" | "LOAD_CLASSDEREF" | "LOAD_FROM_DICT_OR_DEREF" if name in free:
+                    self.free.setdefault(name, set()).add(_chain(steps, place))
+                case "STORE_GLOBAL" | "DELETE_GLOBAL":
+                    self.assigned_globals.add(name)
+                case "STORE_DEREF" | "DELETE_DEREF" if name in free:
+                    self.assigned_free.add(name)
+                case "IMPORT_NAME":
+                    self.imports.append(_import(code, steps, place))
+                case opname if opname in _CHANGING_STEPS:
+                    self.may_change_objects = True
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._visit(constant, free.intersection(constant.co_freevars) - set(code.co_cellvars))
+
+
+def _chain(steps: list[dis.Instruction], place: int) -> Chain:
+    chain: list[str] = []
+    for step in steps[place + 1 :]:
+        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            break
+        chain.append(step.argval)
+    return tuple(chain)
+
+
+def _import(code: types.CodeType, steps: list[dis.Instruction], place: int) -> Import:
+    level, names = (step.argval for step in steps[place - 2 : place])
+    return Import(steps[place].argval, level, tuple(names or ()), frozenset(code.co_names))
+
+
+def digest_of(code: types.CodeType) -> bytes:
+    """Return a hash of a code object that moving, commenting or compiling it elsewhere does not change."""
+    digest = hashlib.blake2b(digest_size=16)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    for part in (repr((counts, names)).encode(), code.co_code, code.co_exceptiontable, *_constants(code.co_consts)):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _constants(values: Iterable[Any]) -> Iterator[bytes]:
+    for value in values:
+        if isinstance(value, types.CodeType):
+            yield digest_of(value)
+        elif isinstance(value, tuple):
+            yield f"tuple {len(value)}".encode()
+            yield from _constants(value)
+        elif isinstance(value, frozenset):
+            # The order of its items is another in each process.
+            yield b"set " + b" ".join(sorted(b"".join(_constants([each])) for each in value))
+        else:
+            yield f"{type(value).__name__} {value!r}".encode()

@@ -1,0 +1,275 @@
+"""Fingerprints of functions: what changes them, and what does not."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import Dataset
+from daskdist.core.code_fingerprint import code_fingerprint, fingerprint_of
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Gives what writes modules, below a package with a name of its own, and imports one of them anew."""
+    name = f"project{next(_NUMBERS)}"
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(modules, imported):
+        for module, source in {"__init__": "", **modules}.items():
+            path = folder / f"{module.replace('.', '/')}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(textwrap.dedent(source).replace("PROJECT", name))
+        for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+            del sys.modules[module]
+        importlib.invalidate_caches()
+        return importlib.import_module(f"{name}.{imported}")
+
+    yield write
+    for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+WAYS = {
+    "directly": {"preprocess": "def f(x):\n    return x * 2"},
+    "a call further": {"preprocess": "def g(x):\n    return x * 2\ndef f(x):\n    return g(x)"},
+    "of another module": {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "from PROJECT.helpers import g\ndef f(x):\n    return g(x)",
+    },
+    "attribute of a module": {
+        "sub.__init__": "",
+        "sub.helper": "def g(x):\n    return x * 2",
+        "preprocess": "import PROJECT.sub.helper\ndef f(x):\n    return PROJECT.sub.helper.g(x)",
+    },
+    "imported within": {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "def f(x):\n    from PROJECT.helpers import g\n    return g(x)",
+    },
+    "imported within, from here": {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "def f(x):\n    from . import helpers as h\n    return h.g(x)",
+    },
+    "a module handed on": {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "from PROJECT import helpers\ndef f(x):\n    m = helpers\n    return m.g(x)",
+    },
+    "a partial": {"preprocess": "import functools\ndef g(y, x):\n    return x * 2\nf = functools.partial(g, 1)"},
+    "a closure": {
+        "preprocess": "def make():\n    def g(x):\n        return x * 2\n    return lambda x: g(x)\nf = make()"
+    },
+    "a method": {"preprocess": "class A:\n    def g(self, x):\n        return x * 2\nf = A().g"},
+    "an inherited method": {
+        "preprocess": "class B:\n    def g(self, x):\n        return x * 2\nclass A(B):\n    pass\nf = A().g"
+    },
+    "a callable": {"preprocess": "class A:\n    def __call__(self, x):\n        return x * 2\nf = A()"},
+    "a property": {
+        "preprocess": "class A:\n    @property\n    def p(self):\n        return 2\na = A()\nf = lambda x: x * a.p"
+    },
+    "a default": {"preprocess": "g = lambda x: x * 2\ndef f(x, g=g):\n    return g(x)"},
+    "in a dict": {"preprocess": "TABLE = {'g': lambda x: x * 2}\ndef f(x):\n    return TABLE['g'](x)"},
+    "a constant of the module": {"preprocess": "K = 2\ndef f(x):\n    return x * K"},
+    "a constant of another": {
+        "config": "K = 2",
+        "preprocess": "from PROJECT import config\ndef f(x):\n    return x * config.K",
+    },
+    "in an array": {"preprocess": "import numpy as np\nK = np.array([2])\ndef f(x):\n    return x * K[0]"},
+    "decorated": {"preprocess": "import functools\n@functools.lru_cache\ndef f(x):\n    return x * 2"},
+    "numpy.vectorize": {"preprocess": "import numpy as np\n@np.vectorize\ndef f(x):\n    return x * 2"},
+    "wraps": {
+        "preprocess": "import functools, numpy as np\n@functools.wraps(np.log)\ndef f(x):\n    return x * 2",
+    },
+    "recursive": {"preprocess": "def g(x):\n    return f(x) * 2\ndef f(x):\n    return g(x) if x else 0"},
+    "a comprehension": {"preprocess": "def g(x):\n    return x * 2\ndef f(x):\n    return [g(y) for y in [x]]"},
+}
+
+
+def _token(function):
+    found = fingerprint_of(function)
+    return found.code, found.state, found.contents
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_edited_changes_it_and_nothing_else_does(project, way):
+    modules = WAYS[way]
+    before = _token(project(modules, "preprocess").f)
+    unused = "" if way == "a module handed on" else "UNUSED = 1"
+    commented = {name: f"# A comment.\n\n{unused}\n{source}\n# Another.\n" for name, source in modules.items()}
+    assert _token(project(commented, "preprocess").f) == before
+    edited = {name: source.replace("2", "3") for name, source in modules.items()}
+    assert edited != modules
+    assert _token(project(edited, "preprocess").f) != before
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pickled_by_value_it_is_the_same(project, way):
+    """As functions of the program itself are, to be sent to a worker."""
+    module = project(WAYS[way], "preprocess")
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        sent = cloudpickle.loads(cloudpickle.dumps(module.f))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    assert _token(sent) == _token(module.f)
+
+
+def test_it_is_the_same_in_every_process(project):
+    program = """
+        from daskdist.core.code_fingerprint import fingerprint_of
+        import enum, functools, datetime, numpy as np
+        K = 3
+        class Color(enum.Enum):
+            RED = 1
+        class Config:
+            size: int = 3
+            def __init__(self, names):
+                self.names, self.when = names, datetime.date(2020, 1, 1)
+        config = Config({"a", "b", "c"})
+        def g(x):
+            return x + K
+        def f(x, *, y=frozenset({"p", "q", "r"})):
+            return g(x) if x in {"a", "b", "c"} else functools.reduce(f, config.names), Color.RED, np.log(x)
+        found = fingerprint_of(f)
+        print(found.code, found.state, found.contents)
+    """
+    found = set()
+    for seed in "12":
+        made = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent("\n" * int(seed) + program)],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.add(made.stdout)
+    assert len(found) == 1
+
+
+def test_calls_do_not_change_what_they_are_known_to_change():
+    count, memo = 0, {}
+
+    def counting(x):
+        nonlocal count
+        count += 1
+        return x
+
+    def remembering(x):
+        return memo.setdefault(int(x), x * 2)
+
+    for function in (counting, remembering):
+        ds = Dataset.range(5).map(function)
+        before = ds.fingerprint()
+        list(ds)
+        again = Dataset.range(5).map(function).fingerprint() if function is counting else ds.fingerprint()
+        assert again == before
+
+
+def test_what_cannot_be_read_is_itself_only():
+    lock = threading.Lock()
+    assert code_fingerprint(lambda: lock) == code_fingerprint(lambda: lock)
+    # An open file reads on from where it is.
+    with open(__file__) as one, open(__file__) as other:
+        assert code_fingerprint(lambda: one) == code_fingerprint(lambda: one)
+        assert _token(functools.partial(print, one)) != _token(functools.partial(print, other))
+
+
+def test_versions_of_installed_packages_count(monkeypatch):
+    from daskdist.core import code_fingerprint as module
+
+    def f(x):
+        return np.log(x)
+
+    before = code_fingerprint(f)
+    monkeypatch.setattr(module, "_PACKAGES", {})
+    assert code_fingerprint(f) == before
+    monkeypatch.setattr(module, "_PACKAGES", {})
+    monkeypatch.setattr(np, "__version__", "0.0")
+    assert code_fingerprint(f) != before
+
+
+def test_it_takes_little_time():
+    def g(x):
+        return np.log(x) + 1
+
+    def f(x):
+        return g(x) * g(x + 1)
+
+    code_fingerprint(f)
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        code_fingerprint(f)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1e-3
+
+
+def test_caches_follow_edits_of_a_module(project, tmp_path):
+    source = {
+        "helpers": "def g(x):\n    return x * 2",
+        "preprocess": "from PROJECT import helpers\ndef f(x):\n    return helpers.g(x)",
+    }
+
+    def values():
+        f = project(source, "preprocess").f
+        return [
+            [int(x) for x in Dataset.range(3).map(f).cache(tmp_path / "cache")],
+            [int(x) for x in Dataset.range(3).map(f).snapshot(tmp_path / "snapshot")],
+        ]
+
+    assert values() == values() == [[0, 2, 4], [0, 2, 4]]
+    source["helpers"] = "def g(x):\n    return x * 3"
+    assert values() == [[0, 3, 6], [0, 3, 6]]
+
+
+def test_generators_count(project):
+    def made(text):
+        module = project({"preprocess": f"def rows():\n    yield {text}"}, "preprocess")
+        return Dataset.from_generator(module.rows, daskdist.TensorSpec((), "int64")).fingerprint()
+
+    assert made("1") == made("1") != made("2")
+
+
+def test_a_file_whose_times_are_put_back_is_another(tmp_path):
+    import os
+
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(4))
+    before = daskdist.read_npy(path).fingerprint()
+    stat = os.stat(path)
+    np.save(path, np.arange(4) + 1)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert os.stat(path).st_mtime_ns == stat.st_mtime_ns
+    assert daskdist.read_npy(path).fingerprint() != before
+
+
+def test_a_remote_file_that_changes_is_another():
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    name = f"/functions{next(_NUMBERS)}"
+    urls = [f"memory:/{name}/{each}.txt" for each in "ab"]
+    try:
+        for url in urls:
+            fs.pipe(url, b"one\n")
+        before = daskdist.read_text(urls).fingerprint()
+        assert daskdist.read_text(urls).fingerprint() == before
+        fs.pipe(urls[1], b"two\n")
+        assert daskdist.read_text(urls).fingerprint() != before
+    finally:
+        fs.rm(name, recursive=True)
