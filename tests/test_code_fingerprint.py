@@ -190,7 +190,7 @@ def test_what_cannot_be_read_is_itself_only():
 
 
 def test_versions_of_installed_packages_count(monkeypatch):
-    from daskdist.core import code_fingerprint as module
+    from daskdist.core import installed_packages as module
 
     def f(x):
         return np.log(x)

@@ -15,14 +15,11 @@ import builtins
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import io
 import marshal
-import os
 import sys
-import sysconfig
 import threading
 import types
 import uuid
@@ -34,6 +31,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.code_references import Chain, Import, references_of
+from daskdist.core.installed_packages import package_of
 
 # Immutable values whose text tells all. Their types are compared exactly: a subclass may hold more.
 _PLAIN: Final = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)})
@@ -80,10 +78,14 @@ class Fingerprint:
     def contents(self) -> str:
         """The hash of the arrays and other large objects that it reaches, made when first asked for."""
         if self._contents is None:
-            walk = _Walk(is_deep=True)
-            for value in self._unread:
-                walk.visit(value)
-            self._contents, self._unread = walk.finish(), []
+            try:
+                walk = _Walk(is_deep=True)
+                for value in self._unread:
+                    walk.visit(value)
+                self._contents = walk.finish()
+            except Exception:
+                self._contents = " ".join(map(_unique, self._unread))
+            self._unread = []
         return self._contents
 
     def is_outdated_by(self, other: Fingerprint) -> bool:
@@ -97,7 +99,11 @@ def fingerprint_of(function: Callable[..., Any]) -> Fingerprint:
     It takes some 10 microseconds for each function reached; the contents of arrays are not looked at.
     """
     walk = _Walk()
-    walk.visit(function)
+    try:
+        walk.visit(function)
+    except Exception:
+        # Something it reaches cannot even be looked at: then it is like itself only.
+        return Fingerprint(_unique(function), "", False, [])
     return Fingerprint(walk.finish(), _hash(walk.state), walk.changes_state, walk.unread)
 
 
@@ -185,7 +191,7 @@ class _Walk:
             owner = getattr(value, "__objclass__", None)
             self.emit(kind.__name__, getattr(owner, "__name__", ""), value.__name__)
         elif kind is np.ufunc and any(getattr(module, value.__name__, None) is value for module in _ufunc_modules()):
-            self.emit("ufunc", value.__name__, _package_of("numpy"))
+            self.emit("ufunc", value.__name__, package_of("numpy"))
         elif isinstance(value, _LOCKS):
             # They hold nothing that results depend on.
             self.emit(kind.__name__)
@@ -211,7 +217,7 @@ class _Walk:
     def _function(self, function: types.FunctionType) -> None:
         variables = function.__globals__
         module = variables.get("__name__")
-        package = _package_of(module)
+        package = package_of(module)
         cells = function.__closure__ or ()
         if package is not None:
             self.emit("function", package, module, function.__qualname__)
@@ -267,7 +273,7 @@ class _Walk:
         self.visit(value)
 
     def _attributes(self, module: types.ModuleType, chains: Iterable[Chain]) -> None:
-        package = _package_of(module.__name__)
+        package = package_of(module.__name__)
         if package is not None:
             self.emit("package", package, module.__name__, *map(".".join, sorted(chains)))
             return
@@ -296,7 +302,7 @@ class _Walk:
                 name = importlib.util.resolve_name("." * statement.level + name, package)
             except ImportError:
                 return
-        installed = _package_of(name)
+        installed = package_of(name)
         if installed is not None:
             self.emit("package", installed)
             return
@@ -319,7 +325,7 @@ class _Walk:
         # Which attributes follow which name is not known: all that have a name that is used.
         for name in sorted(names & vars(module).keys()):
             value = vars(module)[name]
-            if not isinstance(value, types.ModuleType) or _package_of(value.__name__) is not None:
+            if not isinstance(value, types.ModuleType) or package_of(value.__name__) is not None:
                 self._variable(vars(module), name, [()])
             elif id(value) not in self.seen:
                 self.seen[id(value)] = len(self.seen), value
@@ -327,7 +333,7 @@ class _Walk:
                 self._used(value, used, used)
 
     def _module(self, module: types.ModuleType) -> None:
-        package = _package_of(module.__name__)
+        package = package_of(module.__name__)
         if package is not None:
             self.emit("package", package, module.__name__)
             return
@@ -337,7 +343,7 @@ class _Walk:
                 self._variable(vars(module), name, [()])
 
     def _class(self, kind: type) -> None:
-        package = _package_of(kind.__module__)
+        package = package_of(kind.__module__)
         if package is not None:
             self.emit("class", package, kind.__module__, kind.__qualname__)
             return
@@ -373,7 +379,7 @@ class _Walk:
         self.emit("builtin", function.__name__)
         if owner is None or isinstance(owner, types.ModuleType):
             module = function.__module__ or ""
-            self.emit(module, _package_of(module))
+            self.emit(module, package_of(module))
         elif any(owner is each for each in _global_generators()):
             # Their state is another after each call.
             self.emit("global generator")
@@ -446,7 +452,7 @@ class _Walk:
             return
         self.emit("object")
         self.visit(kind)
-        package = _package_of(kind.__module__)
+        package = package_of(kind.__module__)
         wrapped = getattr(value, "py_func", getattr(value, "__wrapped__", None)) if package is not None else None
         if callable(value) and callable(wrapped):
             # A cache of results, or a compiler, around a function.
@@ -507,11 +513,8 @@ def _is_iterator(value: Any) -> bool:
 
 def _is_plainly_kept(kind: type) -> bool:
     # Whether its state is its attributes, and no call is made to find it.
-    return (
-        kind.__reduce__ is object.__reduce__
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
-    )
+    own = {name for each in kind.__mro__[:-1] for name in vars(each)}
+    return own.isdisjoint(("__reduce__", "__reduce_ex__", "__getstate__"))
 
 
 def _hash(parts: Iterable[bytes]) -> str:
@@ -552,62 +555,3 @@ def _global_generators() -> list[Any]:
 
 def _ufunc_modules() -> list[Any]:
     return [sys.modules[name] for name in ("numpy", "scipy.special") if name in sys.modules]
-
-
-# --- packages ---
-
-_PACKAGES: Final[dict[str, str | None]] = {}
-
-
-def _package_of(module: str | None) -> str | None:
-    """Return the name and version of the installed package that a module is of, or None if it is of none."""
-    root = (module or "").partition(".")[0]
-    if root not in _PACKAGES:
-        _PACKAGES[root] = _installed(root)
-    return _PACKAGES[root]
-
-
-def _installed(root: str) -> str | None:
-    if root in ("", "__main__", "__mp_main__"):
-        return None
-    if root in sys.builtin_module_names:
-        return _PYTHON
-    module = sys.modules.get(root)
-    if root == "daskdist":
-        return f"daskdist {getattr(module, '__version__', '')}"
-    for place in _places(root, module):
-        parts = place.split(os.sep)
-        is_of_packages = "site-packages" in parts or "dist-packages" in parts
-        if is_of_packages:
-            return f"{root} {_version(root, module)}"
-        if any(place.startswith(each + os.sep) for each in _STANDARD):
-            return _PYTHON
-    return None
-
-
-_PYTHON: Final = f"python {sys.version_info.major}.{sys.version_info.minor}"
-_STANDARD: Final = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
-
-
-def _places(root: str, module: types.ModuleType | None) -> list[str]:
-    spec = getattr(module, "__spec__", None)
-    if module is None:
-        try:
-            spec = importlib.util.find_spec(root)
-        except (ImportError, ValueError):
-            spec = None
-    places = [getattr(module, "__file__", None), getattr(spec, "origin", None)]
-    places += list(getattr(spec, "submodule_search_locations", None) or ())
-    return [os.path.abspath(place) for place in places if place and place not in ("built-in", "frozen", "namespace")]
-
-
-def _version(root: str, module: types.ModuleType | None) -> str:
-    version = getattr(module, "__version__", None)
-    if isinstance(version, str):
-        return version
-    try:
-        return importlib.metadata.version(root)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    names = importlib.metadata.packages_distributions().get(root, ())
-    return ",".join(importlib.metadata.version(name) for name in names)
