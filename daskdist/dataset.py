@@ -1317,14 +1317,16 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         UnknownLengthError
             The dataset is endless.
         ArgumentError
-            Elements are neither bytes nor dicts of arrays by name, or there are TFRecord files already.
+            Elements are neither bytes nor dicts of arrays by name, or there are TFRecord files already. A number is too
+            large for float32 or int64.
         FileError
             They cannot be written.
 
         Notes
         -----
-        Bytes are the record itself; a dict is a ``tf.train.Example``, with floats as float32, whole numbers as int64,
-        text as UTF-8 and arrays flat. What is said of names and of workers in `to_parquet` holds here.
+        Bytes are the record itself; a dict is a ``tf.train.Example``, with floats as float32 (of a float64 about seven
+        digits are kept), whole numbers as int64, text as UTF-8 and arrays flat. What is said of names and of workers
+        in `to_parquet` holds here.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from pathlib import Path
 
 import dask
@@ -16,6 +17,7 @@ from daskdist.core.block import Bundle, from_items
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.files.first import First
+from daskdist.formats import npy
 from daskdist.formats.npy import Npy, Npz, npy_writer
 from daskdist.testing import FormatLaws
 
@@ -179,6 +181,49 @@ def test_members_of_archives_are_mapped_where_they_are_not_compressed(tmp_path):
     assert x.flags.aligned
     assert b.tolist() == list(range(100, 200))
     assert x.tolist() == list(range(200, 400, 2))
+
+
+def with_a_flipped_bit(path, value):
+    """Flip a bit of a value in a file."""
+    content = bytearray(Path(path).read_bytes())
+    content[content.index(value)] ^= 4
+    Path(path).write_bytes(content)
+
+
+@pytest.mark.parametrize("split_bytes", [9000, 100_000])
+def test_checksums_of_mapped_members_are_compared_once(tmp_path, monkeypatch, split_bytes):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.arange(4000), y=np.arange(4000) / 2)
+    summed, crc32 = [], zlib.crc32
+    # The library that reads archives has its own name for it.
+    monkeypatch.setattr(npy.zlib, "crc32", lambda data, *start: summed.append(len(data)) or crc32(data, *start))
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        assert [int(x) for x in read_npy(path, "x").repeat(2)] == [*range(4000)] * 2
+        assert summed == [32000 + 128]
+        with_a_flipped_bit(path, np.int64(3077).tobytes())
+        with pytest.raises(errors.FileError, match=r"a\.npz rows 0 .*the checksum of array 'x' is 0x.*check_crc=False"):
+            list(read_npy(path))
+        rows = list(iterator := iter(read_npy(path, "x").ignore_errors()))
+        assert not rows
+        assert iterator.stats()["skipped_by_file"][str(path)] >= 1
+        # What is not read is not looked at.
+        assert [float(y) for y in read_npy(path, "y")] == [k / 2 for k in range(4000)]
+        assert [int(x) for x in read_npy(path, "x", check_crc=False)] == [
+            k if k != 3077 else 3077 ^ 4 for k in range(4000)
+        ]
+
+
+def test_checksums_of_whole_members_elsewhere_are_compared(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(4000))
+    with_a_flipped_bit(tmp_path / "a.npz", np.int64(3077).tobytes())
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/checksums/a.npz", (tmp_path / "a.npz").read_bytes())
+    try:
+        with pytest.raises(errors.FileError, match="the checksum of array 'x'"):
+            list(read_npy("memory://checksums/a.npz"))
+        assert len(list(read_npy("memory://checksums/a.npz", check_crc=False))) == 4000
+    finally:
+        fs.rm("/checksums", recursive=True)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import daskdist
-from daskdist import FixedLenFeature, TensorSpec, VarLenFeature, data, errors, read_files, read_tfrecord
+from daskdist import Dataset, FixedLenFeature, TensorSpec, VarLenFeature, data, errors, read_files, read_tfrecord
 from daskdist.core.block import Block
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
@@ -453,8 +453,44 @@ def test_values_that_cannot_be_written():
         write(np.array([b"a", 3], object))
     with pytest.raises(errors.ArgumentError, match="leaf 'x' has None; give bytes, or text"):
         write({"x": np.array([b"a", None], object)})
-    with pytest.raises(errors.ArgumentError, match="leaf 'x' has 18446744073709551615; an example holds int64"):
-        write({"x": np.array([2**64 - 1], np.uint64)})
+    with pytest.raises(errors.ArgumentError, match=r"records are to be bytes, and one is None"):
+        write(np.array([b"a", None], object))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            np.array([1, 2**64 - 1], np.uint64),
+            "leaf 'x' of row 1 of .* has 18446744073709551615; an example holds int64",
+        ),
+        (np.array([np.inf, 1.0, 1e300]), r"leaf 'x' of row 2 of .* has 1e\+300; an example holds float32"),
+        (np.array([[1.0, 2.0], [3.0, -3.5e38]]), r"leaf 'x' of row 1 of .* has -3\.5e\+38; an example holds float32"),
+    ],
+)
+def test_numbers_that_are_too_large_are_not_written(tmp_path, column, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        Dataset.from_tensor_slices({"x": column}).to_tfrecord(tmp_path / "a")
+    # Of lists that differ in length too.
+    lists = Dataset.from_tensor_slices({"x": column}).map(lambda e: {"x": np.repeat(e["x"].reshape(-1)[-1], 3)})
+    with pytest.raises(errors.ArgumentError, match=message):
+        lists.to_tfrecord(tmp_path / "b")
+    assert not list(tmp_path.iterdir())
+
+
+def test_floats_that_fit_and_those_that_are_infinite_are_written(tmp_path):
+    values = [np.inf, -np.inf, np.nan, 3.4e38, 0.1]
+    Dataset.from_tensor_slices({"x": np.array(values)}).to_tfrecord(tmp_path)
+    found = [float(e["x"]) for e in read_tfrecord(tmp_path, {"x": FixedLenFeature((), "float32")})]
+    np.testing.assert_array_equal(found, np.float32(values))
+
+
+def test_leaves_of_several_dtypes_are_not_written_as_what_numpy_makes_of_them(tmp_path):
+    def odd(e):
+        return {"x": np.uint64(5) if e["x"] == 3 else np.int64(2**62 + 1)}
+
+    with pytest.raises(errors.ArgumentError, match="leaf 'x' comes as int64, uint64; give all elements one dtype"):
+        Dataset.from_tensor_slices({"x": np.arange(6)}).map(odd).to_tfrecord(tmp_path)
 
 
 def test_on_a_cluster(tmp_path, on_cluster):

@@ -882,6 +882,16 @@ def test_decoding_tells_what_it_is_by_the_whole_name_first():
     ]
 
 
+def test_only_bytes_are_written_as_bytes():
+    # Python makes three zeros of the number 3.
+    assert Decoding().encode("raw", np.array(b"abc", object)) == b"abc"
+    for value in (3, [1, 2], "text", None):
+        given = np.empty((), object)
+        given[()] = value
+        with pytest.raises(ValueError, match="field 'raw' holds bytes, and a value is"):
+            Decoding().encode("raw", given)
+
+
 def test_a_copy_reads_the_same(tmp_path):
     path = tmp_path / "a.tar"
     shutil.copy(DIGITS, path)

@@ -183,6 +183,16 @@ def test_seconds_come_back_in_milliseconds(tmp_path):
     assert found[0].dtype == "M8[ms]"
 
 
+def test_dates_beyond_those_of_columns_are_not_written(tmp_path):
+    # Arrow counts days in 32 bits, and takes the lowest of 64.
+    ds = Dataset.from_tensor_slices({"day": np.array(["NaT", "2024-02-29", 2**40], "M8[D]")})
+    with pytest.raises(errors.ArgumentError, match=r"leaf \['day'\].*dates from .* are not all within"):
+        ds.to_parquet(tmp_path / "a")
+    known = np.array(["NaT", -(2**31), 2**31 - 1], "M8[D]")
+    Dataset.from_tensor_slices({"day": known}).to_parquet(tmp_path / "b")
+    np.testing.assert_array_equal(np.array(list(read_parquet(tmp_path / "b", "day"))), known)
+
+
 def test_words_of_numpy_are_text_and_bytes(tmp_path):
     words, raw = np.array(["a", "longer"]), np.array([b"a", b"longer"])
     structure = Structure.of({"s": 0, "u": 0})[1]

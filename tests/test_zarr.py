@@ -20,7 +20,7 @@ import pytest
 import zarr
 
 import daskdist
-from daskdist import TensorSpec, errors, read_files, read_zarr
+from daskdist import Dataset, TensorSpec, errors, read_files, read_zarr
 from daskdist.core.block import from_items
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Structure
@@ -504,3 +504,30 @@ def test_a_format_by_name_opens_files_with_the_options_given(tmp_path):
     options = {"path": str(tmp_path), "target_protocol": "file"}
     for given in (None, "npy"):
         assert [int(x) for x in read_files("dir://a.npy", given, storage_options=options)] == [0, 1, 2]
+
+
+def test_bytes_are_written(tmp_path):
+    given = [{"x": b"ab"}, {"x": b""}, {"x": b"c\0"}]
+    Dataset.from_list(given).to_zarr(tmp_path / "a.zarr")
+    assert list(read_zarr(tmp_path / "a.zarr")) == given
+
+
+def _one_is_none(e):
+    return {"x": np.array({1: None}.get(int(e["x"]), b"a"), object)}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        # Each of which Zarr itself would write as something else: cut short, cast, repeated, and as no bytes.
+        (lambda e: {"x": np.array("abcdef"[: int(e["x"]) + 1])}, r"'x' is <U1\[\], as element_spec says, .* <U6\[\]"),
+        (lambda e: {"x": np.int32(1) if e["x"] < 4 else np.float64(2.5)}, r"'x' is int32\[\], .* float64\[\]"),
+        (lambda e: {"x": np.zeros((4, 4) if e["x"] < 4 else (1, 4))}, r"'x' is float64\[4, 4\], .* float64\[None, 4\]"),
+        (_one_is_none, "part 0 of .*: array 'x' holds bytes, and a value is None"),
+    ],
+)
+def test_elements_that_are_not_as_their_spec_says_are_not_written(tmp_path, function, message):
+    ds = Dataset.from_tensor_slices({"x": np.arange(8)}).map(function)
+    with pytest.raises(errors.ArgumentError, match=message):
+        ds.to_zarr(tmp_path / "a.zarr", chunk_rows=4)
+    assert not list(tmp_path.iterdir())

@@ -350,6 +350,11 @@ def _flat(values: np.ndarray[Any, Any]) -> Any:
         # Older ones do not know NumPy's text.
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
             return pa.array(values.tolist(), pa.large_string())
+    if values.dtype == "M8[D]":
+        # Arrow counts days in 32 bits, and would take the lowest of 64 without a word.
+        days = values.astype(np.int64)[~np.isnat(values)]
+        if len(days) and not -(2**31) <= days.min() <= days.max() < 2**31:
+            raise ValueError(f"dates from {values.min()} to {values.max()} are not all within those that columns hold")
     return pa.array(values if values.dtype.isnative else values.astype(_native(values.dtype)))
 
 

@@ -219,7 +219,11 @@ class Decoding:
                 np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
                 return file.getvalue()
             case _:
-                return bytes(value[()] if isinstance(value, np.ndarray) else value)
+                data = value[()] if isinstance(value, np.ndarray) else value
+                if not isinstance(data, (bytes, bytearray, memoryview)):
+                    # Python makes as many zeros of a number.
+                    raise ValueError(f"field {name!r} holds bytes, and a value is {data!r:.80}; give bytes")
+                return bytes(data)
 
 
 def array_of(data: bytes) -> np.ndarray[Any, Any]:

@@ -1,8 +1,8 @@
 """Elements as ``tf.train.Example``, a whole block at once.
 
-Floats become a list of float32, whole numbers and booleans one of int64, bytes and text (as UTF-8) one of bytes.
-Arrays are written flat, the last axis fastest: their shape is the reader's to give. Features are in the order of
-their names.
+Floats become a list of float32 (of a float64 about seven digits are kept), whole numbers and booleans one of int64,
+bytes and text (as UTF-8) one of bytes. A number that is too large for these is an error. Arrays are written flat, the
+last axis fastest: their shape is the reader's to give. Features are in the order of their names.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def examples_of(rows: Rows) -> tuple[Array, Array]:
     order = rows.structure.pack(range(rows.structure.num_leaves))
     entries = Pieces(len(rows))
     for name in sorted(paths):
-        values, counts = _flat(rows, order[name])
+        values, counts = _flat(rows, name, order[name])
+        _check_range(rows, name, values, counts)
         entries.extend(_entry(name, values, counts))
     made = Pieces(len(rows))
     made.same(_ONE)
@@ -88,12 +89,13 @@ def examples_of(rows: Rows) -> tuple[Array, Array]:
     return made.joined(), made.lengths
 
 
-def _flat(rows: Rows, leaf: int) -> tuple[Array, Array]:
-    # The values of a leaf, row by row, and how many each row has.
+def _flat(rows: Rows, name: str, leaf: int) -> tuple[Array, Array]:
+    # Return the values of a leaf, row by row, and how many each row has.
     if not isinstance(rows, Block):
         items = [rows.item(index)[leaf] for index in range(len(rows))]
         counts = np.array([np.size(item) for item in items], np.int64)
         values = [np.asarray(item).reshape(-1) for item in items]
+        _check_together(name, values)
         return np.concatenate(values) if values else np.zeros(0), counts
     column = rows.leaves[leaf]
     if not isinstance(column, Ragged):
@@ -104,6 +106,36 @@ def _flat(rows: Rows, leaf: int) -> tuple[Array, Array]:
     return values.reshape(-1), np.diff(splits) * values[:1].size
 
 
+def _check_together(name: str, values: Sequence[Array]) -> None:
+    # NumPy makes float64 of int64 and uint64, and of whole numbers and floats, and loses digits.
+    dtypes = list(dict.fromkeys(each.dtype for each in values))
+    if len(dtypes) > 1 and len({_TAGS.get(dtype.kind) for dtype in (*dtypes, np.result_type(*dtypes))}) > 1:
+        raise ArgumentError(
+            f"leaf {name!r} comes as {', '.join(map(str, dtypes))}; give all elements one dtype first with map(...)"
+        )
+
+
+def _check_range(rows: Rows, name: str, values: Array, counts: Array) -> None:
+    # Raise for a value that is too large for the list it is written as.
+    if values.dtype.kind == "f" and values.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):
+            is_over = np.isinf(values.astype(np.float32)) & ~np.isinf(values)
+        held = "float32"
+    elif values.dtype == np.uint64:
+        is_over, held = values > np.uint64(np.iinfo(np.int64).max), "int64"
+    else:
+        return
+    if is_over.any():
+        place = int(np.argmax(is_over))
+        row = int(np.searchsorted(np.cumsum(counts), place, side="right"))
+        advice = "scale it" if held == "float32" else "make it int64, or text,"
+        raise ArgumentError(
+            f"leaf {name!r} of {rows.where(row)} has {values[place]}; an example holds {held}, and that is more than "
+            f"{np.finfo(held).max if held == 'float32' else np.iinfo(held).max}: {advice} with map(...), or write "
+            "another format, such as to_parquet"
+        )
+
+
 def _entry(name: str, values: Array, counts: Array) -> Pieces:
     # One entry of the map of features: what is inside decides what lengths go before it.
     tag, content = _TAGS[values.dtype.kind], Pieces(len(counts))
@@ -111,7 +143,7 @@ def _entry(name: str, values: Array, counts: Array) -> Pieces:
         packed = np.ascontiguousarray(values, "<f4").view(np.uint8)
         _add_packed(content, packed, 4 * counts)
     elif tag == b"\x1a":
-        packed, sizes = _varints(_integers(name, values))
+        packed, sizes = _varints(values.astype(np.int64).view(np.uint64))
         ends = np.concatenate([[0], np.cumsum(sizes)])
         _add_packed(content, packed, np.diff(ends[np.concatenate([[0], np.cumsum(counts)])]))
     else:
@@ -153,12 +185,6 @@ def _add_packed(pieces: Pieces, packed: Array, lengths: Array) -> None:
 
 def _add_numbers(pieces: Pieces, numbers: Array) -> None:
     pieces.add(*_varints(numbers.astype(np.uint64)))
-
-
-def _integers(name: str, values: Array) -> Array:
-    if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
-        raise ArgumentError(f"leaf {name!r} has {values.max()}; an example holds int64, and that is more")
-    return values.astype(np.int64).view(np.uint64)
 
 
 def _strings(name: str, values: Array) -> tuple[Array, Array]:

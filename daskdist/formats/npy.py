@@ -1,16 +1,19 @@
 """NumPy's own files: ``.npy``, one array, and ``.npz``, arrays by name; a range of rows is a split.
 
 What lies in a local file as it is in memory is mapped: a block is a view of the file, and only what is looked at is
-read. Python objects are never unpickled.
+read, but for the checksums of archives, which are compared once by each process. Python objects are never unpickled.
 """
 
 from __future__ import annotations
 
 import ast
 import struct
+import threading
 import zipfile
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import IO, Any, Final
 
@@ -42,6 +45,8 @@ _ZIP: Final = b"PK"
 _ADVICE: Final = "make it numbers or text of a fixed size ('U20') with map(...), or use to_parquet or save"
 # Of a member of an archive: what is before its name, and where in that the lengths of what is before its data are.
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
+# Bytes whose checksum is taken together.
+_AT_ONCE: Final = 2**24
 # As NumPy has it for the other versions.
 _MOST_HEADER_BYTES: Final = 10_000
 
@@ -60,6 +65,10 @@ class Member:
         Whether its first axis is the one that varies fastest.
     offset
         Where in the file its values begin; None where they are compressed.
+    header_bytes
+        How many bytes before that its header begins.
+    crc
+        The CRC-32 of header and values; None where the file has none, or the library compares it.
     """
 
     name: str
@@ -67,6 +76,8 @@ class Member:
     shape: tuple[int, ...]
     is_fortran: bool
     offset: int | None
+    header_bytes: int = 0
+    crc: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -112,10 +123,13 @@ class Npy:
         Which arrays of an archive, in what structure: see `Columns.of`.
     storage
         How files are opened.
+    check_crc
+        Whether the checksums of arrays in archives are compared.
     """
 
     columns: Any = None
     storage: Storage = field(default_factory=Storage)
+    check_crc: bool = True
 
     name = "npy"
     suffixes = (".npy", ".npz")
@@ -193,6 +207,8 @@ class Npy:
         if is_remote(part.version.path):
             return self._fetched(part, member, shape)
         path, row_bytes = local(part.version.path), member.num_bytes // member.shape[0]
+        if self.check_crc and member.crc is not None:
+            _checksum(part.version, member).compare()
         if member.is_by_column:
             whole = np.memmap(path, member.dtype, "r", member.offset, member.shape, order="F")
             mapped = np.asarray(whole)[part.start : part.stop]
@@ -204,9 +220,14 @@ class Npy:
     def _fetched(self, part: Part, member: Member, shape: tuple[int, ...]) -> Any:
         row_bytes, begin = member.num_bytes // member.shape[0], member.offset or 0
         start, stop = begin + part.start * row_bytes, begin + part.stop * row_bytes
-        data = self.storage.read(part.version.path, start, stop)
-        if len(data) != stop - start:
-            raise EOFError(f"bytes {start} to {stop} were to be read, and there are {len(data)}")
+        is_whole = stop - start == member.num_bytes
+        header_bytes = member.header_bytes if is_whole and self.check_crc and member.crc is not None else 0
+        data = self.storage.read(part.version.path, start - header_bytes, stop)
+        if len(data) != header_bytes + stop - start:
+            raise EOFError(f"bytes {start} to {stop} were to be read, and there are {len(data) - header_bytes}")
+        if header_bytes:
+            _compare(member, zlib.crc32(data))
+            data = data[header_bytes:]
         # A split is all of it where the order matters.
         return np.frombuffer(data, member.dtype).reshape(shape, order="F" if member.is_by_column else "C")
 
@@ -251,6 +272,40 @@ def npy_writer(spec: ElementSpec) -> Writes:
     return form
 
 
+class _Checksum:
+    # Whether the checksum of an array that is mapped is right, looked at once.
+    def __init__(self, version: Version, member: Member) -> None:
+        self._lock = threading.Lock()
+        self._version, self._member = version, member
+        self._found: int | None = None
+
+    def compare(self) -> None:
+        with self._lock:
+            if self._found is None:
+                member = self._member
+                start = (member.offset or 0) - member.header_bytes
+                num_bytes = member.header_bytes + member.num_bytes
+                mapped = np.memmap(local(self._version.path), np.uint8, "r", start, (num_bytes,))
+                found = 0
+                for begin in range(0, num_bytes, _AT_ONCE):
+                    found = zlib.crc32(mapped[begin : begin + _AT_ONCE], found)
+                self._found = found
+        _compare(self._member, self._found)
+
+
+@lru_cache(maxsize=4096)
+def _checksum(version: Version, member: Member) -> _Checksum:
+    return _Checksum(version, member)
+
+
+def _compare(member: Member, found: int) -> None:
+    if found != member.crc:
+        raise ValueError(
+            f"the checksum of array {member.name!r} is {found:#010x}, and {member.crc:#010x} by the archive; write it "
+            "again, or give check_crc=False to read it all the same"
+        )
+
+
 def _stored(member: Member, path: str) -> Stored:
     return Stored.of(member.name, member.shape, member.dtype, path)
 
@@ -260,14 +315,16 @@ def _is_array(info: zipfile.ZipInfo) -> bool:
 
 
 def _archived(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], path: str) -> Member:
-    name, offset = info.filename[: -len(".npy")], None
+    name = info.filename[: -len(".npy")]
     with archive.open(info) as stream:
         member = _member(name, stream, path, info.file_size)
-    if info.compress_type == zipfile.ZIP_STORED:
-        file.seek(info.header_offset)
-        lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-        offset = info.header_offset + _LOCAL_HEADER.size + sum(lengths) + (member.offset or 0)
-    return Member(name, member.dtype, member.shape, member.is_fortran, offset)
+    if info.compress_type != zipfile.ZIP_STORED:
+        return replace(member, offset=None)
+    file.seek(info.header_offset)
+    lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    header_bytes = member.offset or 0
+    offset = info.header_offset + _LOCAL_HEADER.size + sum(lengths) + header_bytes
+    return replace(member, offset=offset, header_bytes=header_bytes, crc=info.CRC)
 
 
 def _member(name: str, stream: IO[bytes], path: str, found: int) -> Member:

@@ -201,7 +201,7 @@ def _framed(rows: Rows) -> bytes:
         return framed(*examples_of(rows))
     raw = [value for (value,) in map(rows.item, range(len(rows)))]
     raw = [value.item() if isinstance(value, np.ndarray) else value for value in raw]
-    other = next((value for value in raw if not isinstance(value, bytes)), None)
-    if other is not None:
-        raise ArgumentError(f"records are to be bytes, and one is {other!r:.80}")
+    others = [value for value in raw if not isinstance(value, bytes)]
+    if others:
+        raise ArgumentError(f"records are to be bytes, and one is {others[0]!r:.80}")
     return framed(np.frombuffer(b"".join(raw), np.uint8), np.fromiter(map(len, raw), np.int64, len(raw)))

@@ -307,7 +307,7 @@ class Unfinished:
                 array = _library().open_array(store, path=name, mode="r+")
                 # A chunk that is not there is one that was lost, not one of zeros.
                 array = array.with_config({"write_empty_chunks": True})
-                array[start : start + len(leaf)] = leaf
+                array[start : start + len(leaf)] = _fitting(leaf, array, f"part {number} of {self.path}", name)
 
     def finish(self, num_rows: int) -> None:
         """Say how many rows there are, and give the store its name.
@@ -352,6 +352,29 @@ class Unfinished:
             yield store
         finally:
             store.close()
+
+
+def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
+    # The rows as Zarr takes them. It would cast or cut short those of another dtype, and broadcast those of another
+    # shape, without a word.
+    what = f"{label}: array {name!r}" if name else f"{label}: its array"
+    given, held = leaf.dtype, array.dtype
+    fits = given == held or (given.kind in "biufcSUT" and np.can_cast(given, held, "safe"))
+    if given.kind == held.kind and given.kind in "SU":
+        # The longest of some text may be shorter than it could be.
+        fits = bool((leaf.astype(held) == leaf).all())
+    if not fits or leaf.shape[1:] != array.shape[1:]:
+        raise ArgumentError(
+            f"{what} is {held}{list(array.shape[1:])}, as element_spec says, and elements are "
+            f"{given}{list(leaf.shape[1:])}; make all of them one with map(...)"
+        )
+    if given.kind != "O":
+        return leaf
+    others = [value for value in leaf.ravel() if not isinstance(value, bytes)]
+    if others:
+        raise ArgumentError(f"{what} holds bytes, and a value is {others[0]!r:.80}; give bytes, or text")
+    # Its codec takes only what it could write to.
+    return leaf.copy()
 
 
 def check_store(spec: ElementSpec) -> tuple[str, ...]:
