@@ -194,7 +194,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            A leaf is a scalar, or leaves differ in their number of rows.
+            A leaf is a scalar, has masked values, or leaves differ in their number of rows.
 
         >>> list(Dataset.from_tensor_slices({"x": [1, 2], "y": [3.0, 4.0]}))
         [{'x': np.int32(1), 'y': np.float32(3.0)}, {'x': np.int32(2), 'y': np.float32(4.0)}]
@@ -298,7 +298,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            It is none of those; or a variable does not have the dimension.
+            It is none of those, or a masked array; or a variable does not have the dimension.
 
         Notes
         -----

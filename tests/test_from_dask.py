@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from daskdist import Dataset, TensorSpec
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.testing.equality import same_elements
 
 xr = pytest.importorskip("xarray")
@@ -368,3 +368,62 @@ def test_variables_on_a_cluster(on_cluster):
     steps = [on_cluster.local_results(step) for step in on_cluster.distribute_dataset(ds)]
     found = np.concatenate([part["image"] for step in steps for part in step])
     assert sorted(found[:, 0, 0].tolist()) == [0, 4, 8, 12, 16, 20]
+
+
+# --- masked arrays, for elements have no mask ---
+
+MASKED = np.ma.masked_array(np.arange(6), mask=[False, True, False, False, True, False])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.from_tensor_slices({"x": MASKED}),
+        lambda: Dataset.from_tensors(MASKED),
+        lambda: Dataset.from_list([{"x": [MASKED[:3], MASKED[3:]]}]),
+        lambda: Dataset.from_list([np.ma.masked, 1.0]),
+        lambda: Dataset.range(1).map(lambda x: MASKED),
+        lambda: Dataset.range(6).map(lambda x: np.ma.masked_equal(x, 1)),
+        lambda: Dataset.from_dask(dask.bag.from_sequence([MASKED[:1], MASKED[1:2]], npartitions=1)),
+        lambda: Dataset.from_dask([dask.delayed(lambda: MASKED)()]),
+        # Dask does not know of these that they are.
+        lambda: Dataset.from_dask(
+            da.arange(6, chunks=3).map_blocks(np.ma.masked_equal, 4, dtype=int, meta=np.empty(0))
+        ),
+    ],
+)
+def test_masked_values_are_no_elements(make):
+    with pytest.raises((ArgumentError, UserFunctionError), match=r"masked values.*fill_value="):
+        list(make())
+
+
+def test_a_masked_dask_array_is_refused_before_anything_runs():
+    ran = []
+    x = da.ma.masked_where(da.arange(6, chunks=3) == 1, da.arange(6, chunks=3)).map_blocks(lambda b: ran.append(1) or b)
+    ran.clear()
+    with pytest.raises(ArgumentError, match=r"dask\.array\.ma\.filled\(array, fill_value=\.\.\.\)"):
+        Dataset.from_dask(x)
+    assert not ran
+    assert [int(v) for v in Dataset.from_dask(da.ma.filled(x, fill_value=-1))] == [0, -1, 2, 3, 4, 5]
+
+
+def test_masked_arrays_of_which_nothing_is_masked_are_their_data():
+    whole = np.ma.masked_array(np.arange(3))
+    for ds in (
+        Dataset.from_tensor_slices(whole),
+        Dataset.from_tensor_slices(np.ma.masked_array(np.arange(3), mask=[False] * 3)),
+        Dataset.from_tensor_slices(MASKED.filled(fill_value=7)[[0, 2, 3]]).map(lambda x: x - (x > 0)),
+        Dataset.from_list([[whole]]).unbatch().unbatch(),
+    ):
+        found = list(ds)
+        assert [int(x) for x in found] == [0, 1, 2]
+        assert not any(isinstance(x, np.ma.MaskedArray) for x in found)
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "UInt8", "int64[pyarrow]"])
+def test_whole_numbers_that_are_missing_are_not_made_floats(dtype):
+    with pytest.raises(ArgumentError, match=r"with 1 missing values.*fillna\(\.\.\.\)"):
+        Dataset.from_tensor_slices({"x": pd.Series([1, None], dtype=dtype)})
+    found = Dataset.from_tensor_slices(pd.Series([1, 2], dtype=dtype))
+    assert found.element_spec.dtype.kind in "iu"
+    assert [int(x) for x in found] == [1, 2]

@@ -64,7 +64,7 @@ class Ragged:
         >>> Ragged.of([np.array([1, 2]), np.array([3])])
         Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 3]))
         """
-        rows = [row if isinstance(row, (np.ndarray, Ragged)) else to_numpy(row) for row in rows]
+        rows = [row if type(row) is np.ndarray or isinstance(row, Ragged) else to_numpy(row) for row in rows]
         splits = np.zeros(len(rows) + 1, row_splits_dtype)
         np.cumsum([len(row) for row in rows], out=splits[1:])
         if len({np.shape(row)[1:] for row in rows}) > 1:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
-from daskdist.core.elsewhere import to_numpy
+from daskdist.core.elsewhere import is_masked_array, to_numpy, unmasked
 from daskdist.core.ragged import Ragged
 from daskdist.errors import ArgumentError
 
@@ -126,7 +126,7 @@ def as_array(leaf: Any) -> Any:
     (dtype('float32'), dtype('int64'), dtype('float64'))
     """
     if isinstance(leaf, (np.ndarray, np.generic, Ragged, Nested)):
-        return leaf
+        return unmasked(leaf) if type(leaf) is not np.ndarray and is_masked_array(leaf) else leaf
     if leaf is None:
         raise ArgumentError("None is not an element: give arrays, numbers, strings, or nests of them")
     try:

@@ -288,7 +288,7 @@ class _Checksum:
                 mapped = np.memmap(local(self._version.path), np.uint8, "r", start, (num_bytes,))
                 found = 0
                 for begin in range(0, num_bytes, _AT_ONCE):
-                    found = zlib.crc32(mapped[begin : begin + _AT_ONCE], found)
+                    found = zlib.crc32(mapped[begin : begin + _AT_ONCE].data, found)
                 self._found = found
         _compare(self._member, self._found)
 

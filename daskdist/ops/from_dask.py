@@ -17,7 +17,7 @@ from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
 from daskdist.core.block import Block, Bundle, from_items
-from daskdist.core.elsewhere import to_numpy
+from daskdist.core.elsewhere import is_masked_array, to_numpy
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
@@ -97,6 +97,7 @@ class FromDask(Source):
             )
         if collection.ndim == 0:
             raise ArgumentError("from_dask: the array has no axis 0 to take elements from")
+        _check_unmasked(collection)
         return cls(_rows_whole(collection), "array", label=label)
 
     @classmethod
@@ -207,10 +208,34 @@ class MakeBlock:
             columns = self.variables.columns
             parts = dict(zip(columns.names, value, strict=True))
             _check_lengths(list(parts.values()), split.label)
-            return Block(columns.structure, columns.arrays(lambda name: [to_numpy(parts[name])]), split.label)
-        leaves, structure = Structure.flatten(value) if self.kind == "delayed" else ([to_numpy(value)], LONE)
+            arrays = {name: _host_array(part, split.label) for name, part in parts.items()}
+            return Block(columns.structure, columns.arrays(lambda name: [arrays[name]]), split.label)
+        if self.kind == "delayed":
+            try:
+                leaves, structure = Structure.flatten(value)
+            except ArgumentError as error:
+                raise ArgumentError(f"from_dask: {split.label}: {error}") from None
+        else:
+            leaves, structure = (_host_array(value, split.label),), LONE
         _check_lengths(leaves, split.label)
         return Block(structure, leaves, split.label)
+
+
+def _host_array(value: Any, label: str) -> Any:
+    try:
+        return to_numpy(value)
+    except ArgumentError as error:
+        raise ArgumentError(f"from_dask: {label}: {error}") from None
+
+
+def _check_unmasked(array: Any) -> None:
+    # Known without computing anything, by the array of no values that Dask has for its type.
+    if is_masked_array(getattr(array, "_meta", None)):
+        raise ArgumentError(
+            "from_dask: a masked Dask array, and elements have no mask; fill it by "
+            "dask.array.ma.filled(array, fill_value=...), and keep dask.array.ma.getmaskarray(array) beside it if it "
+            "is needed"
+        )
 
 
 def _check_lengths(leaves: Sequence[Any], label: str) -> None:
@@ -231,7 +256,10 @@ def _items_of(value: Any, label: str) -> list[Any]:
 def _of_items(items: list[Any], label: str) -> Block | Bundle:
     if not items:
         return Bundle(LONE, [], label)
-    flat = [Structure.flatten(item) for item in items]
+    try:
+        flat = [Structure.flatten(item) for item in items]
+    except ArgumentError as error:
+        raise ArgumentError(f"from_dask: {label}: {error}") from None
     structure = flat[0][1]
     for place, (_, found) in enumerate(flat):
         if found != structure:
@@ -284,6 +312,7 @@ def _along(variable: Any, dim: str | None, what: str) -> Any:
 
     # As xarray has it where nothing was chunked: the values are in memory, or in a file that is read now.
     data = variable.data if is_dask_collection(variable.data) else da.from_array(variable.values)
+    _check_unmasked(data)
     return _rows_whole(da.moveaxis(data, dims.index(dim), 0))
 
 
