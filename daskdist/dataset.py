@@ -1564,7 +1564,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         elements = list(itertools.islice(iter(self), 2))
         if len(elements) != 1:
-            raise ArgumentError(f"get_single_element: there {'is no element' if not elements else 'are several'}")
+            found = "more than one element; take(1) leaves one" if elements else "no elements"
+            raise ArgumentError(f"get_single_element: the dataset has {found}")
         return elements[0]
 
     @property

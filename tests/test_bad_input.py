@@ -377,18 +377,18 @@ def one_or_two(x):
 def test_another_structure_in_a_later_call_is_an_error_when_looked_at(on_cluster):
     assert repr(on_cluster.run(one_or_two, args=(1,)))
     later = on_cluster.run(one_or_two, args=(9,))
-    with pytest.raises(errors.DaskdistError, match=r"structure.*first call"):
+    with pytest.raises(errors.DaskdistError, match=r"returned .* here and .* in its first call"):
         repr(later)
 
 
 def test_structures_that_differ_over_replicas():
-    with pytest.raises(errors.DaskdistError, match=r"structure.*replica 1"):
+    with pytest.raises(errors.DaskdistError, match=r"returned .* on replica 0 and .* on replica 1"):
         mirrored(2).run(one_or_two, args=(PerReplica((np.int64(1), np.int64(9))),))
 
 
 @pytest.mark.cluster
 def test_structures_that_differ_over_replicas_on_a_cluster(on_cluster):
-    with pytest.raises(errors.DaskdistError, match=r"structure.*replica 1"):
+    with pytest.raises(errors.DaskdistError, match=r"returned .* on replica 0 and .* on replica 1"):
         repr(on_cluster.run(one_or_two, args=(PerReplica((np.int64(1), np.int64(9))),)))
 
 

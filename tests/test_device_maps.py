@@ -202,9 +202,8 @@ class TestEmbedded:
         iterator = iter(strategy.distribute_dataset(Dataset.range(8).batch(4).map(fails_on_seven, device=True)))
         next(iterator)
         said = r"map: fails_on_seven .*raised ValueError: a seven, on what replica 1 \(STRICT:1\) is given"
-        with pytest.raises(UserFunctionError, match=said) as caught:
+        with pytest.raises(UserFunctionError, match=rf"{said}.*raised by replica 1, STRICT:1, in fails_on_seven"):
             next(iterator)
-        assert any("replica 1 (STRICT:1) in fails_on_seven" in note for note in caught.value.__notes__)
         with pytest.raises(UserFunctionError, match="a seven"):
             next(iterator)
 

@@ -349,7 +349,7 @@ def test_an_error_is_of_its_step_and_of_those_that_depend_on_it(on_cluster):
     for value in (failing, later, failing.values[0]):
         with pytest.raises(ValueError, match=r"7\.0 is too much") as caught:
             on_cluster.local_results(value)
-        assert "replica 1" in caught.value.__notes__[0]
+        assert "raised by replica 1" in str(caught.value)
     assert on_cluster.local_results(on_cluster.run(choosy, args=(floats(1, 2),))) == (1.0, 2.0)
 
 
@@ -438,7 +438,8 @@ def test_what_would_end_a_worker_is_an_error_of_its_call_only(on_cluster):
         fine, ended = steps(floats(1, 7), kind)
         with pytest.raises(raised, match="enough") as caught:
             on_cluster.local_results(ended)
-        assert "replica 1" in caught.value.__notes__[0]
+        told = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+        assert any("raised by replica 1" in text for text in told)
         assert on_cluster.local_results(fine) == (2.0, 8.0)
 
 
@@ -505,7 +506,7 @@ def test_a_signature_is_checked_on_each_call(strategy):
         (((ints, floats(1, 2)),), [r"shape \(\)", "shape=\\(None,\\)"]),
         (((ints, PerReplica([np.ones(2)] * 3)),), ["3 values", "PerReplicaSpec"]),
         (((ints, np.ones(2)),), ["ndarray", "PerReplicaSpec"]),
-        ((ints,), ["structure", "input_signature has"]),
+        ((ints,), ["the arguments are ", "input_signature has"]),
         (((ints, whole), 3), ["2 positional arguments", "input_signature has 1"]),
         ((), ["0 positional arguments", "input_signature has 1"]),
     ):

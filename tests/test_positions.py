@@ -274,3 +274,11 @@ def test_an_iterator_that_has_begun_goes_nowhere_else():
     next(iterator)
     with pytest.raises(errors.ArgumentError, match="has begun"):
         iterator.load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [b"abc", None, {"position": 3}, [1]])
+def test_what_is_no_position_is_refused(state):
+    with pytest.raises(
+        errors.ArgumentError, match=r"expected the dict that state_dict\(\) of an iterator gave, got \w+ "
+    ):
+        iter(Dataset.range(3)).load_state_dict(state)

@@ -269,7 +269,9 @@ def test_a_record_of_no_rows(strategy):
 
 def test_an_identity_of_another_structure():
     broken = Reduction(_moments, _add_moments, _variance, identity=0)
-    with pytest.raises(errors.ArgumentError, match=r"identity of the reduction is 0, and its chunk gives.*\*, \*, \*"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"identity of the reduction is 0, and its chunk gives.*value, value, value"
+    ):
         mirrored(2).reduce(broken, arrays([], []), axis=0)
 
 
@@ -632,6 +634,15 @@ def test_what_makes_no_array():
         mirrored(2).reduce("SUM", PerReplica([[1, [2]], [3, 4]]), axis=0)
     with pytest.raises(errors.ArgumentError, match=r"gather: a value is a list that makes no array: .*inhomogeneous"):
         mirrored(2).gather(PerReplica([[1, [2]], [3, 4]]), axis=0)
+
+
+def test_a_dict_of_each_replica():
+    values = PerReplica([{"a": 1, "b": 2}] * 2)
+    for call in (lambda: mirrored(2).reduce("SUM", values, axis=None), lambda: mirrored(2).gather(values, axis=0)):
+        with pytest.raises(
+            errors.ArgumentError, match=r"a dict of PerReplica values, \{'a': PerReplica\(\.\.\.\), 'b'"
+        ):
+            call()
 
 
 def test_masked_values():

@@ -261,3 +261,11 @@ def test_values_of_a_closed_connection(client):
     ):
         with pytest.raises(errors.ClusterError, match=r"connection to the cluster is closed.* bring results here"):
             look()
+
+
+@pytest.mark.parametrize("convert", [np.asarray, np.sum, float, int, complex, "{:.2f}".format])
+def test_a_value_per_replica_is_no_array_and_no_number(convert):
+    value = PerReplica([np.array([1, 2]), np.array([3, 4])])
+    with pytest.raises(TypeError, match=r"one value for each replica.*strategy\.reduce.*strategy\.local_results"):
+        convert(value)
+    assert f"{value}" == str(value)

@@ -294,7 +294,7 @@ def test_elements_that_differ_in_kind(tmp_path, second, message):
 def test_rows_that_are_not_of_the_spec():
     spec = Dataset.from_tensor_slices({"x": np.zeros((2, 3))}).spec
     other = Block(Structure.of({"y": 0})[1], [np.zeros((2, 3))])
-    with pytest.raises(errors.ArgumentError, match=r"elements are \{'y': '\*'\}, and \{'x': '\*'\} is expected"):
+    with pytest.raises(errors.ArgumentError, match=r"elements are \{'y': value\}, and \{'x': value\} is expected"):
         table_of(other, spec)
     for leaf in (np.zeros((2, 4)), np.zeros(2), Ragged(np.zeros(5), [0, 3, 5]), np.zeros((2, 3), np.int8)):
         with pytest.raises(errors.ArgumentError, match=r"leaf \['x'\] of .* is .*, where TensorSpec\(shape=\(3,\)"):

@@ -92,13 +92,27 @@ class Structure:
         return hash(self.treespec)
 
     def __repr__(self) -> str:
-        return str(self.pack("*" * self.num_leaves))
+        return describe_nesting(self.treespec)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Structure, (self.treespec,)
 
     def __dask_tokenize__(self) -> object:
         return "Structure", str(self.treespec)
+
+
+class _Leaf:
+    def __repr__(self) -> str:
+        return "value"
+
+
+def describe_nesting(treespec: Any) -> str:
+    """Return how values are nested, as Python would print it, with the word value for each.
+
+    >>> describe_nesting(optree.tree_structure({"a": 1, "b": (2, 3)}))
+    "{'a': value, 'b': (value, value)}"
+    """
+    return str(treespec.unflatten([_Leaf()] * treespec.num_leaves))
 
 
 def _packer(treespec: Any) -> Callable[[Iterable[Any]], Any]:

@@ -165,6 +165,11 @@ class ElementIterator(Iterator[Any]):
         delivery = self._open_delivery("load_state_dict")
         if self._number:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
+        if not isinstance(state, dict) or "fingerprint" not in state:
+            raise ArgumentError(
+                f"load_state_dict: expected the dict that state_dict() of an iterator gave, got {type(state).__name__} "
+                f"{state!r:.80}"
+            )
         if state.get("version") != _VERSION:
             raise ArgumentError(f"load_state_dict: the position is of version {state.get('version')}, not {_VERSION}")
         own = self._identity.fingerprint()

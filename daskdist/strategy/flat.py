@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import optree
 
+from daskdist.errors import ArgumentError
+
 # Leaves for certain; anything else may be a nest of some kind.
 LEAVES: Final = frozenset(
     {np.ndarray, np.float32, np.float64, np.int32, np.int64, int, float, complex, bool, str, bytes, type(None)}
 )
+
+
+def check_is_no_dict(value: Any, operation: str) -> None:
+    """Refuse a replica's value that is a dict.
+
+    Raises
+    ------
+    ArgumentError
+        It is one; the message says which nest to give.
+    """
+    if isinstance(value, Mapping):
+        names = ", ".join(f"{key!r}: PerReplica(...)" for key in value)
+        raise ArgumentError(
+            f"{operation}: a replica's value is a dict; give a dict of PerReplica values, {{{names}}}, as run and "
+            "experimental_distribute_values_from_function return it"
+        )
 
 
 def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any], Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import optree
 
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
+from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.execute.session import Session, session
@@ -142,7 +143,7 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
     except ValueError as error:
         given = optree.tree_structure(args, none_is_leaf=True)
         raise ArgumentError(
-            f"{name}: the arguments are of the structure {_shown(given)}; input_signature has {_shown(treespec)}: "
+            f"{name}: the arguments are {describe_nesting(given)}; input_signature has {describe_nesting(treespec)}: "
             f"{error}"
         ) from None
     for path, spec, value in zip(treespec.paths(), specs, values, strict=True):
@@ -196,7 +197,3 @@ def check_spec(
     if not spec.is_compatible_with(value):
         given = value if isinstance(value, TensorSpec) else TensorSpec.of(np.asarray(value))
         raise ArgumentError(f"{what} has shape {given.shape} and dtype {given.dtype}; input_signature has {spec}")
-
-
-def _shown(treespec: Any) -> str:
-    return str(treespec).removeprefix("PyTreeSpec(").removesuffix(", NoneIsLeaf)")

@@ -13,6 +13,7 @@ from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.strategy.device_reduction import cast
 from daskdist.strategy.device_values import home_of, host_array, in_stream_of, moved
+from daskdist.strategy.flat import check_is_no_dict
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.values import filled
 
@@ -108,6 +109,7 @@ def _together_on(device: Device, arrays: Sequence[Any], axis: int) -> Any:
 def _as_array(value: Any, operation: str) -> Any:
     if isinstance(value, (Ragged, np.ma.MaskedArray)):
         return value
+    check_is_no_dict(value, operation)
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -21,6 +21,7 @@ from daskdist.execute.embedded import rows_by
 from daskdist.execute.interpreter import Interpreter
 from daskdist.ops.with_options import Options
 from daskdist.strategy.device_maps import DeviceMaps, Supplied
+from daskdist.strategy.error_context import add_context
 from daskdist.strategy.inputs import InputContext
 
 
@@ -67,7 +68,7 @@ def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worke
     try:
         dataset = dataset_fn(context)
     except Exception as error:
-        error.add_note(f"raised by the dataset_fn of {where}")
+        add_context(error, f"raised by the dataset_fn of {where}")
         raise
     if not isinstance(dataset, Dataset):
         raise ArgumentError(

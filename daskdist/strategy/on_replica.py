@@ -12,6 +12,7 @@ import optree
 from daskdist.devices import Device, are_loaded, is_on_device, named
 from daskdist.strategy.context import ReplicaContext, here
 from daskdist.strategy.device_values import host_nest, in_stream_of, moved
+from daskdist.strategy.error_context import add_context
 from daskdist.strategy.flat import LEAVES
 from daskdist.strategy.variables import Variable
 
@@ -49,9 +50,10 @@ def call_on_replica(
             return _without_variables(fn(*args, **kwargs))
     except BaseException as error:
         where = f" on {replica.worker}" if replica.worker else ""
-        error.add_note(
-            f"raised by replica {context.replica_id_in_sync_group} ({replica.device}{where}) in "
-            f"{getattr(fn, '__qualname__', fn)}"
+        add_context(
+            error,
+            f"raised by replica {context.replica_id_in_sync_group}, {replica.device}{where}, in "
+            f"{getattr(fn, '__qualname__', fn)}",
         )
         raise
     finally:

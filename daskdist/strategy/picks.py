@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from daskdist.core.block import Rows
 from daskdist.core.spec import TensorSpec
+from daskdist.core.structure import describe_nesting
 from daskdist.devices import are_loaded
 from daskdist.errors import DaskdistError
 from daskdist.execute.callers import Caller, Handle
@@ -105,8 +106,8 @@ class PickFromReturned:
     def __call__(self, result: Returned) -> Any:
         if result.treespec != self.treespec:
             raise DaskdistError(
-                f"run: the function returned the structure {result.treespec} here and {self.treespec} in its "
-                "first call; a function returns one structure"
+                f"run: the function returned {describe_nesting(result.treespec)} here and "
+                f"{describe_nesting(self.treespec)} in its first call; it must nest its values alike in all calls"
             )
         return result.leaves[self.leaf]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from daskdist.core.structure import describe_nesting
 from daskdist.errors import DaskdistError
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.values import PerReplica
@@ -30,8 +31,8 @@ def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
     for number, each in enumerate(flat):
         if each.treespec != treespec:
             raise DaskdistError(
-                f"run: the function returned the structure {treespec} on replica 0 and {each.treespec} on "
-                f"replica {number}; it must be one structure"
+                f"run: the function returned {describe_nesting(treespec)} on replica 0 and "
+                f"{describe_nesting(each.treespec)} on replica {number}; it must nest its values alike on all"
             )
     leaves = [
         column[0] if not always and _is_one_object(column) else PerReplica(column)

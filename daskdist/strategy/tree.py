@@ -18,11 +18,14 @@ import optree
 
 from daskdist.core.arguments import whole_number
 from daskdist.core.ragged import Ragged
+from daskdist.core.structure import describe_nesting
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.strategy.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest
+from daskdist.strategy.error_context import add_context
+from daskdist.strategy.flat import check_is_no_dict
 from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
 from daskdist.strategy.reduction import (
     Axis,
@@ -71,8 +74,8 @@ class NoRows:
             values = treespec.flatten_up_to(reduction.identity)
         except ValueError:
             raise ArgumentError(
-                f"reduce: the identity of the reduction is {reduction.identity!r:.80}, and its chunk gives {treespec}; "
-                "they must be of one structure"
+                f"reduce: the identity of the reduction is {reduction.identity!r:.80}, and its chunk gives "
+                f"{describe_nesting(treespec)}; they must nest their values alike"
             ) from None
         return optree.tree_unflatten(treespec, list(map(_full, parts, values)))
 
@@ -166,6 +169,7 @@ class Fold:
             # As what came in a message may lie: there NumPy adds in another order, and so to other bits.
             array = np.require(array, requirements="A")
         if isinstance(op, ReduceOp):
+            check_is_no_dict(value, self.operation)
             self._check_dtype(array.dtype)
             if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
                 raise ArgumentError(
@@ -287,7 +291,9 @@ class Fold:
         try:
             return function(*args)
         except Exception as error:
-            error.add_note(f"raised by {name_of(self.op)}, by which {self.operation} combines the values of replicas")
+            add_context(
+                error, f"raised by {name_of(self.op)}, by which {self.operation} combines the values of replicas"
+            )
             raise
 
 

@@ -24,6 +24,7 @@ from daskdist.execute.callers import Caller, Handle, is_future
 from daskdist.execute.graph import is_undone, one_task
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import LEAVES
+from daskdist.strategy.no_single_value import NoSingleValue
 from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Spread
 
 # An expression of so many operations is evaluated although nobody has looked: a total over a million steps
@@ -419,7 +420,7 @@ def pick_all(results: Sequence[Any], picks: Sequence[Pick]) -> list[Any]:
     return [pick(results[0]) for pick in picks]
 
 
-class DistributedValues:
+class DistributedValues(NoSingleValue):
     """Values of which each replica has one."""
 
     __slots__ = ()
