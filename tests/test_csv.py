@@ -9,6 +9,7 @@ import io
 import itertools
 import logging
 import random
+import re
 from pathlib import Path
 
 import dask
@@ -20,6 +21,7 @@ import pytest
 import daskdist
 from daskdist import TensorSpec, errors, read_csv, read_files
 from daskdist.files.dialect import Dialect
+from daskdist.files.number_text import may_hold_number_text, number_texts
 from daskdist.files.quotes import MARK, Quotes
 from daskdist.files.ranges import Broken
 from daskdist.formats.csv import Csv, Schema
@@ -290,6 +292,18 @@ def test_weather():
         (["2024-02-29T12:30:00.25"], "datetime64[ns]", ["2024-02-29T12:30:00.25"]),
         (["2024-02-29T12:30:00+01:00"], "datetime64[s]", ["2024-02-29T11:30:00"]),
         (["12:30:00", ""], "timedelta64[s]", [45_000, "NaT"]),
+        (["00:30:00"], "timedelta64[s]", [1800]),
+        (["0", "-0", "-7", "10"], "int64", [0, 0, -7, 10]),
+        (["0.5", "-0.5", ".5", "0e5", "1e+05", "0"], "float64", [0.5, -0.5, 0.5, 0, 1e5, 0]),
+        # As numbers these would lose what they are written like.
+        (["5", "01234"], TEXT, ["5", "01234"]),
+        (["+15551234567", "5"], TEXT, ["+15551234567", "5"]),
+        (["0x1F", "2", ""], TEXT, ["0x1F", "2", ""]),
+        (["0X1f"], TEXT, ["0X1f"]),
+        (["1.5", "-007.5"], TEXT, ["1.5", "-007.5"]),
+        (["+0.5", "NA"], TEXT, ["+0.5", "NA"]),
+        (['"00"', "1"], TEXT, ["00", "1"]),
+        ([" 01", "1"], TEXT, [" 01", "1"]),
     ],
 )
 def test_types_are_inferred(tmp_path, values, dtype, expected):
@@ -307,6 +321,8 @@ def test_types_are_inferred(tmp_path, values, dtype, expected):
         (np.float32, ["1", ""], np.float32([1, np.nan])),
         (bool, ["1", "0", "true"], np.array([True, False, True])),
         ("str", ["007", ""], np.array(["007", ""], TEXT)),
+        ("int64", ["007", "0x1F"], np.int64([7, 31])),
+        ("float64", ["007", "+1.5"], np.float64([7, 1.5])),
         (str, ["1"], np.array(["1"], TEXT)),
         (TEXT, ["1"], np.array(["1"], TEXT)),
         ("bytes", ["7", ""], np.array([b"7", b""], object)),
@@ -524,6 +540,49 @@ def test_types_of_the_sample_hold_for_all(tmp_path):
     path = write(tmp_path, "n,c\n" + "1,true\n" * 100 + "1,\n")
     with pytest.raises(errors.FileError, match=r"missing, and in bool nothing.*or dtypes=\{'c': 'str'\}"):
         list(read_csv(path, sample_bytes=50))
+
+
+@pytest.mark.parametrize("split_bytes", [60, 10_000])
+@pytest.mark.parametrize("value", ["01234", "-01", "0x1F", '"007"', "+5"])
+def test_text_of_digits_after_the_sample_is_no_number(tmp_path, split_bytes, value):
+    # The others of the columns are text, in which such is nothing odd.
+    path = write(tmp_path, "s,n,c\n" + "0a,1,2.5\n" * 100 + f"01,2,{value}\n" + "0b,3,0.5\n" * 10)
+    text = value.strip('"')
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = read_csv(path, sample_bytes=50)
+        message = (
+            f"column 'c': '{re.escape(text)}' is not float64; give dtypes={{'c': 'str'}} to keep it as it is written"
+        )
+        with pytest.raises(errors.FileError, match=message):
+            list(ds)
+        rows = list(iterator := iter(ds.ignore_errors()))
+        assert [int(row["n"]) for row in rows] == [1] * 100 + [3] * 10
+        assert iterator.stats()["skipped_by_file"] == {path: 1}
+        # Of columns that are not read it does not matter, nor of those of which the type is given.
+        assert len(list(read_csv(path, ["s", "n"], sample_bytes=50))) == 111
+        assert read_csv(path, "c", sample_bytes=50, dtypes={"c": "str"}).skip(100).take(1).get_single_element() == text
+        if value not in ("-01", "0x1F"):
+            found = read_csv(path, "c", sample_bytes=50, dtypes={"c": "float64"}).skip(100).take(1)
+            assert found.get_single_element() == float(text)
+        known = read_csv(path, "c", sample_bytes=50, null_values=["", text]).skip(100).take(1).get_single_element()
+        assert np.isnan(known)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_text_of_digits_is_found_as_one_by_one(seed):
+    rng = random.Random(seed)
+    pieces = ["0", "1", "9", "-", "+", "x", "X", ".", "a", " ", "5", "00", "e5"]
+    fields = ["".join(rng.choices(pieces, k=rng.randrange(5))) for _ in range(200)]
+    expected = [re.match(r"[ \t]*(\+|-?0[0-9xX])", field) is not None for field in fields]
+    assert number_texts(pa.array([field.encode() for field in fields], pa.binary())).tolist() == expected
+    assert number_texts(pa.array([field.encode() for field in fields], pa.binary())[50:]).tolist() == expected[50:]
+    for field, is_text in zip(fields, expected, strict=True):
+        for delimiter in ",;|\t":
+            rows = [f"5{delimiter}{field}{delimiter}7\n", f"{field}{delimiter}7\n", f'7{delimiter}"{field}"\n']
+            # What only looks so is looked at more closely; none is overlooked.
+            assert all(may_hold_number_text(row.encode(), delimiter, '"') for row in rows) or not is_text
+    assert not may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01,-7,1e-05\n" * 10_000, ",", '"')
+    assert may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01\n" * 10_000 + b"3,-01\n", ",", '"')
 
 
 def test_rows_of_too_many_or_too_few_fields(tmp_path):

@@ -7,13 +7,14 @@ Decoding is pyarrow's. A type has the name of the dtype it becomes: ``"int64"``,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from daskdist.errors import ArgumentError
+from daskdist.files.number_text import may_hold_number_text, number_texts
 from daskdist.files.quotes import MARK
 
 NULLS: Final = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
@@ -83,6 +84,9 @@ class Fields:
         Columns of text in which it is a null; in others of text it is the text that it is.
     keeps_blank
         Whether a blank line is a row of one empty field, instead of none.
+    inferred
+        Columns of numbers of which nobody but a sample says that they are: text of digits that is no number (see
+        `number_text`) is an error in them.
     """
 
     names: tuple[str, ...]
@@ -93,6 +97,7 @@ class Fields:
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
     keeps_blank: bool = False
+    inferred: frozenset[str] = frozenset()
 
     def table(self, data: bytes) -> Any:
         """Some whole rows as a table.
@@ -109,6 +114,9 @@ class Fields:
         for name in self.required:
             if self._missing(found.column(name)).any():
                 raise pa.ArrowInvalid(f"a value is missing in {name!r}")
+        for name, is_text in self._number_texts(data, self.inferred).items():
+            if is_text.any():
+                raise pa.ArrowInvalid(f"a value in {name!r} is written as no number is")
         return self._with_nulls(found)
 
     def unequal(self, data: bytes) -> dict[int, int]:
@@ -143,6 +151,9 @@ class Fields:
             if name in self.required:
                 for row in np.flatnonzero(self._missing(given)).tolist():
                     misfits.setdefault(row, Misfit(row, name, None))
+        for name, is_text in self._number_texts(data, self.inferred).items():
+            for row in np.flatnonzero(is_text).tolist():
+                misfits.setdefault(row, Misfit(row, name, texts.column(name)[row].as_py()))
         is_kept = np.ones(texts.num_rows, bool)
         is_kept[list(misfits)] = False
         kept = pa.array(is_kept)
@@ -197,6 +208,18 @@ class Fields:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
             return pc.is_in(column, self._nulls(column.type)).to_numpy(zero_copy_only=False)
         return column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
+
+    def _number_texts(self, data: bytes, names: Collection[str]) -> dict[str, Any]:
+        # Of columns of numbers which values are text of digits that is no number.
+        if not names or not may_hold_number_text(data, self.delimiter, self.quote):
+            return {}
+        texts = self._parsed(data, dict.fromkeys(names, "bytes"))
+        found = {}
+        for name in names:
+            column = _one_chunk(texts.column(name))
+            is_text = number_texts(column)
+            found[name] = is_text & ~self._missing(column) if is_text.any() else is_text
+        return found
 
     def _with_nulls(self, table: Any) -> Any:
         import pyarrow as pa
@@ -271,12 +294,20 @@ def _ended(row: bytes) -> bytes:
 
 
 def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
-    """Of each column the type, as some rows have it, and what it is where something stands for missing values.
+    """Return for each column its type, as some rows have it, and what it is where something stands for missing values.
 
     Where values are missing, whole numbers are float64 and booleans text. A column of none but missing ones is float64.
+    A column of numbers is text if one of them is written as no number is: see `number_text`.
     """
+    import pyarrow as pa
+
     table = fields._read(data)
-    return tuple((_kind_of(column), _kind_of(column, is_full=True)) for column in table.columns)
+    numbers = [one.name for one in table.schema if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)]
+    texts = {name for name, is_text in fields._number_texts(data, numbers).items() if is_text.any()}
+    return tuple(
+        ("str", "str") if name in texts else (_kind_of(column), _kind_of(column, is_full=True))
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    )
 
 
 def _kind_of(column: Any, *, is_full: bool = False) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,10 +27,14 @@ from daskdist.files.fields import (
     with_zone,
 )
 from daskdist.files.first import First, unlike
+from daskdist.files.number_text import is_number_text
 from daskdist.files.partitions import Partitions
 from daskdist.files.ranges import GROWTH, Piece, Range, Ranges
 from daskdist.files.storage import Storage, failures
 from daskdist.files.tables import Tables
+
+# The types that a sample gives columns of numbers.
+_INFERRED_NUMBERS: Final = ("int64", "float64")
 
 
 @dataclass(frozen=True)
@@ -269,6 +273,9 @@ class Csv:
             tuple((name, kinds[name]) for name in wanted),
             required=frozenset(name for name in required if name not in given),
             optional=frozenset(name for name in wanted if name in given and kinds[name] in ("str", "bytes")),
+            inferred=frozenset(
+                name for name in wanted if kinds[name] in _INFERRED_NUMBERS and name not in (self.dtypes or ())
+            ),
             **self.dialect.of(path).of_fields,
         )
 
@@ -364,6 +371,8 @@ class Csv:
                 advice += f", or dtypes={{{name!r}: {'str' if kind == 'bool' else 'float64'!r}}}"
         elif kind == "str":
             advice = f'the encoding it has, or dtypes={{{name!r}: "bytes"}}'
+        elif name in fields.inferred and is_number_text(misfit.value):
+            advice = f"dtypes={{{name!r}: 'str'}} to keep it as it is written, or {{{name!r}: {kind!r}}} for the number"
         else:
             guessed = fields.guessed(data, name).removesuffix(" UTC")
             advice = f"dtypes={{{name!r}: {'str' if guessed in (kind, 'bytes') else guessed!r}}}"

@@ -55,7 +55,9 @@ def read_csv(
         given here.
     dtypes
         The types of some columns: a dtype, ``"str"`` or ``"bytes"``. Those of the others are inferred: int64, bool,
-        ``datetime64`` (of days, seconds or nanoseconds), ``timedelta64`` of times of day, float64, else text.
+        ``datetime64`` (of days, seconds or nanoseconds), ``timedelta64`` of times of day, float64, else text. Columns
+        with a value that is written with leading zeros (``01234``), a plus sign (``+15551234567``) or as hexadecimal
+        (``0x1F``) are text.
     missing
         What stands for a missing value, by column: ``{"count": -1}``. Without, it is NaN in floats, NaT in times, an
         error in integers and booleans, and text is what it is: ``""`` where a field is empty.
@@ -96,7 +98,8 @@ def read_csv(
 
     Notes
     -----
-    A type holds for all files, and what comes after the sample may not be of it: give ``dtypes`` where it matters.
+    A type holds for all files, and what comes after the sample may not be of it: give ``dtypes`` where it matters. So
+    is ``01234`` an error in a column that the sample took for numbers; with ``dtypes={"column": "int64"}`` it is 1234.
     A column of whole numbers is float64 where a value is missing in the sample, and one of true and false text.
     Whole numbers beyond int64 are inferred to be floats; say ``"uint64"`` or ``"str"``. Times that say their zone are
     UTC. Columns are found by name in each file, in whatever order it has them.
