@@ -14,8 +14,8 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from dask.base import DaskMethodsMixin, tokenize
@@ -23,13 +23,13 @@ from dask.base import DaskMethodsMixin, tokenize
 from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
-from daskdist.core.block import Rows, from_items
+from daskdist.core.block import Rows
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Node, depth
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec, known_spec
-from daskdist.core.structure import Leaves, Nested, Structure
+from daskdist.core.structure import Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.arrays import to_dask_array
@@ -57,7 +57,7 @@ from daskdist.ops.filter import Filter
 from daskdist.ops.flat_map import FlatMap
 from daskdist.ops.from_dask import FromDask
 from daskdist.ops.from_generator import FromGenerator
-from daskdist.ops.from_rows import FromRows
+from daskdist.ops.from_rows import FromRows, rows_of_elements
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.global_shuffle import GlobalShuffle
 from daskdist.ops.group_by_window import GroupByWindow
@@ -75,7 +75,7 @@ from daskdist.ops.rebatch import Rebatch
 from daskdist.ops.rejection_resample import RejectionResample
 from daskdist.ops.repeat import Repeat
 from daskdist.ops.sample_from_datasets import SampleFromDatasets
-from daskdist.ops.scan import Scan, next_state
+from daskdist.ops.scan import Scan, first_state, next_state
 from daskdist.ops.shard import Shard
 from daskdist.ops.shuffle import Shuffle
 from daskdist.ops.skip import Skip
@@ -112,14 +112,17 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     out are read-only views wherever that saves a copy.
     """
 
+    # Whether Python's own numbers become int32 and float32, where `Options` do not say.
+    _is_narrow: ClassVar[bool] = False
+
     def __init__(self, node: Node) -> None:
         self._node = node
         self._iterations = itertools.count()
 
     # --- constructors: numbers ---
 
-    @staticmethod
-    def range(*args: int, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+    @classmethod
+    def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Dataset:
         """Integers, as the builtin ``range`` gives them: ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``.
 
         Parameters
@@ -140,20 +143,20 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         if not 1 <= len(args) <= 3:
             raise ArgumentError(f"range: takes 1 to 3 numbers, got {len(args)}; write range(stop)")
         start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
-        return Dataset(Range(start, stop, step, output_type, label=name))
+        return cls._of(Range(start, stop, step, output_type, label=name))
 
-    @staticmethod
-    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+    @classmethod
+    def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
         """Integers from ``start`` on, ``step`` apart, without end.
 
         >>> [int(x) for x in Dataset.counter(start=2, step=5).take(3)]
         [2, 7, 12]
         """
-        return Dataset(Counter(start, step, dtype, label=name))
+        return cls._of(Counter(start, step, dtype, label=name))
 
-    @staticmethod
+    @classmethod
     def random(
-        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+        cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> Dataset:
         """Uniform random integers from 0 up to 2**32, as int64 scalars, without end.
 
@@ -168,21 +171,21 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         True
         """
         rerandomize = False if rerandomize_each_iteration is None else rerandomize_each_iteration
-        return Dataset(Random(_seed(seed), rerandomize, is_seeded=seed is not None, label=name))
+        return cls._of(Random(_seed(seed), rerandomize, is_seeded=seed is not None, label=name))
 
     # --- constructors: data ---
 
-    @staticmethod
-    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+    @classmethod
+    def from_tensors(cls, tensors: Any, name: str | None = None) -> Dataset:
         """One element: the nest given. A list is one array.
 
         >>> Dataset.from_tensors(([1.0, 2.0], 3)).element_spec
-        (TensorSpec(shape=(2,), dtype=float32, name=None), TensorSpec(shape=(), dtype=int32, name=None))
+        (TensorSpec(shape=(2,), dtype=float64, name=None), TensorSpec(shape=(), dtype=int64, name=None))
         """
-        return Dataset(FromTensorSlices.of_one(tensors, name))
+        return cls._of(FromTensorSlices.of_one(tensors, name, narrow=cls._is_narrow))
 
-    @staticmethod
-    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Dataset:
         """One element for each row of the arrays of a nest; a list is one array.
 
         Parameters
@@ -197,12 +200,12 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             A leaf is a scalar, has masked values, or leaves differ in their number of rows.
 
         >>> list(Dataset.from_tensor_slices({"x": [1, 2], "y": [3.0, 4.0]}))
-        [{'x': np.int32(1), 'y': np.float32(3.0)}, {'x': np.int32(2), 'y': np.float32(4.0)}]
+        [{'x': np.int64(1), 'y': np.float64(3.0)}, {'x': np.int64(2), 'y': np.float64(4.0)}]
         """
-        return Dataset(FromTensorSlices.of(tensors, name))
+        return cls._of(FromTensorSlices.of(tensors, name, narrow=cls._is_narrow))
 
-    @staticmethod
-    def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
+    @classmethod
+    def from_list(cls, elements: Sequence[Any], name: str | None = None) -> Dataset:
         """The items of a list as elements.
 
         Parameters
@@ -216,20 +219,14 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             There are none, or their structures differ.
 
         >>> list(Dataset.from_list([(1, "a"), (2, "b")]))
-        [(np.int32(1), 'a'), (np.int32(2), 'b')]
+        [(np.int64(1), 'a'), (np.int64(2), 'b')]
         """
-        flat = [Structure.flatten(element) for element in elements]
-        if not flat:
-            raise ArgumentError("from_list: the list is empty, so that nothing is known of its elements")
-        structure = flat[0][1]
-        for number, (_, found) in enumerate(flat):
-            if found != structure:
-                raise ArgumentError(f"from_list: element {number} is {found}, and those before {structure}")
-        return Dataset(FromRows(from_items(structure, [leaves for leaves, _ in flat], "from_list"), None, label=name))
+        rows = rows_of_elements("from_list", elements, narrow=cls._is_narrow)
+        return cls._of(FromRows(rows, None, label=name))
 
-    @staticmethod
+    @classmethod
     def from_generator(
-        generator: Callable[..., Any], output_signature: Any, args: Sequence[Any] = (), name: str | None = None
+        cls, generator: Callable[..., Any], output_signature: Any, args: Sequence[Any] = (), name: str | None = None
     ) -> Dataset:
         """What an iterable yields.
 
@@ -267,10 +264,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 )
         if not isinstance(args, Sequence):
             raise ArgumentError(f"from_generator: args is {args!r:.80}; give a tuple of arguments")
-        return Dataset(FromGenerator.of(generator, tuple(args), ElementSpec(structure, leaves), name))
+        return cls._of(FromGenerator.of(generator, tuple(args), ElementSpec(structure, leaves), name))
 
-    @staticmethod
+    @classmethod
     def from_dask(
+        cls,
         collection: Any,
         columns: Any = None,
         name: str | None = None,
@@ -312,11 +310,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> next(iter(Dataset.from_dask(da.ones((6, 2), chunks=(3, 2))).batch(4))).shape
         (4, 2)
         """
-        return Dataset(FromDask.of(collection, columns, name, missing, dim))
+        return cls._of(FromDask.of(collection, columns, name, missing, dim, narrow=cls._is_narrow))
 
-    @staticmethod
+    @classmethod
     def list_files(
-        file_pattern: Paths, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+        cls, file_pattern: Paths, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
         """The names of the files that patterns match, as words.
 
@@ -342,13 +340,13 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         if shuffle is not None:
             yes_or_no("list_files", "shuffle", shuffle)
         names = sorted(Storage().expand(file_pattern, ("",)))
-        listed = Dataset.from_tensor_slices(np.array(names, np.dtypes.StringDType()), name=name)
+        listed = cls.from_tensor_slices(np.array(names, np.dtypes.StringDType()), name=name)
         return listed if shuffle is False else listed.shuffle(len(names), seed=seed)
 
     # --- constructors: of datasets ---
 
-    @staticmethod
-    def zip(*datasets: Any, name: str | None = None) -> Dataset:
+    @classmethod
+    def zip(cls, *datasets: Any, name: str | None = None) -> Dataset:
         """Elements made of one element of each dataset; as many as the shortest has.
 
         Parameters
@@ -368,10 +366,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 raise ArgumentError(f"zip: {path or 'the argument'} is {type(leaf).__name__}, not a Dataset{hint}")
         if not leaves:
             raise ArgumentError("zip: there are no datasets")
-        return _of_several(Zip(structure, tuple(leaf._node for leaf in leaves), label=name))
+        return cls._of_several(Zip(structure, tuple(leaf._node for leaf in leaves), label=name))
 
-    @staticmethod
+    @classmethod
     def choose_from_datasets(
+        cls,
         datasets: Sequence[Dataset],
         choice_dataset: Dataset,
         stop_on_empty_dataset: bool = True,
@@ -400,10 +399,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         nodes = _nodes("choose_from_datasets", datasets)
         (choices,) = _nodes("choose_from_datasets", [choice_dataset], "choice_dataset")
-        return _of_several(ChooseFromDatasets(nodes, choices, stop_on_empty_dataset, label=name))
+        return cls._of_several(ChooseFromDatasets(nodes, choices, stop_on_empty_dataset, label=name))
 
-    @staticmethod
+    @classmethod
     def sample_from_datasets(
+        cls,
         datasets: Sequence[Dataset],
         weights: Sequence[float] | None = None,
         seed: int | None = None,
@@ -447,7 +447,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         kept = [(node, float(share)) for node, share in zip(nodes, shares / shares.sum(), strict=True) if share]
         sources, shares_kept = zip(*kept, strict=True)
         rerandomize = True if rerandomize_each_iteration is None else rerandomize_each_iteration
-        return _of_several(
+        return cls._of_several(
             SampleFromDatasets(
                 sources,
                 shares_kept,
@@ -516,8 +516,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         yes_or_no("map", "device", device)
         if device:
             check_alone(num_parallel_calls=num_parallel_calls, deterministic=deterministic, vectorized=vectorized)
-            return self._with(MapOnDevice(self._node, UserFunction(map_func, "map"), label=name))
-        node = Map(self._node, UserFunction(map_func, "map"), vectorized, deterministic is not False, label=name)
+            return self._with(MapOnDevice(self._node, self._function(map_func, "map"), label=name))
+        node = Map(self._node, self._function(map_func, "map"), vectorized, deterministic is not False, label=name)
         return self._with(node)._parallel("map", num_parallel_calls)
 
     def filter(self, predicate: Callable[..., Any], vectorized: bool | None = None, name: str | None = None) -> Dataset:
@@ -533,7 +533,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> list(Dataset.range(6).filter(lambda x: x > 3))
         [np.int64(4), np.int64(5)]
         """
-        return self._with(Filter(self._node, UserFunction(predicate, "filter"), vectorized, label=name))
+        return self._with(Filter(self._node, self._function(predicate, "filter"), vectorized, label=name))
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
         """The elements of the datasets that a function, called as in `map`, makes of elements.
@@ -546,7 +546,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> [int(x) for x in Dataset.range(4).flat_map(Dataset.range)]
         [0, 0, 1, 0, 1, 2]
         """
-        return self._with(FlatMap(self._node, NestedFunction(map_func, "flat_map"), label=name))
+        return self._with(FlatMap(self._node, self._nested(map_func, "flat_map"), label=name))
 
     def interleave(
         self,
@@ -577,7 +577,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [1, 1, 2, 2, 1, 2, 3, 3, 3]
         """
         cycle = 2 if cycle_length in (None, cardinality.INFINITE) else cycle_length
-        function = NestedFunction(map_func, "interleave")
+        function = self._nested(map_func, "interleave")
         node = Interleave(self._node, function, cycle, 1 if block_length is None else block_length, label=name)
         return self._with(node)._parallel("interleave", num_parallel_calls)
 
@@ -597,9 +597,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         initial_state
-            A nest of arrays.
+            A nest of arrays, Python numbers and strings.
         scan_func
-            ``scan_func(state, element) -> (state, output)``; the state keeps its structure and dtypes.
+            ``scan_func(state, element) -> (state, output)``; the state keeps its structure, dtypes and Python types:
+            an int stays an int of any size.
 
         Raises
         ------
@@ -609,8 +610,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> [int(x) for x in Dataset.range(5).scan(np.int64(0), lambda total, x: (total + x, total + x))]
         [0, 1, 3, 6, 10]
         """
-        leaves, structure = _state("scan", initial_state)
-        return self._with(Scan(self._node, structure, leaves, UserFunction(scan_func, "scan"), label=name))
+        function = self._function(scan_func, "scan")
+        leaves, structure = first_state(function, initial_state)
+        return self._with(Scan(self._node, structure, leaves, function, label=name))
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """The state that is left after a function has carried it through all elements.
@@ -618,17 +620,25 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         initial_state
-            A nest of arrays.
+            A nest of arrays, Python numbers and strings.
         reduce_func
-            ``reduce_func(state, element) -> state``, of the same structure and dtypes.
+            ``reduce_func(state, element) -> state``, of the same structure, dtypes and Python types: an int stays an
+            int of any size.
+
+        Raises
+        ------
+        UnknownLengthError
+            The dataset is endless.
+        UserFunctionError
+            The function raised, or gave a state of another structure, dtype or Python type.
 
         >>> Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x)
         np.int64(10)
         """
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("reduce: the dataset is endless; use take(n) first")
-        function = UserFunction(reduce_func, "reduce")
-        state, structure = _state("reduce", initial_state)
+        function = self._function(reduce_func, "reduce")
+        state, structure = first_state(function, initial_state)
         for number, element in enumerate(self):
             where = f"element {number}"
             given = function.of((structure.pack(state), element), lambda where=where: where)  # type: ignore[misc]
@@ -659,7 +669,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> [int(x) for x in Dataset.range(10).take_while(lambda x: x * x < 10)]
         [0, 1, 2, 3]
         """
-        return self._with(TakeWhile(self._node, UserFunction(predicate, "take_while"), label=name))
+        return self._with(TakeWhile(self._node, self._function(predicate, "take_while"), label=name))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Every ``num_shards``-th element, from number ``index`` on.
@@ -694,7 +704,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [0, 1, 10, 11]
         """
         (second,) = _nodes("concatenate", [dataset], "dataset")
-        return _of_several(Concatenate(self._node, second, label=name))
+        return self._of_several(Concatenate(self._node, second, label=name))
 
     def unique(self, name: str | None = None) -> Dataset:
         """Each element once, where it first comes.
@@ -808,7 +818,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         node = RejectionResample(
             self._node,
-            UserFunction(class_func, "rejection_resample"),
+            self._function(class_func, "rejection_resample"),
             numbers("rejection_resample", "target_dist", target_dist),
             None if initial_dist is None else numbers("rejection_resample", "initial_dist", initial_dist),
             _seed(seed),
@@ -958,7 +968,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             A leaf is a scalar, or leaves differ in their number of rows.
 
         >>> list(Dataset.from_tensors(([1, 2], ["a", "b"])).unbatch())
-        [(np.int32(1), 'a'), (np.int32(2), 'b')]
+        [(np.int64(1), 'a'), (np.int64(2), 'b')]
         """
         return self._with(Unbatch(self._node, label=name))
 
@@ -1012,7 +1022,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [[0, 1, 2], [2, 3, 4], [4]]
         """
         shift = size if shift is None else shift
-        return self._with(Window(self._node, size, shift, stride, drop_remainder, Dataset.of_rows, label=name))
+        return self._with(Window(self._node, size, shift, stride, drop_remainder, self.of_rows, label=name))
 
     def group_by_window(
         self,
@@ -1050,9 +1060,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         if (window_size is None) == (window_size_func is None):
             raise ArgumentError("group_by_window: give either window_size or window_size_func")
-        size = window_size if window_size_func is None else UserFunction(window_size_func, "group_by_window")
-        key, reduce_windows = UserFunction(key_func, "group_by_window"), NestedFunction(reduce_func, "group_by_window")
-        return self._with(GroupByWindow(self._node, key, reduce_windows, size, Dataset.of_rows, label=name))  # type: ignore[arg-type]
+        size = window_size if window_size_func is None else self._function(window_size_func, "group_by_window")
+        key, reduce_windows = self._function(key_func, "group_by_window"), self._nested(reduce_func, "group_by_window")
+        return self._with(GroupByWindow(self._node, key, reduce_windows, size, self.of_rows, label=name))  # type: ignore[arg-type]
 
     def bucket_by_sequence_length(
         self,
@@ -1100,7 +1110,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         padding = None if no_padding else Padding.of(operation, self._known_spec(), padded_shapes, padding_values)
         node = BucketBySequenceLength(
             self._node,
-            UserFunction(element_length_func, operation),
+            self._function(element_length_func, operation),
             whole_numbers(operation, "bucket_boundaries", bucket_boundaries),
             whole_numbers(operation, "bucket_batch_sizes", bucket_batch_sizes),
             padding,
@@ -1189,8 +1199,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         node = Snapshot(self._node, _absolute(path), self._fingerprint, spec, _codec(compression), is_reused=False)
         pass_over(plan(node), *self._writers(strategy))
 
-    @staticmethod
-    def load(path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
         """The elements that `save` wrote.
 
         Parameters
@@ -1207,7 +1217,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         ArgumentError
             Its elements are not of ``element_spec``.
         """
-        loaded = Dataset(ReadFiles(Saved(), (_absolute(path),), label=name))
+        loaded = cls._of(ReadFiles(Saved(), (_absolute(path),), label=name))
         found = loaded.spec
         if element_spec is not None:
             leaves, structure = Structure.of(element_spec)
@@ -1670,7 +1680,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         recorded = self._recorded
-        return _rebuilt, (self._name, len(recorded.keys), recorded.is_split, self._spec, self.cardinality())
+        # Errors have been raised, or left out, by then.
+        options = self.options()
+        options.on_error = None
+        rebuild = partial(_rebuilt, self._of, options)
+        return rebuild, (self._name, len(recorded.keys), recorded.is_split, self._spec, self.cardinality())
 
     @staticmethod
     def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
@@ -1712,10 +1726,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """`element_spec` as structure and leaves."""
         return self._spec
 
-    @staticmethod
-    def of_rows(rows: Any, spec: ElementSpec | None) -> Dataset:
-        """The dataset of rows that are in memory, as a window has them."""
-        return Dataset(FromRows(rows, spec))
+    @classmethod
+    def of_rows(cls, rows: Any, spec: ElementSpec | None) -> Dataset:
+        """Return the dataset of rows that are in memory, as a window has them."""
+        return cls._of(FromRows(rows, spec))
 
     def rows(self) -> Iterator[Rows]:
         """The elements computed in this thread, as rows."""
@@ -1734,8 +1748,31 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     # --- within ---
 
-    def _with(self, node: Node) -> Dataset:
+    @classmethod
+    def _of(cls, node: Node) -> Dataset:
+        # Classes that have arguments of their own, such as those of readers, give what is derived from them this way.
         return Dataset(node)
+
+    def _with(self, node: Node) -> Dataset:
+        return self._of(node)
+
+    @classmethod
+    def _of_several(cls, node: Node) -> Dataset:
+        for conflict in conflicts(node):
+            logger.warning(conflict)
+        return cls._of(node)
+
+    @property
+    def _makes_narrow(self) -> bool:
+        # Whether Python numbers that functions return become 32 bits wide.
+        chosen = self.options().python_numbers
+        return self._is_narrow if chosen is None else chosen == "tensorflow"
+
+    def _function(self, function: Callable[..., Any], operation: str) -> UserFunction:
+        return UserFunction(function, operation, narrow=self._makes_narrow)
+
+    def _nested(self, function: Callable[..., Any], operation: str) -> NestedFunction:
+        return NestedFunction(function, operation, narrow=self._makes_narrow)
 
     def _parallel(self, operation: str, num_parallel_calls: int | None) -> Dataset:
         # Reading ahead in threads is what it comes to.
@@ -1827,6 +1864,24 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return record(self.primitive, self._name, 0)
 
 
+class TensorFlowDataset(Dataset):
+    """A `Dataset` in which Python's own numbers are int32 and float32, as in TensorFlow: ``daskdist.data.Dataset``.
+
+    An integer that 32 bits do not hold is int64. What is derived from such a dataset is one too; what a constructor
+    makes of several datasets, such as `zip`, is of the class whose constructor it is.
+    ``Options(python_numbers="numpy")`` makes the numbers int64 and float64.
+
+    >>> TensorFlowDataset.from_tensors((1, 2.5)).element_spec
+    (TensorSpec(shape=(), dtype=int32, name=None), TensorSpec(shape=(), dtype=float32, name=None))
+    """
+
+    _is_narrow: ClassVar[bool] = True
+
+    @classmethod
+    def _of(cls, node: Node) -> TensorFlowDataset:
+        return TensorFlowDataset(node)
+
+
 # Elements to draw from where all are wanted and their number is not known.
 _ALL = 2**62
 
@@ -1846,13 +1901,6 @@ def _codec(compression: str | None) -> str | None:
     return compression
 
 
-def _state(operation: str, initial: Any) -> tuple[Leaves, Structure]:
-    try:
-        return Structure.flatten(initial)
-    except ArgumentError as error:
-        raise ArgumentError(f"{operation}: initial_state: {error}") from None
-
-
 def _nodes(operation: str, datasets: Sequence[Any], name: str | None = None) -> tuple[Node, ...]:
     if not isinstance(datasets, Sequence):
         raise ArgumentError(f"{operation}: datasets is {type(datasets).__name__}; give a list of datasets")
@@ -1866,17 +1914,13 @@ def _nodes(operation: str, datasets: Sequence[Any], name: str | None = None) -> 
     return tuple(dataset.node for dataset in datasets)
 
 
-def _of_several(node: Node) -> Dataset:
-    for conflict in conflicts(node):
-        logger.warning(conflict)
-    return Dataset(node)
-
-
 def _as_list(parts: Sequence[Any], is_split: bool) -> list[Any]:
     return list(parts) if is_split else list(parts[0])
 
 
 def _rebuilt(
+    make: Callable[[Node], Dataset],
+    options: Options,
     graph: Any,
     name: str,
     num_keys: int,
@@ -1888,4 +1932,5 @@ def _rebuilt(
 ) -> Dataset:
     # Dask gives the graph after `persist`, or, with names that changed, after `clone` and their like.
     keys = [((rename or {}).get(name, name), place) for place in range(num_keys)]
-    return Dataset(FromGraph(Recorded(dict(graph), keys, is_split), spec, number))
+    node: Node = FromGraph(Recorded(dict(graph), keys, is_split), spec, number)
+    return make(WithOptions(node, options) if any(options.given()) else node)

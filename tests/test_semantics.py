@@ -110,8 +110,8 @@ def test_counter_and_random():
 @pytest.mark.parametrize(
     ("tensors", "element", "spec"),
     [
-        ([1, 2, 3], [1, 2, 3], TensorSpec((3,), "int32")),
-        (([1.0, 2.0], 3), ([1.0, 2.0], 3), (TensorSpec((2,), "float32"), TensorSpec((), "int32"))),
+        ([1, 2, 3], [1, 2, 3], TensorSpec((3,), "int64")),
+        (([1.0, 2.0], 3), ([1.0, 2.0], 3), (TensorSpec((2,), "float64"), TensorSpec((), "int64"))),
         ({"a": 2**40, "b": {"c": True}}, {"a": 2**40, "b": {"c": True}}, None),
         (np.zeros((2, 0)), [[], []], TensorSpec((2, 0), "float64")),
         (b"a\0", b"a\0", TensorSpec((), object)),
@@ -263,7 +263,7 @@ def test_shares_of_sampled_datasets():
 def test_concatenate():
     check(lambda: Dataset.range(2).concatenate(Dataset.range(8, 10)), [0, 1, 8, 9])
     ds = Dataset.from_tensors([1, 2]).concatenate(Dataset.from_tensors([1, 2, 3]))
-    assert ds.element_spec == TensorSpec((None,), "int32")
+    assert ds.element_spec == TensorSpec((None,), "int64")
     check(lambda: ds, [[1, 2], [1, 2, 3]])
 
 
@@ -566,8 +566,8 @@ def test_rebatch_keeps_structure_and_makes_nothing_of_nothing():
     ds = Dataset.from_tensor_slices({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]]}).batch(2).rebatch([0, 3])
     first, second = list(ds)[:2]
     assert plain(second) == {"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]]}
-    assert (first["a"].dtype, first["a"].shape) == (np.int32, (0,))
-    assert (first["b"].dtype, first["b"].shape) == (np.float32, (0, 1))
+    assert (first["a"].dtype, first["a"].shape) == (np.int64, (0,))
+    assert (first["b"].dtype, first["b"].shape) == (np.float64, (0, 1))
     check(lambda: Dataset.range(0).batch(2).rebatch([0, 2]), [])
     check(lambda: Dataset.range(4).batch(4).rebatch(np.array([1, 2])), [[0], [1, 2], [3]])
 

@@ -80,34 +80,34 @@ def test_paths_lead_to_leaves(nest):
 
 
 @pytest.mark.parametrize(
-    ("leaf", "dtype", "shape"),
+    ("leaf", "dtype", "narrow", "shape"),
     [
-        (1, "int32", ()),
-        (2**31 - 1, "int32", ()),
-        (2**31, "int64", ()),
-        (-(2**31), "int32", ()),
-        (True, "bool", ()),
-        (0.5, "float32", ()),
-        (1j, "complex128", ()),
-        ([1, 2], "int32", (2,)),
-        ([1, 2**40], "int64", (2,)),
-        ([[1.0], [2.0]], "float32", (2, 1)),
-        ([], "float32", (0,)),
-        ([1, 2.5], "float32", (2,)),
-        ([True, False], "bool", (2,)),
-        ("a", np.dtypes.StringDType(), ()),
-        (b"ab", object, ()),
-        ([np.float64(1), np.float64(2)], "float64", (2,)),
-        (np.float64(1), "float64", ()),
-        (np.int8(1), "int8", ()),
-        (np.zeros((2, 3), "uint16"), "uint16", (2, 3)),
-        ([np.arange(2), np.arange(2)], "int64", (2, 2)),
+        (1, "int64", "int32", ()),
+        (2**31 - 1, "int64", "int32", ()),
+        (2**31, "int64", "int64", ()),
+        (-(2**31), "int64", "int32", ()),
+        (True, "bool", "bool", ()),
+        (0.5, "float64", "float32", ()),
+        (1j, "complex128", "complex128", ()),
+        ([1, 2], "int64", "int32", (2,)),
+        ([1, 2**40], "int64", "int64", (2,)),
+        ([[1.0], [2.0]], "float64", "float32", (2, 1)),
+        ([], "float64", "float32", (0,)),
+        ([1, 2.5], "float64", "float32", (2,)),
+        ([True, False], "bool", "bool", (2,)),
+        ("a", np.dtypes.StringDType(), np.dtypes.StringDType(), ()),
+        (b"ab", object, object, ()),
+        ([np.float64(1), np.float64(2)], "float64", "float64", (2,)),
+        (np.float64(1), "float64", "float64", ()),
+        (np.int8(1), "int8", "int8", ()),
+        (np.zeros((2, 3), "uint16"), "uint16", "uint16", (2, 3)),
+        ([np.arange(2), np.arange(2)], "int64", "int64", (2, 2)),
     ],
 )
-def test_leaves_become_arrays(leaf, dtype, shape):
-    array = as_array(leaf)
-    assert array.dtype == np.dtype(dtype)
-    assert np.shape(array) == shape
+def test_leaves_become_arrays(leaf, dtype, narrow, shape):
+    for array, expected in ((as_array(leaf), dtype), (as_array(leaf, narrow=True), narrow)):
+        assert array.dtype == np.dtype(expected)
+        assert np.shape(array) == shape
 
 
 @pytest.mark.parametrize("leaf", [None, object(), [1, [2]], {1, 2}])
@@ -207,7 +207,7 @@ def test_one_element_survives_a_pipeline(nest, size):
 
 
 def test_equality_of_elements():
-    assert same_element((1, [2.0]), (np.int32(1), np.array([2.0], np.float32)))
+    assert same_element((1, [2.0]), (np.int64(1), np.array([2.0])))
     assert same_element(np.array([np.nan]), np.array([np.nan]))
     assert not same_element((1, 2), {"a": 1, "b": 2})
     assert not same_element(np.zeros(1), np.zeros((1, 1)))

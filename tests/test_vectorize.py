@@ -780,7 +780,7 @@ def test_tuples_are_given_as_arguments_and_lists_are_tuples():
     [
         (lambda x: x.sum(), r"int64\[\] for its leaf \(the element\)"),
         (lambda x: x[:1], r"int64\[1\] for its leaf \(the element\)"),
-        (lambda x: {"a": x, "b": 3}, r"int32\[\] for its leaf \['b'\]"),
+        (lambda x: {"a": x, "b": 3}, r"int64\[\] for its leaf \['b'\]"),
         (lambda x: (x, np.zeros((2, 9))), r"float64\[2, 9\] for its leaf \[1\]"),
     ],
 )

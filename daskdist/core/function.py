@@ -35,13 +35,16 @@ class UserFunction:
         Called with the items of an element that is a tuple, else with the element.
     operation
         The name of the operation it was given to.
+    narrow
+        Whether Python numbers that it returns become int32 and float32, as in `as_array`.
     """
 
-    def __init__(self, function: Callable[..., Any], operation: str) -> None:
+    def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
         if not callable(function):
             raise ArgumentError(f"{operation}: expected a function, got {type(function).__name__} {function!r}")
         self.function = function
         self.operation = operation
+        self.narrow = narrow
         # Taken here, where the source file is; on a worker the path would be another.
         self.location = location(function)
         # Taken before it is called: afterwards, objects that it changes hold other values.
@@ -72,7 +75,7 @@ class UserFunction:
         if type(result) is list:
             result = tuple(result)
         try:
-            return Structure.flatten(result)
+            return Structure.flatten(result, narrow=self.narrow)
         except ArgumentError as error:
             raise UserFunctionError(f"{self.operation}: {self.location} returned {error}, on {where()}") from None
 
@@ -92,4 +95,4 @@ class UserFunction:
 
     def __dask_tokenize__(self) -> object:
         found = self.fingerprint()
-        return "UserFunction", self.operation, found.code, found.state, found.contents
+        return "UserFunction", self.operation, self.narrow, found.code, found.state, found.contents

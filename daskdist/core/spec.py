@@ -63,6 +63,10 @@ class TensorSpec:
         True
         """
         if not isinstance(other, TensorSpec):
+            if is_plain(other):
+                # Python's own numbers are of 64 bits or of 32, as the dataset that they come to has it.
+                specs = [TensorSpec.of(as_array(other, narrow=narrow)) for narrow in (False, True)]
+                return any(map(self.is_compatible_with, specs))
             other = TensorSpec.of(as_array(other))
         return (
             type(other) is type(self)
@@ -247,7 +251,7 @@ class ElementSpec:
                 ) from None
             # A list without numbers is of any dtype.
             is_open = isinstance(leaf, np.ndarray | np.generic) and is_plain(value)
-            if is_open and (_is_safe(leaf.dtype, spec.dtype) or not leaf.size):
+            if is_open and (is_safe(leaf.dtype, spec.dtype) or not leaf.size):
                 try:
                     leaf = np.asarray(value, spec.dtype)[()]
                 except OverflowError:
@@ -290,8 +294,8 @@ class ElementSpec:
         return None if None in leaves else self.with_leaves([leaf for leaf in leaves if leaf is not None])
 
 
-def _is_safe(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    # Of kinds: a whole number can be a float, and not the other way round.
+def is_safe(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Return whether a Python value of one dtype may become another: an integer a float, but a float no integer."""
     order = "biufc"
     if given.kind in order and wanted.kind in order:
         return given.kind == wanted.kind or (given.kind != "b" and order.index(given.kind) <= order.index(wanted.kind))

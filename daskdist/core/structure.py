@@ -1,9 +1,9 @@
 """Nested elements: taking them apart into leaves and putting them together again.
 
 Tuples, named tuples and dicts are structure. Everything else is a leaf, and a leaf is an array: a list is
-stacked into one, a Python float becomes float32 and an int int32 (int64 where it does not fit), as in
-TensorFlow; NumPy arrays and scalars keep their dtype, and so do arrays of devices, which come to the host. Text is
-NumPy's ``StringDType``, bytes are objects.
+stacked into one, a Python float becomes float64 and an int int64, as in NumPy; or, where ``narrow`` is asked for,
+float32 and int32 (int64 where it does not fit), as in TensorFlow. NumPy arrays and scalars keep their dtype, and so do
+arrays of devices, which come to the host. Text is NumPy's ``StringDType``, bytes are objects.
 Two leaves are no arrays of NumPy's: rows of different lengths (`Ragged`) and datasets (`Nested`).
 """
 
@@ -31,7 +31,7 @@ class Structure:
 
     >>> leaves, structure = Structure.flatten({"y": 1, "x": (2.0, [3, 4])})
     >>> structure.pack([leaf * 10 for leaf in leaves])
-    {'y': np.int32(10), 'x': (np.float32(20.0), array([30, 40], dtype=int32))}
+    {'y': np.int64(10), 'x': (np.float64(20.0), array([30, 40]))}
     >>> structure.paths
     ("['x'][0]", "['x'][1]", "['y']")
     """
@@ -43,14 +43,14 @@ class Structure:
         self._pack = _packer(treespec)
 
     @staticmethod
-    def flatten(element: Any) -> tuple[Leaves, Structure]:
-        """The leaves of an element, as arrays, and their structure."""
+    def flatten(element: Any, *, narrow: bool = False) -> tuple[Leaves, Structure]:
+        """Return the leaves of an element, as arrays, and their structure; ``narrow`` as in `as_array`."""
         leaves, treespec = optree.tree_flatten(element, is_leaf=_is_leaf, none_is_leaf=True)
         structure = Structure(treespec)
         found: list[Any] = []
         try:
             # As it goes, so that a failure tells which leaf it is of.
-            found.extend(map(as_array, leaves))
+            found.extend(map(narrow_array if narrow else as_array, leaves))
         except ArgumentError as error:
             path = structure.paths[len(found)]
             if not path:
@@ -133,11 +133,25 @@ def call_with(function: Callable[..., Any], element: Any) -> Any:
     return function(*element) if type(element) is tuple else function(element)
 
 
-def as_array(leaf: Any) -> Any:
-    """A leaf as NumPy array or scalar, by the rules at the top of this file.
+def narrow_array(leaf: Any) -> Any:
+    """Return a leaf as `as_array` does, Python's numbers as int32 and float32."""
+    return as_array(leaf, narrow=True)
 
-    >>> as_array([[1.5], [2.5]]).dtype, as_array(2**40).dtype, as_array(np.float64(1)).dtype
-    (dtype('float32'), dtype('int64'), dtype('float64'))
+
+def as_array(leaf: Any, *, narrow: bool = False) -> Any:
+    """Return a leaf as NumPy array or scalar, by the rules at the top of this file.
+
+    Parameters
+    ----------
+    leaf
+        The leaf.
+    narrow
+        Whether Python's own numbers, and lists of them, become int32 (int64 if one does not fit) and float32.
+
+    >>> as_array([[1.5], [2.5]]).dtype, as_array([[1.5]], narrow=True).dtype, as_array(np.float32(1)).dtype
+    (dtype('float64'), dtype('float32'), dtype('float32'))
+    >>> as_array(3).dtype, as_array(3, narrow=True).dtype, as_array(2**40, narrow=True).dtype
+    (dtype('int64'), dtype('int32'), dtype('int64'))
     """
     if isinstance(leaf, (np.ndarray, np.generic, Ragged, Nested)):
         return unmasked(leaf) if type(leaf) is not np.ndarray and is_masked_array(leaf) else leaf
@@ -158,10 +172,10 @@ def as_array(leaf: Any) -> Any:
     if array.dtype.kind == "S":
         # NumPy's own bytes lose the zeros they end with.
         return np.array(leaf, object)
-    if array.dtype.kind in "fi" and is_plain(leaf):
-        narrow: type[Any] = np.float32 if array.dtype.kind == "f" else np.int32
-        if narrow is np.float32 or array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
-            array = array.astype(narrow)
+    if narrow and array.dtype.kind in "fi" and is_plain(leaf):
+        kind: type[Any] = np.float32 if array.dtype.kind == "f" else np.int32
+        if kind is np.float32 or array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
+            array = array.astype(kind)
     return array[()]
 
 

@@ -37,12 +37,15 @@ class Trace:
     ----------
     num_rows
         The length of all columns.
+    narrow
+        Whether Python numbers that it returns become int32 and float32, as in `as_array`.
     """
 
-    __slots__ = ("failure", "names", "num_rows")
+    __slots__ = ("failure", "names", "narrow", "num_rows")
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, *, narrow: bool = False) -> None:
         self.num_rows = num_rows
+        self.narrow = narrow
         self.failure: str | None = None
         # What was done, in order.
         self.names: list[str] = []
@@ -57,8 +60,8 @@ class Trace:
         if type(leaf) is StandIn:
             return np.ascontiguousarray(self.column(leaf))
         if isinstance(leaf, list) and _holds_stand_in(leaf):
-            return self._stacked(leaf).astype(as_array(_sampled(leaf)).dtype, copy=False)
-        value = as_array(leaf)
+            return self._stacked(leaf).astype(as_array(_sampled(leaf), narrow=self.narrow).dtype, copy=False)
+        value = as_array(leaf, narrow=self.narrow)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise self.fail(f"it returns a {type(leaf).__name__}")
         return np.ascontiguousarray(self.column(value))

@@ -123,7 +123,10 @@ class Vectorised:
         return at_once if verdict.is_trusted else by_row(block)
 
     def _at_once(self, block: Block) -> Block:
-        leaves, structure, _ = traced(self.function.function, block.structure, block.leaves, len(block))
+        function = self.function
+        leaves, structure, _ = traced(
+            function.function, block.structure, block.leaves, len(block), narrow=function.narrow
+        )
         return Block(structure, leaves, block.label, block.origin)
 
     def note(self, source: Node) -> str:
@@ -157,7 +160,9 @@ class Vectorised:
 _DIFFERED: Final = "results differed on the first block"
 
 
-def traced(function: Any, structure: Structure, leaves: Any, num_rows: int) -> tuple[list[Any], Structure, list[str]]:
+def traced(
+    function: Any, structure: Structure, leaves: Any, num_rows: int, *, narrow: bool = False
+) -> tuple[list[Any], Structure, list[str]]:
     """Call a function once for all rows.
 
     Parameters
@@ -170,6 +175,8 @@ def traced(function: Any, structure: Structure, leaves: Any, num_rows: int) -> t
         The columns, ``(num_rows, ...)`` each.
     num_rows
         The number of rows.
+    narrow
+        Whether Python numbers that it returns become int32 and float32.
 
     Returns
     -------
@@ -181,7 +188,7 @@ def traced(function: Any, structure: Structure, leaves: Any, num_rows: int) -> t
     NotVectorisable
         It does what has no rule, or it caught the exception that said so.
     """
-    trace = Trace(num_rows)
+    trace = Trace(num_rows, narrow=narrow)
     for leaf in leaves:
         if isinstance(leaf, Ragged):
             raise NotVectorisable("its elements differ in length")

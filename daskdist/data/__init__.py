@@ -8,7 +8,7 @@ from daskdist.tensorflow.instead import DATA
 _NAMES: Final = {
     "AUTOTUNE": "daskdist.core.cardinality:AUTOTUNE",
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
-    "Dataset": "daskdist.dataset:Dataset",
+    "Dataset": "daskdist.dataset:TensorFlowDataset",
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "FixedLengthRecordDataset": "daskdist.readers.fixed_length:FixedLengthRecordDataset",
     "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",

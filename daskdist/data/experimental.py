@@ -18,7 +18,7 @@ from daskdist.core.cardinality import AUTOTUNE as AUTOTUNE
 from daskdist.core.cardinality import INFINITE as INFINITE_CARDINALITY
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.names import lazily
-from daskdist.dataset import Dataset
+from daskdist.dataset import TensorFlowDataset as Dataset
 from daskdist.errors import ArgumentError
 from daskdist.files.sql_login import path_of
 from daskdist.formats.sql import Sql, nothing_of

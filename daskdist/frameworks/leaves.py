@@ -109,7 +109,7 @@ def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
     if not isinstance(leaf, (np.generic, bool, int, float, complex, str, bytes)) and not hasattr(leaf, "__array__"):
         raise Refused(f"is of type {type(leaf).__name__}, which is no array and no number")
     try:
-        return np.asarray(as_array(leaf))
+        return np.asarray(as_array(leaf, narrow=True))
     except ArgumentError as error:
         raise Refused(f"cannot be converted: {error}") from None
 

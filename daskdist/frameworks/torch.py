@@ -47,7 +47,7 @@ def to_torch(x: Any) -> Any:
     -------
     nest
         The same structure, with a tensor for each leaf, and a `PerReplica` of tensors for a `PerReplica`. Python's
-        numbers become what they are in an element of a dataset: float32, and int32 where that holds them.
+        numbers become float32, and int32 where that holds them.
 
     Raises
     ------

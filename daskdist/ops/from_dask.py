@@ -42,12 +42,15 @@ class FromDask(Source):
         How a dataframe's rows become elements.
     variables
         How variables make up an element, and the spec of each.
+    narrow
+        Whether Python numbers in bags and delayed values become int32 and float32, as in `as_array`.
     """
 
     collection: Any = field(repr=False)
     kind: str
     frames: Frames | None = field(default=None, repr=False)
     variables: Variables | None = field(default=None, repr=False)
+    narrow: bool = field(default=False, repr=False)
 
     name = "from_dask"
     facts = Facts()
@@ -63,8 +66,10 @@ class FromDask(Source):
         label: str | None = None,
         missing: Mapping[str, Any] | None = None,
         dim: str | None = None,
+        *,
+        narrow: bool = False,
     ) -> FromDask:
-        """From a Dask array, dataframe, series or bag, a list of delayed values, or an object of xarray."""
+        """Make one of a Dask array, dataframe, series or bag, a list of delayed values, or an object of xarray."""
         if _is_xarray(collection):
             if missing is not None:
                 raise ArgumentError("from_dask: missing= is for dataframes; use fillna() of xarray")
@@ -88,9 +93,9 @@ class FromDask(Source):
         if isinstance(collection, (list, tuple)) or _is_delayed(collection):
             if not all(map(_is_delayed, parts)):
                 raise ArgumentError("from_dask: a list is to be of delayed values; give one array, dataframe or bag")
-            return cls(tuple(parts), "delayed", label=label)
+            return cls(tuple(parts), "delayed", narrow=narrow, label=label)
         if hasattr(collection, "to_delayed") and hasattr(collection, "npartitions") and not is_arraylike(collection):
-            return cls(collection, "bag", label=label)
+            return cls(collection, "bag", narrow=narrow, label=label)
         if not is_arraylike(collection):
             raise ArgumentError(
                 f"from_dask: takes Dask arrays, dataframes, bags and delayed values, not {type(collection).__name__}"
@@ -172,7 +177,9 @@ class FromDask(Source):
         return dict(HighLevelGraph.merge(*[part.__dask_graph__() for part in self.collection]))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, MakeBlock(self.kind, self.frames, self.variables), "from_dask", graph=self.graph)
+        return Read(
+            self.splits, MakeBlock(self.kind, self.frames, self.variables, self.narrow), "from_dask", graph=self.graph
+        )
 
 
 @dataclass(frozen=True)
@@ -198,12 +205,13 @@ class MakeBlock:
     kind: str
     frames: Frames | None = None
     variables: Variables | None = None
+    narrow: bool = False
 
     def __call__(self, split: Split, value: Any) -> Block | Bundle:
         if self.frames is not None:
             return self.frames.block(value, split.label)
         if self.kind == "bag":
-            return _of_items(_items_of(value, split.label), split.label)
+            return _of_items(_items_of(value, split.label), split.label, self.narrow)
         if self.variables is not None:
             columns = self.variables.columns
             parts = dict(zip(columns.names, value, strict=True))
@@ -212,7 +220,7 @@ class MakeBlock:
             return Block(columns.structure, columns.arrays(lambda name: [arrays[name]]), split.label)
         if self.kind == "delayed":
             try:
-                leaves, structure = Structure.flatten(value)
+                leaves, structure = Structure.flatten(value, narrow=self.narrow)
             except ArgumentError as error:
                 raise ArgumentError(f"from_dask: {split.label}: {error}") from None
         else:
@@ -253,11 +261,11 @@ def _items_of(value: Any, label: str) -> list[Any]:
         ) from None
 
 
-def _of_items(items: list[Any], label: str) -> Block | Bundle:
+def _of_items(items: list[Any], label: str, narrow: bool) -> Block | Bundle:
     if not items:
         return Bundle(LONE, [], label)
     try:
-        flat = [Structure.flatten(item) for item in items]
+        flat = [Structure.flatten(item, narrow=narrow) for item in items]
     except ArgumentError as error:
         raise ArgumentError(f"from_dask: {label}: {error}") from None
     structure = flat[0][1]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from daskdist.core.block import Block, Bundle
+from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
+from daskdist.core.structure import Structure, as_array, is_plain
+from daskdist.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,40 @@ def rows_spec(rows: Block | Bundle) -> ElementSpec:
     if common is None:
         raise SpecUnknown("the elements have no spec in common")
     return common
+
+
+def rows_of_elements(operation: str, elements: Sequence[Any], *, narrow: bool) -> Block | Bundle:
+    """Return elements as rows.
+
+    Parameters
+    ----------
+    operation
+        Its name, for messages.
+    elements
+        Nests of one structure. Where a leaf is one of Python's numbers in all of them, they get one dtype, that which
+        a list of them has.
+    narrow
+        As in `as_array`.
+
+    Raises
+    ------
+    ArgumentError
+        There are no elements, or their structures differ.
+    """
+    flat = [Structure.flatten(element, narrow=narrow) for element in elements]
+    if not flat:
+        raise ArgumentError(f"{operation}: the list is empty, so that nothing is known of its elements")
+    structure = flat[0][1]
+    for number, (_, found) in enumerate(flat):
+        if found != structure:
+            raise ArgumentError(f"{operation}: element {number} is {found}, and those before {structure}")
+    columns = [list(column) for column in zip(*[leaves for leaves, _ in flat], strict=True)]
+    for number, column in enumerate(columns):
+        if len({getattr(leaf, "dtype", None) for leaf in column}) > 1:
+            given = [structure.leaves_of(element)[number] for element in elements]
+            if all(isinstance(leaf, int | float) and is_plain(leaf) for leaf in given):
+                columns[number] = list(as_array(given, narrow=narrow))
+    return from_items(structure, list(zip(*columns, strict=True)), operation)
 
 
 def _payload(split: Split) -> Block | Bundle:

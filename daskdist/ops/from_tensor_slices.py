@@ -29,9 +29,16 @@ class FromTensorSlices(Source):
     facts = Facts()
 
     @classmethod
-    def of(cls, tensors: object, label: str | None = None, operation: str = "from_tensor_slices") -> FromTensorSlices:
-        """From a nest of arrays of the same length along axis 0."""
-        leaves, structure = _arrays(operation, tensors)
+    def of(
+        cls,
+        tensors: object,
+        label: str | None = None,
+        operation: str = "from_tensor_slices",
+        *,
+        narrow: bool = False,
+    ) -> FromTensorSlices:
+        """Make one of a nest of arrays of the same length along axis 0; ``narrow`` as in `as_array`."""
+        leaves, structure = _arrays(operation, tensors, narrow)
         lengths = {}
         for path, leaf in zip(structure.paths, leaves, strict=True):
             if np.ndim(leaf) == 0:
@@ -45,9 +52,9 @@ class FromTensorSlices(Source):
         return cls(structure, leaves, label=label)
 
     @classmethod
-    def of_one(cls, tensors: object, label: str | None = None) -> FromTensorSlices:
-        """A single element, whole."""
-        leaves, structure = _arrays("from_tensors", tensors)
+    def of_one(cls, tensors: object, label: str | None = None, *, narrow: bool = False) -> FromTensorSlices:
+        """Make one of a single element, whole; ``narrow`` as in `as_array`."""
+        leaves, structure = _arrays("from_tensors", tensors, narrow)
         return cls(structure, tuple(_alone(leaf) for leaf in leaves), label=label)
 
     @property
@@ -77,9 +84,9 @@ class FromTensorSlices(Source):
         return Read(self.splits, _block, "from_tensor_slices", divide=_divide)
 
 
-def _arrays(operation: str, tensors: object) -> tuple[Leaves, Structure]:
+def _arrays(operation: str, tensors: object, narrow: bool) -> tuple[Leaves, Structure]:
     try:
-        leaves, structure = Structure.flatten(tensors)
+        leaves, structure = Structure.flatten(tensors, narrow=narrow)
     except ArgumentError as error:
         raise ArgumentError(f"{operation}: {error}") from None
     if not leaves:

@@ -130,7 +130,7 @@ class KeysOf:
                 f"{self.function.operation}: {self.function} returned {found!r:.80} on {where()}; "
                 f"a {self.kind} is one integer"
             )
-        return as_array(found)
+        return as_array(found, narrow=self.function.narrow)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ class Outlook:
 class NestedFunction(UserFunction):
     """A function a user gave that makes a dataset of an element."""
 
-    def __init__(self, function: Callable[..., Any], operation: str) -> None:
-        super().__init__(function, operation)
+    def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
+        super().__init__(function, operation, narrow=narrow)
         self._outlooks: dict[int, tuple[Node, Outlook]] = {}
 
     def dataset(self, *elements: Any, where: Callable[[], str]) -> AnyDataset:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
+from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Chain, Primitive
-from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
-from daskdist.core.structure import Leaves, Structure
-from daskdist.errors import UserFunctionError
+from daskdist.core.spec import ElementSpec, SpecUnknown, is_safe, learned_spec
+from daskdist.core.structure import LONE, Leaves, Structure, as_array, is_plain
+from daskdist.errors import ArgumentError, UserFunctionError
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Scan(Transformation):
     Parameters
     ----------
     structure, initial
-        The state before the first element.
+        The state before the first element, as `first_state` gives it.
     function
         Makes the next state and the output.
     """
@@ -47,7 +48,7 @@ class Scan(Transformation):
     def _tried(self, unknown: int, value: int) -> ElementSpec:
         example = self.source.spec.example(unknown, value)
         scan = ScanRows(self.structure, self.function)
-        _, leaves, structure = scan.step(self.initial, example, lambda: "a made-up element")
+        _, leaves, structure = scan.step(own_state(self.initial), example, lambda: "a made-up element")
         return ElementSpec.of(structure.pack(leaves))
 
     @property
@@ -70,6 +71,8 @@ class ScanRows:
     def __call__(self, rows: Rows, state: Leaves) -> tuple[Rows, Leaves]:
         items: list[Leaves] = []
         structure: Structure | None = None
+        # Others have the state too: the next pass, and the positions that were taken down.
+        state = own_state(state)
         for index, element in enumerate(rows.elements()):
             state, leaves, found = self.step(state, element, lambda index=index: rows.where(index))  # type: ignore[misc]
             if structure is not None and found != structure:
@@ -77,7 +80,7 @@ class ScanRows:
                     f"scan: {self.function} output the structure {found} on {rows.where(index)}, and {structure} before"
                 )
             structure = found
-            items.append(leaves)
+            items.append(_without_state(leaves, state))
         if structure is None:
             return Bundle(rows.structure, [], rows.label), state
         if isinstance(rows, Block):
@@ -95,20 +98,116 @@ class ScanRows:
         return next_state(self.function, self.structure, state, result[0], where), output, structure
 
 
+def _without_state(output: Leaves, state: Leaves) -> Leaves:
+    # The next call may write into the state, which is not to change what was output.
+    arrays = [leaf for leaf in state if isinstance(leaf, np.ndarray)]
+    if not arrays:
+        return output
+    return tuple(
+        [
+            leaf.copy()
+            if isinstance(leaf, np.ndarray) and any(np.may_share_memory(leaf, array) for array in arrays)
+            else leaf
+            for leaf in output
+        ]
+    )
+
+
+# What stays of its Python type in a state; the first that a value is an instance of.
+_PYTHON_TYPES: Final = (bool, int, float, complex, str, bytes)
+
+
+def first_state(function: UserFunction, initial: Any) -> tuple[Leaves, Structure]:
+    """Return the state before the first element as leaves and structure.
+
+    Python's own numbers and strings stay what they are; anything else becomes an array.
+
+    Raises
+    ------
+    ArgumentError
+        A leaf is none of these, and no array can be made of it.
+    """
+    try:
+        leaves, structure = Structure.flatten(initial, narrow=function.narrow)
+    except ArgumentError as error:
+        raise ArgumentError(f"{function.operation}: initial_state: {error}") from None
+    given = structure.leaves_of(initial)
+    state = [old if type(old) in _PYTHON_TYPES else leaf for old, leaf in zip(given, leaves, strict=True)]
+    return own_state(state), structure
+
+
+def own_state(state: Sequence[Any]) -> Leaves:
+    """Return the leaves of a state with arrays copied: a function may write into what it is given."""
+    return tuple([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in state])
+
+
 def next_state(
     function: UserFunction, structure: Structure, state: Leaves, given: Any, where: Callable[[], str]
 ) -> Leaves:
-    """A state that a function gave as leaves, checked to be of the structure and dtypes of the one before."""
-    leaves, found = function.flattened(given, where)
-    if found != structure:
+    """Return a state that a function gave as leaves, checked to be like the one before.
+
+    Raises
+    ------
+    UserFunctionError
+        It is of another structure, dtype or Python type.
+    """
+    if type(given) is list and structure != LONE:
+        given = tuple(given)
+    leaves, of_state = Structure.of(given)
+    if of_state != structure:
         raise UserFunctionError(
-            f"{function.operation}: {function} gave a state of the structure {found}, on {where()}; "
+            f"{function.operation}: {function} gave a state of the structure {of_state}, on {where()}; "
             f"it was {structure}, and stays so"
         )
-    for path, old, new in zip(structure.paths, state, leaves, strict=True):
-        if np.asarray(old).dtype != np.asarray(new).dtype:
+    return tuple(
+        _next_leaf(function, path, old, new, where)
+        for path, old, new in zip(structure.paths, state, leaves, strict=True)
+    )
+
+
+def _next_leaf(function: UserFunction, path: str, old: Any, new: Any, where: Callable[[], str]) -> Any:
+    kind = type(old)
+    was: Any
+    now: Any
+    if kind in _PYTHON_TYPES:
+        try:
+            return _of_type(kind, new)
+        except TypeError:
+            was, now = kind.__name__, getattr(new, "dtype", type(new).__name__)
+    else:
+        try:
+            leaf = as_array(new, narrow=function.narrow)
+            if is_plain(new) and isinstance(old, np.ndarray | np.generic) and is_safe(leaf.dtype, old.dtype):
+                leaf = np.asarray(new, old.dtype)[()]
+        except OverflowError:
             raise UserFunctionError(
-                f"{function.operation}: {function} gave a state whose leaf {path or '(the state)'} is "
-                f"{np.asarray(new).dtype}, on {where()}; it was {np.asarray(old).dtype}, and stays so"
-            )
-    return leaves
+                f"{function.operation}: {function} gave a state whose leaf {path or '(the state)'} is {new!r:.80}, on "
+                f"{where()}; it is {old.dtype}, which holds no such number"
+            ) from None
+        except ArgumentError as error:
+            raise UserFunctionError(f"{function.operation}: {function} returned {error}, on {where()}") from None
+        if np.asarray(old).dtype == np.asarray(leaf).dtype:
+            return leaf
+        was, now = np.asarray(old).dtype, np.asarray(leaf).dtype
+    raise UserFunctionError(
+        f"{function.operation}: {function} gave a state whose leaf {path or '(the state)'} is {now}, on {where()}; "
+        f"it was {was}, and stays so"
+    )
+
+
+def _of_type(kind: type[Any], value: Any) -> Any:
+    # A value as one of Python's own types, where that loses nothing of its kind; else a TypeError.
+    if type(value) is kind:
+        return value
+    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
+        value = to_numpy(value)
+        if value.ndim:
+            raise TypeError
+        value = value.item()
+    if isinstance(value, kind) or (_RANK.get(type(value), 9) <= _RANK.get(kind, -1)):
+        return kind(value)
+    raise TypeError
+
+
+# A number of one type is one of a later type too.
+_RANK: Final = {bool: 0, int: 1, float: 2, complex: 3}

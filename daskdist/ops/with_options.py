@@ -62,6 +62,11 @@ class Options(_Options):
     on_error
         ``"raise"`` or ``"skip"``: whether an element whose computation fails raises, or is left out and logged as by
         ``ignore_errors``. Raise if never set.
+    python_numbers
+        What Python's own numbers become in elements, also those that functions return: ``"numpy"`` for int64 and
+        float64; or ``"tensorflow"`` for int32, int64 where that does not hold them, and float32. It is for
+        operations added after it. If never set, ``"tensorflow"`` for datasets of ``daskdist.data``, ``"numpy"`` for
+        others.
     seed
         Decides every random choice of operations that were given no seed of their own. Drawn anew for each
         operation if never set.
@@ -86,6 +91,7 @@ class Options(_Options):
     memory_budget_bytes: int | None = None
     num_threads: int | None = None
     on_error: str | None = None
+    python_numbers: str | None = None
     seed: int | None = None
     shuffle_on_device: bool | None = None
 
@@ -149,6 +155,12 @@ def _on_error(value: object) -> str:
     return str(value)
 
 
+def _python_numbers(value: object) -> str:
+    if value not in ("numpy", "tensorflow"):
+        raise ArgumentError(f"Options: python_numbers is {value!r}; give 'numpy' or 'tensorflow'")
+    return str(value)
+
+
 def _balance(value: object) -> str:
     if value not in ("files", "bytes"):
         raise ArgumentError(f"Options: balance is {value!r}; give 'files' or 'bytes'")
@@ -164,6 +176,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "memory_budget_bytes": _bytes,
     "num_threads": lambda value: whole_number("Options", "num_threads", value, at_least=1),
     "on_error": _on_error,
+    "python_numbers": _python_numbers,
     "seed": lambda value: whole_number("Options", "seed", value),
     "shuffle_on_device": _bool("shuffle_on_device"),
 }

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.structure import as_array
-from daskdist.dataset import Dataset
+from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.errors import ArgumentError
 from daskdist.files.compression import compression_of
 from daskdist.files.dialect import Dialect
@@ -141,7 +141,7 @@ _TYPES: Final = {"float32", "float64", "int32", "int64"}
 _SAMPLE_BYTES: Final = 2**12
 
 
-class CsvDataset(Dataset):
+class CsvDataset(TensorFlowDataset):
     """The rows of CSV files as tuples, as TensorFlow's has them: text is bytes.
 
     Parameters
@@ -329,9 +329,9 @@ def make_csv_dataset(
     features = {name: name for name in chosen if name != label_name}
     columns = features if label_name is None else (features, label_name)
     form = _of_fields(columns, dict(zip(chosen, fields, strict=True)), dialect, compression_type).learned(paths)
-    ds = of_files(form, paths)
+    ds: Dataset = TensorFlowDataset(read_node(form, paths))
     if num_parallel_reads is not None and num_parallel_reads != 1 and len(paths) > 1:
-        names_of_files = Dataset.from_tensor_slices(np.array(paths, np.dtypes.StringDType()))
+        names_of_files = TensorFlowDataset.from_tensor_slices(np.array(paths, np.dtypes.StringDType()))
         cycle = None if num_parallel_reads < 1 else num_parallel_reads
         ds = names_of_files.interleave(lambda path: of_files(form, (str(path),)), cycle, 1, deterministic=not sloppy)
     if ignore_errors:
@@ -374,7 +374,7 @@ def _field(default: Any, what: str) -> _Field:
         # Python's own numbers are of 32 bits, as they are as elements.
         kind = {"string": str, int: np.int32, float: np.float32}.get(default, default)
         return _type_named(np.dtype(kind), what), None
-    value = np.asarray(as_array(default))
+    value = np.asarray(as_array(default, narrow=True))
     kind_name = _type_named(value.dtype, what)
     if value.size > 1:
         raise ArgumentError(f"{what} is {default!r:.80}; give one default, or a type")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskdist.dataset import Dataset
+from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.files.compression import compression_of
 from daskdist.files.storage import Paths, Storage
 from daskdist.formats.fixed_length import FixedLength
@@ -64,7 +64,7 @@ def read_fixed_length(
     return of_files(form, storage.expand(paths, endings(form)))
 
 
-class FixedLengthRecordDataset(Dataset):
+class FixedLengthRecordDataset(TensorFlowDataset):
     """The records of files of records of one length as bytes, as TensorFlow's has them.
 
     Parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskdist.dataset import Dataset
+from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.files.compression import compression_of
 from daskdist.files.storage import Paths, Storage
 from daskdist.formats.text import Text
@@ -52,7 +52,7 @@ def read_text(
     return of_files(form, storage.expand(paths, endings(form)))
 
 
-class TextLineDataset(Dataset):
+class TextLineDataset(TensorFlowDataset):
     """The lines of text files as bytes, as TensorFlow's has them.
 
     Parameters

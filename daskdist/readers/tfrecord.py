@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from daskdist.dataset import Dataset
+from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.files.compression import compression_of
 from daskdist.files.example import Feature, FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from daskdist.files.storage import Paths, Storage
@@ -69,7 +69,7 @@ def read_tfrecord(
     return of_files(form, storage.expand(paths, endings(form)))
 
 
-class TFRecordDataset(Dataset):
+class TFRecordDataset(TensorFlowDataset):
     """The records of TFRecord files as bytes, as TensorFlow's has them.
 
     Parameters

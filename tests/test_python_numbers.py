@@ -1,0 +1,165 @@
+"""Python's own numbers in elements: of 64 bits by our names, of 32 by TensorFlow's."""
+
+from __future__ import annotations
+
+import pickle
+
+import dask
+import dask.bag
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import Dataset, Options, TensorSpec, data
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError, UserFunctionError
+
+TIME = 1732377645.123
+
+OURS = (Dataset, np.int64, np.float64)
+TENSORFLOW = (data.Dataset, np.int32, np.float32)
+KINDS = pytest.mark.parametrize(("kind", "integer", "real"), [OURS, TENSORFLOW], ids=["numpy", "tensorflow"])
+
+
+def dtypes(ds):
+    """The dtypes of the first element's leaves, checked to be those of its spec."""
+    found = [leaf.dtype for leaf in Structure.of(next(iter(ds)))[0]]
+    assert found == [spec.dtype for spec in Structure.of(ds.element_spec)[0]]
+    return found
+
+
+def test_no_digit_is_lost_by_our_names():
+    (element,) = Dataset.from_list([{"t": TIME}])
+    assert float(element["t"]) == TIME
+    assert [float(x) for x in Dataset.range(1).map(lambda x: TIME)] == [TIME]
+    assert Dataset.range(200_000).skip(199_998).reduce(0, lambda s, e: s + int(e) ** 2) == 199_998**2 + 199_999**2
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda kind: kind.from_list([(1, 2.5)]),
+        lambda kind: kind.from_tensors((1, 2.5)),
+        lambda kind: kind.from_tensor_slices(([1, 2], [2.5, 3.5])),
+        lambda kind: kind.from_dask(dask.bag.from_sequence([(1, 2.5)], npartitions=1)),
+        lambda kind: kind.range(3).map(lambda x: (1, 2.5)),
+        lambda kind: kind.range(3).map(lambda x: (1, 2.5), vectorized=False),
+        lambda kind: kind.range(3).map(lambda x: (int(x), float(x))),
+        lambda kind: kind.range(3).batch(3).map(lambda x: ([1, 2], [2.5])),
+        lambda kind: kind.range(3).scan(0, lambda s, x: (s + 1, (s, s / 2))),
+        lambda kind: kind.range(4).window(2).flat_map(lambda w: w).map(lambda x: (1, 2.5)),
+        lambda kind: kind.range(4).window(2).flat_map(lambda w: w.map(lambda x: (1, 2.5))),
+        lambda kind: kind.zip(kind.range(2), kind.range(2)).map(lambda x, y: (1, 2.5)),
+        lambda kind: kind.range(3).shuffle(3).repeat(2).take(2).map(lambda x: (1, 2.5)),
+        lambda kind: kind.range(3).batch(2).persist().map(lambda x: (1, 2.5)),
+        lambda kind: pickle.loads(pickle.dumps(kind.from_tensors((1, 2.5)))),
+    ],
+)
+def test_the_choice_travels_with_the_dataset(build, kind, integer, real):
+    ds = build(kind)
+    assert dtypes(ds) == [integer, real]
+    assert isinstance(ds, Dataset)
+    assert isinstance(ds, kind)
+
+
+def test_what_several_are_made_into_is_of_the_class_that_makes_it():
+    ours, theirs = Dataset.range(2), data.Dataset.range(2)
+    assert dtypes(data.Dataset.zip(ours, ours).map(lambda x, y: 1)) == [np.int32]
+    assert dtypes(Dataset.zip(theirs, theirs).map(lambda x, y: 1)) == [np.int64]
+    assert dtypes(theirs.concatenate(ours).map(lambda x: 1)) == [np.int32]
+    assert dtypes(ours.concatenate(theirs).map(lambda x: 1)) == [np.int64]
+
+
+@KINDS
+def test_options_choose_for_what_follows(kind, integer, real):
+    for choice, expected in (("numpy", np.int64), ("tensorflow", np.int32)):
+        ds = kind.from_tensors(1).with_options(Options(python_numbers=choice))
+        assert dtypes(ds) == [integer]
+        assert dtypes(ds.map(lambda x: 1)) == [expected]
+        assert dtypes(ds.batch(1).persist().map(lambda x: 1)) == [expected]
+    with pytest.raises(ArgumentError, match="python_numbers is 32; give 'numpy' or 'tensorflow'"):
+        Options(python_numbers=32)
+
+
+def test_what_32_bits_do_not_hold_is_int64_in_both():
+    for kind in (Dataset, data.Dataset):
+        assert dtypes(kind.from_tensors(2**31)) == [np.int64]
+        assert [int(x) for x in kind.from_list([1, 2**40]).batch(2).unbatch()] == [1, 2**40]
+        assert dtypes(kind.from_list([1, 2**40])) == [np.int64]
+
+
+def test_readers_of_tensorflow_are_of_its_kind(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    assert dtypes(data.TextLineDataset(str(tmp_path / "a.txt")).map(lambda line: len(line))) == [np.int32]
+    assert dtypes(daskdist.read_text(str(tmp_path / "a.txt")).map(lambda line: len(str(line)))) == [np.int64]
+
+
+def test_a_generator_yields_python_numbers_of_its_signature():
+    def times():
+        yield TIME
+
+    assert [float(x) for x in Dataset.from_generator(times, TensorSpec((), "float64"))] == [TIME]
+
+
+# --- states ---
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("initial", "step", "expected"),
+    [
+        (0, lambda s, x: s + int(x) * 2**40, 6 * 2**40),
+        (1, lambda s, x: s * 2**30, 2**120),
+        (0, lambda s, x: s + x, 6),
+        (0.0, lambda s, x: s + x / 2, 3.0),
+        (0.0, lambda s, x: int(s) + int(x), 6.0),
+        (0j, lambda s, x: s + x, 6 + 0j),
+        (False, lambda s, x: s or x > 2, True),
+        ("", lambda s, x: s + str(x), "0123"),
+        (b"", lambda s, x: s + b"a", b"aaaa"),
+        (TIME, lambda s, x: s, TIME),
+    ],
+)
+def test_a_state_keeps_its_python_type(kind, integer, real, initial, step, expected):
+    total = kind.range(4).reduce(initial, step)
+    assert total == expected
+    assert type(total) is type(initial)
+    types = list(kind.range(4).scan(initial, lambda s, x: (step(s, x), str(type(s)))))
+    assert {str(each) for each in types} == {str(type(initial))}
+
+
+@pytest.mark.parametrize(
+    ("initial", "step"),
+    [
+        (0, lambda s, x: s + 0.5),
+        (0, lambda s, x: np.array([1])),
+        (0, lambda s, x: "a"),
+        (0, lambda s, x: None),
+        (True, lambda s, x: 2),
+        ("", lambda s, x: 1),
+        ({"n": 0}, lambda s, x: {"n": 1.5}),
+        (np.int8(0), lambda s, x: 1000),
+    ],
+)
+def test_a_state_of_another_type_is_refused(initial, step):
+    with pytest.raises(UserFunctionError, match=r"stays so|returned|holds no such number"):
+        Dataset.range(3).reduce(initial, step)
+
+
+def test_states_are_nests():
+    count, total = Dataset.range(4).reduce((0, np.zeros(2)), lambda s, x: (s[0] + 1, s[1] + x))
+    assert (count, type(count), total.tolist()) == (4, int, [6.0, 6.0])
+
+
+def test_a_function_that_writes_into_its_state_spoils_no_other_pass():
+    def add(state, x):
+        state += x
+        return state, state
+
+    initial = np.zeros(2)
+    ds = Dataset.range(4).scan(initial, add)
+    for _ in range(2):
+        assert [row.tolist() for row in ds] == [[0.0, 0.0], [1.0, 1.0], [3.0, 3.0], [6.0, 6.0]]
+    assert Dataset.range(4).reduce(initial, lambda s, x: add(s, x)[0]).tolist() == [6.0, 6.0]
+    assert initial.tolist() == [0.0, 0.0]
