@@ -23,7 +23,7 @@ from dask.base import DaskMethodsMixin, tokenize
 from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
-from daskdist.core.block import Rows
+from daskdist.core.block import Rows, writable_element
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Node, depth
 from daskdist.core.primitive import Primitive
@@ -109,7 +109,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     Notes
     -----
     Iterating twice gives the same elements, in the same order unless ``shuffle`` reshuffles. Arrays handed
-    out are read-only views wherever that saves a copy.
+    out are read-only views wherever that saves a copy; ``Options(writable=True)`` has these copied.
     """
 
     # Whether Python's own numbers become int32 and float32, where `Options` do not say.
@@ -1540,17 +1540,19 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- looking ---
 
     def __iter__(self) -> ElementIterator:
+        options = self.options()
         return ElementIterator(
             self._caller(),
             self.primitive,
             next(self._iterations),
             self._empty,
-            self.options().memory_budget_bytes,
+            options.memory_budget_bytes,
             Identity(
                 lambda: self._fingerprint,
                 drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
             ),
+            is_writable=bool(options.writable),
         )
 
     def as_numpy_iterator(self) -> Iterator[Any]:
@@ -1676,7 +1678,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._name
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _as_list, (self._recorded.is_split,)
+        return _as_list, (self._recorded.is_split, bool(self.options().writable))
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
         recorded = self._recorded
@@ -1914,8 +1916,9 @@ def _nodes(operation: str, datasets: Sequence[Any], name: str | None = None) -> 
     return tuple(dataset.node for dataset in datasets)
 
 
-def _as_list(parts: Sequence[Any], is_split: bool) -> list[Any]:
-    return list(parts) if is_split else list(parts[0])
+def _as_list(parts: Sequence[Any], is_split: bool, is_writable: bool) -> list[Any]:
+    elements = parts if is_split else parts[0]
+    return list(map(writable_element, elements)) if is_writable else list(elements)
 
 
 def _rebuilt(

@@ -33,6 +33,8 @@ class Block:
         Where the rows came from, for messages: a file and a row group, say.
     origin
         Where each row came from, if it is not the row of that number of what the label names.
+    is_exclusive
+        Whether the arrays were made for one consumer, who may write into them; else they are made read-only views.
     """
 
     __slots__ = ("__weakref__", "label", "leaves", "origin", "skipped", "structure")
@@ -43,13 +45,18 @@ class Block:
         leaves: Sequence[Any],
         label: str = "",
         origin: Origin | Chosen | None = None,
+        *,
+        is_exclusive: bool = False,
     ) -> None:
         self.structure = structure
-        self.leaves = tuple(map(read_only, leaves))
+        self.leaves = tuple(leaves) if is_exclusive else tuple(map(read_only, leaves))
         self.label = label
         self.origin = Origin(label) if origin is None else origin
         # What was left out on the way to these rows, for the log.
         self.skipped: tuple[Skipped, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _block, (self.structure, self.leaves, self.label, self.origin, self.skipped)
 
     def __len__(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
@@ -112,15 +119,30 @@ class Block:
 
 
 class Bundle:
-    """Elements whose shapes may differ, such as the chunks one task builds: a tuple of leaves an element."""
+    """Elements whose shapes may differ, such as the chunks one task builds: a tuple of leaves an element.
+
+    Parameters
+    ----------
+    structure, label
+        As of a `Block`.
+    items
+        The leaves of each element.
+    is_exclusive
+        As of a `Block`.
+    """
 
     __slots__ = ("__weakref__", "_items", "label", "skipped", "structure")
 
-    def __init__(self, structure: Structure, items: Sequence[Leaves], label: str = "") -> None:
+    def __init__(
+        self, structure: Structure, items: Sequence[Leaves], label: str = "", *, is_exclusive: bool = False
+    ) -> None:
         self.structure = structure
-        self._items = list(items)
+        self._items = list(items) if is_exclusive else [tuple(map(read_only, item)) for item in items]
         self.label = label
         self.skipped: tuple[Skipped, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bundle, (self.structure, self._items, self.label, self.skipped)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -273,6 +295,23 @@ class Batches:
         return f"a batch of {self.bounds[index + 1] - self.bounds[index]} rows of {self.label or 'this data'}"
 
 
+# Arrays that have travelled can be written into as a rule: they are made read-only once more.
+
+
+def _block(
+    structure: Structure, leaves: Leaves, label: str, origin: Origin | Chosen, skipped: tuple[Skipped, ...]
+) -> Block:
+    made = Block(structure, leaves, label, origin)
+    made.skipped = skipped
+    return made
+
+
+def _bundle(structure: Structure, items: Sequence[Leaves], label: str, skipped: tuple[Skipped, ...]) -> Bundle:
+    made = Bundle(structure, items, label)
+    made.skipped = skipped
+    return made
+
+
 def _batches(
     rows: Block | Bundle,
     bounds: Sequence[int],
@@ -328,13 +367,33 @@ def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:
 
 
 def read_only(array: Any) -> Any:
-    """A view that cannot be written to, so that a chunk that aliases a block cannot spoil it."""
-    if isinstance(array, Ragged) and isinstance(array.values, np.ndarray) and array.values.flags.writeable:
-        return Ragged._made(read_only(array.values), array.row_splits)
-    if isinstance(array, np.ndarray) and array.flags.writeable:
-        array = array.view()
-        array.flags.writeable = False
+    """Return a view that cannot be written into, so that a chunk that aliases a block cannot spoil it."""
+    if isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            array = array.view()
+            array.flags.writeable = False
+    elif isinstance(array, Ragged):
+        values, row_splits = read_only(array.values), read_only(array.row_splits)
+        if values is not array.values or row_splits is not array.row_splits:
+            return Ragged._made(values, row_splits)
     return array
+
+
+def writable(leaf: Any) -> Any:
+    """Return a leaf that can be written into: itself where it can, else a copy."""
+    if isinstance(leaf, np.ndarray):
+        return leaf if leaf.flags.writeable else leaf.copy("K")
+    if isinstance(leaf, Ragged):
+        values, row_splits = writable(leaf.values), writable(leaf.row_splits)
+        if values is not leaf.values or row_splits is not leaf.row_splits:
+            return Ragged._made(values, row_splits)
+    return leaf
+
+
+def writable_element(element: Any) -> Any:
+    """Return an element whose arrays can be written into, each copied where it cannot."""
+    leaves, structure = Structure.of(element)
+    return structure.pack(list(map(writable, leaves)))
 
 
 def from_items(

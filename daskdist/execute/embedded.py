@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, Final
 
-from daskdist.core.block import Bundle, Rows
+from daskdist.core.block import Bundle, Rows, writable_element
 from daskdist.core.primitive import Epoch, Primitive
 from daskdist.core.recycling import recycled
 from daskdist.core.structure import Leaves, Structure
@@ -63,6 +63,8 @@ class ElementIterator(Iterator[Any]):
         Bytes that may be read ahead; the setting ``window-bytes`` if None.
     identity
         Tells positions of this pipeline from those of others.
+    is_writable
+        Whether arrays that cannot be written into are copied.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ElementIterator(Iterator[Any]):
         empty: Callable[[], Any] | None = None,
         budget_bytes: int | None = None,
         identity: Identity | None = None,
+        is_writable: bool = False,
     ) -> None:
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
@@ -81,6 +84,7 @@ class ElementIterator(Iterator[Any]):
         self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,), empty=recycled)
         self._current = _Current()
         self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
+        self._is_writable = is_writable
         self._number = 0
         self.lock = RLock()
         # Also where it was never begun.
@@ -90,7 +94,7 @@ class ElementIterator(Iterator[Any]):
         with self.lock:
             element = next(self._elements)
             self._number += 1
-            return element
+        return writable_element(element) if self._is_writable else element
 
     @locked
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, read_only, stack, without_rows
+from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.permuted import Permuted, Shuffled
 from daskdist.core.ragged import Ragged, concat
@@ -128,8 +128,8 @@ def gather(
     """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them.
 
     Where batches are wanted ``apart``, the elements of one need not stack. Columns of numbers that have to be copied
-    are copied into arrays that ``empty`` makes, if given. What need not, as each batch is consecutive rows, is not if
-    batches may be ``as_views``.
+    are copied into arrays that ``empty`` makes, if given: then the rows go to one consumer, who may write into what was
+    copied. What need not be copied, as each batch is consecutive rows, is not if batches may be ``as_views``.
     """
     if isinstance(picks, Joins):
         rows = _joined(blocks, picks)
@@ -170,7 +170,7 @@ def _gathered(
         rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)
         if picks.bounds is not None and not apart:
             like = next((block.item(0) for block in blocks if len(block)), ())
-            return _stacked(rows, picks.bounds, picks.inners, like)
+            return _stacked(rows, picks.bounds, picks.inners, like, empty)
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
 
@@ -181,15 +181,15 @@ def _gather_columns(
     if isinstance(rows, Stretched):
         return _one_after_another(blocks, rows, label, empty)
     if isinstance(rows, range):
-        return Block(first.structure, [leaf[rows.start : rows.stop] for leaf in first.leaves], label)
+        return _made(first, [leaf[rows.start : rows.stop] for leaf in first.leaves], label, empty)
     if which is None or len(blocks) == 1:
-        return Block(first.structure, [_taken(leaf, rows, empty) for leaf in first.leaves], label)
+        return _made(first, [_taken(leaf, rows, empty) for leaf in first.leaves], label, empty)
     stretches = _stretches(rows, which, 2 * len(blocks))
     if stretches is not None:
         return _one_after_another(blocks, stretches, label, empty)
     wholes = [_whole(column, len(rows)) for column in zip(*[block.leaves for block in blocks], strict=True)]
     if None not in wholes:
-        return Block(first.structure, _of_wholes(wholes, rows, which, empty), label)
+        return _made(first, _of_wholes(wholes, rows, which, empty), label, empty)
     # Read block by block, written from front to back; then put in order. Scattered writes would cost more.
     order, parts = [], []
     for place, at in places_by_value(which):
@@ -198,7 +198,7 @@ def _gather_columns(
     if all(_is_consecutive(wanted) for _, wanted, _ in parts):
         # By turns from several blocks, and from each one after the other: written where they go at once.
         dealt = [_dealt(number, parts, order, empty) for number in range(len(first.leaves))]
-        return Block(first.structure, dealt, label)
+        return _made(first, dealt, label, empty)
     places = np.concatenate(order)
     inverse = None
     if not _is_consecutive(places):
@@ -218,7 +218,12 @@ def _gather_columns(
             np.take(of_block[number], wanted, axis=0, out=found[start : start + count], mode="clip")
             start += count
         leaves.append(found if inverse is None else _taken(found, inverse, empty))
-    return Block(first.structure, leaves, label)
+    return _made(first, leaves, label, empty)
+
+
+def _made(like: Block, leaves: Sequence[Any], label: str, empty: Empty | None) -> Block:
+    # What is gathered last goes to one consumer; what is no copy of a block is read-only as the block is.
+    return Block(like.structure, leaves, label, is_exclusive=empty is not None)
 
 
 def _whole(column: Sequence[Any], num_rows: int) -> tuple[Any, Index] | None:
@@ -268,9 +273,9 @@ def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str
         starts, lengths = stretches.starts.tolist(), np.diff(stretches.bounds).tolist()
         cuts = [(k, slice(n, n + m)) for k, n, m in zip(stretches.which.tolist(), starts, lengths, strict=True)]
         joined = [_end_to_end([column[place][cut] for place, cut in cuts], empty) for column in columns]
-        return Block(blocks[0].structure, joined, label)
+        return _made(blocks[0], joined, label, empty)
     series = _in_series(stretches)
-    return Block(blocks[0].structure, [_strung(column, series, empty) for column in columns], label)
+    return _made(blocks[0], [_strung(column, series, empty) for column in columns], label, empty)
 
 
 def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle | None:
@@ -297,10 +302,10 @@ def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle 
         found = tuple(
             parts[first]
             if stop - first == 1
-            else [read_only(_end_to_end(column, empty)) for column in zip(*parts[first:stop], strict=True)]
+            else [_end_to_end(column, empty) for column in zip(*parts[first:stop], strict=True)]
         )
         items.append(found if picks.inners is None else nested(found, picks.inners[number]))
-    return Bundle(blocks[0].structure, items, _joined_label(blocks))
+    return Bundle(blocks[0].structure, items, _joined_label(blocks), is_exclusive=empty is not None)
 
 
 def _is_compact(leaf: Any) -> bool:
@@ -396,7 +401,9 @@ def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
     return [blocks[place].item(row) for place, row in zip(which.tolist(), rows, strict=True)]
 
 
-def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...] | None, like: Leaves) -> Bundle:
+def _stacked(
+    elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...] | None, like: Leaves, empty: Empty | None
+) -> Bundle:
     chunks = []
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
         items = [elements.item(k) for k in range(start, stop)]
@@ -404,7 +411,7 @@ def _stacked(elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...
         if inners is not None:
             leaves = nested(leaves, inners[number])
         chunks.append(leaves)
-    return Bundle(elements.structure, chunks, elements.label)
+    return Bundle(elements.structure, chunks, elements.label, is_exclusive=empty is not None)
 
 
 def _joined_label(blocks: Sequence[Rows]) -> str:

@@ -35,7 +35,7 @@ _SETTLE_S: Final = 0.1
 
 
 def to_torch(x: Any) -> Any:
-    """A nest of arrays as one of PyTorch tensors, which share their memory.
+    """Return a nest of arrays as one of PyTorch tensors, which share their memory where nobody else has it.
 
     Parameters
     ----------
@@ -57,9 +57,11 @@ def to_torch(x: Any) -> Any:
 
     Notes
     -----
-    Arrays go over by DLPack, read-only ones too, and are not copied. PyTorch knows no read-only tensors, and what
-    datasets hand out are views of what was read: write into ``tensor.clone()``, not into such a tensor. Copied are
-    arrays that run backwards along an axis, whose bytes are in the other order, or whose steps are no whole numbers of
+    Arrays that can be written into go over by DLPack and are not copied: the tensor and the array are the same memory.
+    Read-only arrays are copied, as PyTorch knows no read-only tensors. Of what datasets hand out, batches that were put
+    together for this pass (after ``shuffle``, or of rows of several blocks) are shared; views of a source, of a cached
+    or persisted block, and what a mapped function returned are read-only, and copied. Copied are also arrays that run
+    backwards along an axis, whose bytes are in the other order, or whose steps are no whole numbers of
     items, as in a field of a structured array: there are no such tensors. Arrays of a device stay there, and are copied
     there where they have to be; the stream in which PyTorch computes when it is given one is waited for before its
     memory is used for later elements.
@@ -76,8 +78,9 @@ def to_torch(x: Any) -> Any:
             return tensor
         array = as_numbers(leaf)
         itemsize = array.itemsize
-        # Strides below 0 end the whole process in PyTorch.
-        if any(stride < 0 or stride % itemsize for stride in array.strides):
+        # PyTorch writes into what it is given, and whoever else has a read-only array would see that. Strides below 0
+        # end the whole process in PyTorch.
+        if not array.flags.writeable or any(stride < 0 or stride % itemsize for stride in array.strides):
             array = array.copy()
         # What NumPy has not of its own; the name is slow to ask for.
         if array.dtype.isbuiltin != 1 and array.dtype.name in OF_ML_DTYPES:

@@ -78,6 +78,11 @@ class Options(_Options):
         where several replicas share a pipeline, each of their devices is sent all of it. What is computed after the
         last operation that shuffles, batches or the like, and leaves of text, objects, times, or rows of different
         lengths, are put together on the host in any case. False if never set.
+    writable
+        Whether arrays that are handed out can be written into: what would be a read-only view of a block that others
+        have too is copied first. It is for iteration over datasets and distributed datasets, for functions that `run`
+        calls (on a cluster each call is given a copy of its own), and for ``dask.compute``. Functions given to `map`
+        are given read-only arrays all the same. False if never set.
 
     >>> Options(auto_shard_policy="data").auto_shard_policy
     <AutoShardPolicy.DATA: 2>
@@ -94,6 +99,7 @@ class Options(_Options):
     python_numbers: str | None = None
     seed: int | None = None
     shuffle_on_device: bool | None = None
+    writable: bool | None = None
 
     @property
     def auto_shard(self) -> bool:
@@ -179,6 +185,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "python_numbers": _python_numbers,
     "seed": lambda value: whole_number("Options", "seed", value),
     "shuffle_on_device": _bool("shuffle_on_device"),
+    "writable": _bool("writable"),
 }
 
 

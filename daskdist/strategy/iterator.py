@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import Any, Final
 
+from daskdist.core.block import writable
 from daskdist.core.primitive import Exhausted
 from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
 from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import Leaves
 from daskdist.devices import Device
 from daskdist.errors import DaskdistError, OutOfRangeError
 from daskdist.execute.callers import Caller, Handle
@@ -184,6 +186,7 @@ class DistributedIterator:
         self.lock = RLock()
         num_lanes = [len(pipeline.consumers) for pipeline in pipelines]
         num_replicas = sum(num_lanes)
+        self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
         self._is_here = pipelines[0].consumers[0] is None
         is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
         # Any device of a kind copies from what is pinned for one of them.
@@ -326,7 +329,8 @@ class DistributedIterator:
         if rows is None:
             raise OutOfRangeError(_AT_ITS_END)
         self._num_steps += 1
-        return rows
+        # Those that are not put on devices.
+        return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 
     def _handed_out(self, rows: Sequence[Sequence[Any]]) -> Any:
         # What each replica is given, as the program gets it.
@@ -346,19 +350,20 @@ class DistributedIterator:
         are_alike = numbers.count(first) == len(numbers)
         found = []
         for leaf, spec in enumerate(self._specs):
-            alike = pick_from_rows(first, leaf)
-            picks = alike if are_alike else tuple([pick_from_rows(place, leaf) for place in numbers])
+            alike = pick_from_rows(first, leaf, self._is_writable)
+            picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
             found.append(PerReplica.of(Spread(self._caller, self._handles, picks, self._workers, spec)))
         return found
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
         ref = lane.ref
         if self._is_here:
-            return self._caller.result(ref.handle).item(place)  # type: ignore[union-attr, no-any-return]
+            leaves: Leaves = self._caller.result(ref.handle).item(place)  # type: ignore[union-attr]
+            return list(map(writable, leaves)) if self._is_writable else leaves
         # Not the reference, but its handle: what was handed out is the consumer's, and counts no longer as read ahead.
         handle, worker = ref.handle, ref.worker  # type: ignore[union-attr]
         return [
-            AsyncValue(self._caller, Remote(handle, pick_from_rows(place, number), worker), spec)
+            AsyncValue(self._caller, Remote(handle, pick_from_rows(place, number, self._is_writable), worker), spec)
             for number, spec in enumerate(self._specs)
         ]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import optree
 
+from daskdist.core.block import writable_element
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
 from daskdist.core.node import walk
@@ -274,6 +275,7 @@ class _Failed(Iterator[Any]):
 def _elements(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterator[Any]:
     # Not a method: an iterator that is let go of is to go at once, with what was read for it.
     structure: Structure = plan.spec.structure
+    is_writable = bool(merged_options(plan.reading.pipeline.node).writable)
     # Nothing is held on to but what is handed out.
     parts = meeting.begin(lane, iteration).parts(lane)
     try:
@@ -281,10 +283,12 @@ def _elements(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterat
             places, rows = part.places, part.rows
             del part
             if rows is not None and min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1:
-                yield from rows.elements(places[0], places[-1] + 1)
+                elements = rows.elements(places[0], places[-1] + 1)
+                yield from map(writable_element, elements) if is_writable else elements
             else:
                 for place in places:
-                    yield plan.empty if place < 0 else structure.pack(rows.item(place))
+                    element = plan.empty if place < 0 else structure.pack(rows.item(place))
+                    yield writable_element(element) if is_writable else element
     finally:
         parts.close()  # type: ignore[attr-defined]
 

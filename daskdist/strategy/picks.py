@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from daskdist.core.block import Rows
+from daskdist.core.block import Rows, read_only, writable
 from daskdist.core.spec import TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import are_loaded
@@ -30,24 +30,27 @@ class Pick(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PickFromRows:
-    """One leaf of one element of a block; not made directly, but by `pick_from_rows`."""
+    """One leaf of one element of a block, or a copy of it that can be written into; made by `pick_from_rows` only."""
 
     place: int
     leaf: int
+    is_writable: bool = False
     is_small_part = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Many go with each graph, and what dataclasses have for it takes five times as long.
-        return pick_from_rows, (self.place, self.leaf)
+        return pick_from_rows, (self.place, self.leaf, self.is_writable)
 
     def __call__(self, result: Rows) -> Any:
-        return result.item(self.place)[self.leaf]
+        # Others may be given the same: it stays in the worker's memory.
+        leaf = read_only(result.item(self.place)[self.leaf])
+        return writable(leaf) if self.is_writable else leaf
 
 
 @lru_cache(maxsize=2**14)
-def pick_from_rows(place: int, leaf: int) -> PickFromRows:
+def pick_from_rows(place: int, leaf: int, is_writable: bool = False) -> PickFromRows:
     """One leaf of one element of a block; places begin anew in each block, and so it was as a rule made before."""
-    return PickFromRows(place, leaf)
+    return PickFromRows(place, leaf, is_writable)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,179 @@
+"""Which arrays that are handed out can be written into, and that nobody else sees it."""
+
+from __future__ import annotations
+
+import pickle
+
+import dask
+import numpy as np
+import optree
+import pytest
+
+from daskdist import Dataset, MirroredStrategy, Options, PerReplica, Ragged, TensorSpec
+from daskdist.core.block import Block, Bundle, writable
+from daskdist.core.structure import LONE
+from daskdist.errors import ArgumentError
+
+SOURCE = np.arange(24.0).reshape(12, 2)
+CONSTANT = np.ones(2)
+
+
+def arrays_of(value):
+    """The arrays that an element, or a step of several replicas, is made of."""
+    found = []
+    for leaf in optree.tree_leaves(value, none_is_leaf=True):
+        if isinstance(leaf, PerReplica):
+            found += [array for part in leaf.values for array in arrays_of(part)]
+        elif isinstance(leaf, Ragged):
+            found += [*arrays_of(leaf.values), leaf.row_splits]
+        elif isinstance(leaf, np.ndarray):
+            found.append(leaf)
+    return found
+
+
+def write_into(values):
+    """Write into all arrays that allow it; how many did not."""
+    arrays = arrays_of(values)
+    for array in arrays:
+        if array.flags.writeable:
+            array[...] = 99
+    return sum(not array.flags.writeable for array in arrays)
+
+
+def plain(values):
+    return [array.tolist() for array in arrays_of(values)]
+
+
+def two_replicas(ds):
+    return list(MirroredStrategy(["CPU:0", "CPU:1"]).distribute_dataset(ds.batch(2)))
+
+
+def in_a_loop(ds):
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def loop(batches):
+        given = [batch.copy() if isinstance(batch, np.ndarray) else batch for batch in batches]
+        for batch in batches:
+            write_into(batch)
+        return np.concatenate(given)
+
+    return strategy.run(loop, args=(strategy.distribute_dataset(ds.batch(2)),))
+
+
+PIPELINES = {
+    "source": lambda: Dataset.from_tensor_slices(SOURCE.copy()),
+    "source in batches": lambda: Dataset.from_tensor_slices(SOURCE.copy()).batch(5),
+    "shuffled": lambda: Dataset.from_tensor_slices(SOURCE).shuffle(12, 1, reshuffle_each_iteration=False).batch(4),
+    "one element": lambda: Dataset.from_tensors(SOURCE.copy()),
+    "one ragged element": lambda: Dataset.from_tensors(Ragged(np.arange(3), [0, 1, 3])),
+    "ragged": lambda: Dataset.from_tensor_slices(Ragged(np.arange(12), np.arange(13))).ragged_batch(4),
+    "list": lambda: Dataset.from_list([np.zeros(2), np.zeros((2, 2))]),
+    "constant": lambda: Dataset.range(4).batch(2).map(lambda x: CONSTANT),
+    "constant by row": lambda: Dataset.range(4).map(lambda x: CONSTANT if x > 1 else CONSTANT[:1]),
+    "cached": lambda: Dataset.range(8).batch(4).map(lambda x: x * 2).cache(),
+    "cached rows": lambda: Dataset.from_tensor_slices(SOURCE.copy()).cache().batch(5),
+    "persisted": lambda: Dataset.range(8).batch(3).map(lambda x: x * 1.0).persist(),
+    "repeated": lambda: Dataset.from_tensor_slices(SOURCE.copy()).repeat(2).batch(7),
+    "windows": lambda: Dataset.from_tensor_slices(SOURCE.copy()).window(3, 1).flat_map(lambda w: w.batch(3)),
+    "generator": lambda: Dataset.from_generator(lambda: iter([CONSTANT] * 2), TensorSpec((2,), "float64")),
+}
+WAYS = {
+    "plain": list,
+    "numpy": lambda ds: list(ds.as_numpy_iterator()),
+    "computed": lambda ds: dask.compute(ds)[0],
+    "one replica": lambda ds: list(MirroredStrategy(["CPU:0"]).distribute_dataset(ds)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_what_is_written_into_is_nobody_elses(pipeline, way):
+    ds, look = PIPELINES[pipeline](), WAYS[way]
+    first = look(ds)
+    expected = plain(first)
+    write_into(first)
+    assert plain(look(ds)) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_with_writable_all_can_be_written_into(pipeline, way):
+    ds, look = PIPELINES[pipeline]().with_options(Options(writable=True)), WAYS[way]
+    first = look(ds)
+    expected = plain(first)
+    assert write_into(first) == 0
+    assert plain(look(ds)) == expected
+
+
+@pytest.mark.parametrize("look", [two_replicas, in_a_loop], ids=["steps", "loop"])
+def test_with_writable_replicas_write_into_what_they_are_given(look):
+    for build in (lambda: Dataset.from_tensor_slices(SOURCE.copy()), lambda: Dataset.range(9).cache()):
+        ds = build().with_options(Options(writable=True))
+        first = look(ds)
+        expected = plain(first)
+        assert write_into(first) == 0
+        assert plain(look(ds)) == expected
+
+
+def test_what_was_put_together_for_one_consumer_is_not_copied():
+    shuffled = Dataset.from_tensor_slices(SOURCE).shuffle(12).batch(4)
+    assert all(batch.flags.writeable for batch in shuffled)
+    across_blocks = Dataset.range(4).concatenate(Dataset.range(4)).batch(6)
+    assert next(iter(across_blocks)).flags.writeable
+    # A cut of what is gathered: not an array of its own.
+    assert all(batch.base is not None for batch in shuffled.with_options(Options(writable=True)))
+    assert not next(iter(Dataset.from_tensor_slices(SOURCE).batch(4))).flags.writeable
+
+
+def test_functions_are_given_read_only_arrays():
+    def function(row):
+        seen.append(row.flags.writeable)
+        return row.sum()
+
+    seen: list[bool] = []
+    for ds in (Dataset.from_tensor_slices(SOURCE).shuffle(12), Dataset.from_tensor_slices(SOURCE).batch(5)):
+        list(ds.map(function, vectorized=False).with_options(Options(writable=True)))
+    assert seen
+    assert not any(seen)
+
+
+@pytest.mark.parametrize("make", [lambda leaf: Block(LONE, [leaf]), lambda leaf: Bundle(LONE, [(leaf,)])])
+@pytest.mark.parametrize("leaf", [SOURCE, Ragged(np.arange(3), [0, 1, 3]), Ragged(Ragged(SOURCE, [0, 4, 12]), [0, 2])])
+def test_rows_that_have_travelled_are_read_only(make, leaf):
+    for rows in (make(leaf), pickle.loads(pickle.dumps(make(leaf))), pickle.loads(pickle.dumps(make(leaf), 5))):
+        (found,) = rows.leaves if isinstance(rows, Block) else rows.item(0)
+        assert not any(array.flags.writeable for array in arrays_of(found))
+        assert plain(found) == plain(leaf)
+        assert all(array.flags.writeable for array in arrays_of(writable(found)))
+
+
+def test_the_option_is_checked():
+    with pytest.raises(ArgumentError, match="writable is 1; give True or False"):
+        Options(writable=1)
+
+
+def test_on_a_cluster(on_cluster):
+    def double(batch):
+        was_writable = batch.flags.writeable
+        if was_writable:
+            batch *= 2
+        return np.append(batch[:, 0], was_writable)
+
+    def loop(batches):
+        return np.concatenate([double(batch) for batch in batches])
+
+    for is_writable in (False, True):
+        ds = Dataset.from_tensor_slices(SOURCE).batch(6).with_options(Options(writable=is_writable))
+        distributed = on_cluster.distribute_dataset(ds)
+        expected = [SOURCE[:3, 0], SOURCE[3:6, 0]]
+        if is_writable:
+            expected = [rows * 2 for rows in expected]
+        batch = next(iter(distributed))
+        for _ in range(2):
+            found = on_cluster.run(double, args=(batch,)).values
+            assert [part.tolist() for part in map(np.asarray, found)] == [[*rows, is_writable] for rows in expected]
+        assert [np.asarray(part).flags.writeable for part in batch.values] == [is_writable] * 2
+        loops = [np.asarray(part).tolist() for part in on_cluster.run(loop, args=(distributed,)).values]
+        if is_writable:
+            assert loops == [np.asarray(part).tolist() for part in on_cluster.run(loop, args=(distributed,)).values]
+            assert loops[0][:4] == [*expected[0], True]
