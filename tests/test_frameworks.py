@@ -105,18 +105,19 @@ def line(dtype: Any = np.float32) -> Dataset:
 
 
 @each_number
-def test_torch_shares_read_only_memory(torch, dtype):
-    rows = read_only(np.arange(12).astype(dtype).reshape(6, 2))[2:5]
-    tensor = daskdist.to_torch(rows)
-    assert tensor.data_ptr() == rows.ctypes.data
-    assert str(tensor.dtype) == f"torch.{dtype}"
-    assert tensor.tolist() == rows.tolist()
+def test_torch_shares_memory_that_can_be_written_into_and_copies_other(torch, dtype):
+    table = np.arange(12).astype(dtype).reshape(6, 2)
+    for rows, is_shared in ((table[2:5], True), (read_only(table.copy())[2:5], False)):
+        tensor = daskdist.to_torch(rows)
+        assert (tensor.data_ptr() == rows.ctypes.data) == is_shared
+        assert str(tensor.dtype) == f"torch.{dtype}"
+        assert tensor.tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_torch_shares_numbers_that_numpy_has_not(torch, name):
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    array = read_only(np.array([[0.5, 1.0], [2.0, -4.0]], getattr(ml_dtypes, name)))
+    array = np.array([[0.5, 1.0], [2.0, -4.0]], getattr(ml_dtypes, name))
     tensor = daskdist.to_torch(array)
     assert tensor.dtype == getattr(torch, name)
     assert tensor.data_ptr() == array.ctypes.data
@@ -128,11 +129,11 @@ TABLE = np.arange(24.0).reshape(4, 6)
 
 @pytest.mark.parametrize(
     "array",
-    [TABLE.T, TABLE[1:, ::2], np.broadcast_to(TABLE[0], (3, 6)), np.array(3.0), TABLE.reshape(2, 2, 6)[:, 1]],
-    ids=["transposed", "every-second", "repeated", "scalar", "slice"],
+    [TABLE.T, TABLE[1:, ::2], np.array(3.0), TABLE.reshape(2, 2, 6)[:, 1]],
+    ids=["transposed", "every-second", "scalar", "slice"],
 )
 def test_torch_shares_memory_of_any_layout(torch, array):
-    tensor = daskdist.to_torch(read_only(array))
+    tensor = daskdist.to_torch(array)
     assert tensor.data_ptr() == array.ctypes.data
     assert tensor.tolist() == array.tolist()
 
@@ -147,8 +148,9 @@ def test_torch_shares_memory_of_any_layout(torch, array):
         np.array([(1, 2.0), (3, 4.0)], [("a", "i1"), ("b", "f4")])["b"],
         np.float64(3),
         TABLE[:0],
+        np.broadcast_to(TABLE[0], (3, 6)),
     ],
-    ids=["backwards", "backwards-inside", "other-byte-order", "field", "numpy-scalar", "empty"],
+    ids=["backwards", "backwards-inside", "other-byte-order", "field", "numpy-scalar", "empty", "repeated"],
 )
 def test_what_cannot_be_shared_is_copied(convert, array):
     converted = convert(array)
@@ -156,13 +158,34 @@ def test_what_cannot_be_shared_is_copied(convert, array):
     assert converted.tolist() == array.tolist()
 
 
-def test_chunks_are_shared(torch):
-    chunks = list(Dataset.from_tensor_slices(TABLE).batch(2))
+def test_gathered_chunks_are_shared(torch):
+    chunks = list(Dataset.from_tensor_slices(TABLE).shuffle(4, seed=1).batch(2))
     tensors = [daskdist.to_torch(chunk) for chunk in chunks]
     assert [tensor.data_ptr() for tensor in tensors] == [chunk.ctypes.data for chunk in chunks]
-    assert not chunks[0].flags.writeable
-    # Both are parts of one block.
-    assert tensors[1].data_ptr() - tensors[0].data_ptr() == chunks[0].nbytes
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda source: Dataset.from_tensor_slices(source).batch(2),
+        lambda source: Dataset.from_tensor_slices(source).shuffle(4, 1, reshuffle_each_iteration=False).batch(2),
+        lambda source: Dataset.from_tensors(source),
+        lambda source: Dataset.from_tensor_slices(source).batch(2).map(lambda batch: batch + 1).cache(),
+        lambda source: Dataset.from_tensor_slices(source).batch(2).map(lambda batch: batch + 1).persist(),
+        lambda source: Dataset.range(2).batch(2).map(lambda batch: source),
+    ],
+    ids=["source", "shuffled", "element", "cached", "persisted", "mapped"],
+)
+def test_what_torch_writes_into_is_nobody_elses(torch, build):
+    source = TABLE.copy()
+    ds = build(source)
+    strategy = daskdist.MirroredStrategy(["CPU:0"])
+    for look in (list, daskdist.torch_loader, strategy.distribute_dataset):
+        expected = [daskdist.to_torch(batch).tolist() for batch in look(ds)]
+        for batch in look(ds):
+            daskdist.to_torch(batch).mul_(100)
+        assert [daskdist.to_torch(batch).tolist() for batch in look(ds)] == expected
+    assert np.array_equal(source, TABLE)
 
 
 def test_tensors_keep_the_memory(convert):
@@ -325,12 +348,18 @@ def test_asynchronous_values_are_waited_for(convert, on_cluster):
 
 
 @pytest.mark.cluster
-def test_replicas_share_what_they_are_given(torch, on_cluster):
+def test_replicas_share_what_was_gathered_for_them_alone(torch, on_cluster):
     def is_shared(x):
-        return daskdist.to_torch(x).data_ptr() == x.ctypes.data and not x.flags.writeable
+        return daskdist.to_torch(x).data_ptr() == x.ctypes.data
 
-    for batch in on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.ones((8, 3))).batch(4)):
-        assert on_cluster.local_results(on_cluster.run(is_shared, args=(batch,))) == (True, True)
+    def is_shared_in_a_loop(batches):
+        return {is_shared(x) for x in batches}
+
+    ds = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.ones((8, 3))).shuffle(8).batch(4))
+    assert on_cluster.local_results(on_cluster.run(is_shared_in_a_loop, args=(ds,))) == ({True}, {True})
+    # The program has the batch too, and may give it to another function.
+    for batch in ds:
+        assert on_cluster.local_results(on_cluster.run(is_shared, args=(batch,))) == (False, False)
 
 
 # --- what steps give that compute with a framework ---
@@ -818,7 +847,8 @@ def test_replicas_train_as_one(torch, on_cluster):
     expected = trained_alone(torch, x, y, 40, 3)
     for number, found in enumerate(results):
         assert (found["rank"], found["size"]) == (number, 2)
-        assert found["batches"] == [18, 18]
+        # Views of the source are copied.
+        assert found["batches"] == [18, 0]
         # Halves of equal size: the mean of their gradients is that of the whole.
         np.testing.assert_allclose(found["weights"], expected, rtol=1e-12)
     # The group is gone with its block: another one can be made.
