@@ -502,6 +502,12 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
+        A dataset is a value: plain values (numbers, text, None, tuples of those) that the function and those it
+        calls refer to are fixed when the dataset is built, whatever the variables are set to later. Objects such as
+        lists, dicts, arrays and models are shared, and what is read through a module (``config.x``) is read when the
+        function is called; so are names that the functions assign themselves, and those of functions that call
+        themselves.
+
         The function must be pure: it may run in another order, in another process, and again. To learn the
         spec of what it returns it is tried on made-up elements: of ones, of twos, and of zeros.
 

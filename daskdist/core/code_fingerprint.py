@@ -245,6 +245,8 @@ class _Walk:
                 self.emit("builtin" if hasattr(builtins, name) else "missing", name)
         for each in found.imports:
             self._import(each, variables)
+        for value in found.functions:
+            self.visit(value)
         attributes = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         if attributes:
             before, self.sink = self.sink, self.state

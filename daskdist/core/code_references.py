@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dis
+import functools
 import hashlib
 import types
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,6 +51,8 @@ class References:
         Names that it assigns or deletes.
     imports
         The imports in it.
+    functions
+        Functions that are constants of it.
     may_change_objects
         Whether it stores items or attributes, or calls a method by the name of one that changes its object.
     """
@@ -59,6 +63,7 @@ class References:
     assigned_globals: frozenset[str]
     assigned_free: frozenset[str]
     imports: tuple[Import, ...]
+    functions: tuple[Callable[..., Any], ...]
     may_change_objects: bool
 
 
@@ -69,20 +74,18 @@ _CHANGING_NAMES: Final = """
 """
 _CHANGING_METHODS: Final = frozenset(_CHANGING_NAMES.split())
 _CHANGING_STEPS: Final = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR"})
-# By the identity of a code object, which is kept so that it is not freed and its identity given to another.
-_KNOWN: Final[dict[int, tuple[types.CodeType, References]]] = {}
-_MOST_KNOWN: Final = 8192
+# By the identity of a code object, as long as that lives.
+_KNOWN: Final[dict[int, tuple[weakref.ref[types.CodeType], References]]] = {}
 
 
 def references_of(code: types.CodeType) -> References:
-    """Return what a code object refers to; remembered by the identity of the code object, which never changes."""
+    """Return what a code object refers to; remembered as long as the code object lives, which never changes."""
     known = _KNOWN.get(id(code))
-    if known is not None:
+    if known is not None and known[0]() is code:
         return known[1]
     found = _Reader().read(code)
-    if len(_KNOWN) >= _MOST_KNOWN:
-        _KNOWN.clear()
-    _KNOWN[id(code)] = code, found
+    place = id(code)
+    _KNOWN[place] = weakref.ref(code, lambda gone: _KNOWN.get(place, (None,))[0] is gone and _KNOWN.pop(place)), found
     return found
 
 
@@ -95,6 +98,7 @@ class _Reader:
         self.assigned_globals: set[str] = set()
         self.assigned_free: set[str] = set()
         self.imports: list[Import] = []
+        self.functions: list[Callable[..., Any]] = []
         self.may_change_objects = False
 
     def read(self, code: types.CodeType) -> References:
@@ -106,6 +110,7 @@ class _Reader:
             frozenset(self.assigned_globals),
             frozenset(self.assigned_free),
             tuple(self.imports),
+            tuple(self.functions),
             self.may_change_objects,
         )
 
@@ -132,6 +137,8 @@ class _Reader:
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._visit(constant, free.intersection(constant.co_freevars) - set(code.co_cellvars))
+            elif isinstance(constant, (types.FunctionType, functools.partial)):
+                self.functions.append(constant)
 
 
 def _chain(steps: list[dis.Instruction], place: int) -> Chain:
@@ -169,5 +176,8 @@ def _constants(values: Iterable[Any]) -> Iterator[bytes]:
         elif isinstance(value, frozenset):
             # The order of its items is another in each process.
             yield b"set " + b" ".join(sorted(b"".join(_constants([each])) for each in value))
+        elif isinstance(value, (types.FunctionType, functools.partial)):
+            # What it is, those find out who follow its references.
+            yield b"function"
         else:
             yield f"{type(value).__name__} {value!r}".encode()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from daskdist.core.code_fingerprint import Fingerprint, fingerprint_of
+from daskdist.core.fixed_values import FixedValues, with_values
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -27,7 +28,7 @@ def location(function: Callable[..., Any]) -> str:
 
 
 class UserFunction:
-    """A function a user gave to an operation.
+    """A function a user gave to an operation, with the plain values fixed that it refers to.
 
     Parameters
     ----------
@@ -42,16 +43,25 @@ class UserFunction:
     def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
         if not callable(function):
             raise ArgumentError(f"{operation}: expected a function, got {type(function).__name__} {function!r}")
-        self.function = function
+        # None where it was unpickled: then they are fixed already.
+        self._values: FixedValues | None = FixedValues(function)
+        self.function = self._values.function()
         self.operation = operation
         self.narrow = narrow
         # Taken here, where the source file is; on a worker the path would be another.
         self.location = location(function)
         # Taken before it is called: afterwards, objects that it changes hold other values.
-        self._fingerprint: Fingerprint | None = fingerprint_of(function)
+        self._fingerprint: Fingerprint | None = fingerprint_of(self.function)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fingerprint": None}
+        state = {**self.__dict__, "_fingerprint": None, "_values": None}
+        if self._values is not None:
+            state["function"], state["values"] = self._values.portable()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        self.function = with_values(self.function, state.get("values", {}))
 
     def __call__(self, element: Any, where: Callable[[], str]) -> Any:
         """Call it with an element; ``where()`` says which for a message."""
@@ -87,6 +97,8 @@ class UserFunction:
 
         Where some of the code was changed since, the objects are taken as they are now, too.
         """
+        if self._values is not None and self._values.is_outdated():
+            self.function = self._values.function()
         current = fingerprint_of(self.function)
         known = self._fingerprint
         if known is None or known.is_outdated_by(current):

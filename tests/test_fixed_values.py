@@ -1,0 +1,233 @@
+"""A dataset is a value: what its functions refer to is fixed when it is built."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import traceback
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import Dataset
+from daskdist.core.function import UserFunction
+from daskdist.errors import UserFunctionError
+
+FACTOR = 2
+NUM_CALLS = 0
+
+
+def times_factor(x):
+    return x * FACTOR
+
+
+def twice_times_factor(x):
+    return times_factor(x) + times_factor(x)
+
+
+def recursive(x):
+    return FACTOR if x == 0 else recursive(x - 1)
+
+
+def counted(x):
+    global NUM_CALLS
+    NUM_CALLS += 1
+    return x + 0 * FACTOR
+
+
+def values(ds):
+    return [int(x) for x in ds]
+
+
+@pytest.fixture
+def factor(monkeypatch):
+    def set_(value):
+        monkeypatch.setitem(globals(), "FACTOR", value)
+
+    set_(2)
+    return set_
+
+
+def test_loops_over_folds():
+    folds, partials = [], []
+    for fold in range(3):
+        folds.append(Dataset.range(6).filter(lambda i: i % 3 != fold))  # noqa: B023
+        partials.append(Dataset.range(6).map(functools.partial(lambda j, i: i * j + fold, 1)))  # noqa: B023
+    assert list(map(values, folds)) == [[1, 2, 4, 5], [0, 2, 3, 5], [0, 1, 3, 4]]
+    assert [values(ds)[0] for ds in partials] == [0, 1, 2]
+
+
+WAYS = {
+    "map": lambda ds, f: ds.map(f),
+    "vectorized": lambda ds, f: ds.map(f, vectorized=True),
+    "device": lambda ds, f: ds.map(f, device=True),
+    "filter": lambda ds, f: ds.filter(lambda x: f(x) < 10),
+    "flat_map": lambda ds, f: ds.flat_map(lambda x: Dataset.from_tensors(f(x))),
+    "interleave": lambda ds, f: ds.interleave(lambda x: Dataset.from_tensors(f(x))),
+    "scan": lambda ds, f: ds.scan(np.int64(0), lambda s, x: (s + x, f(x))),
+    "take_while": lambda ds, f: ds.take_while(lambda x: f(x) < 10),
+    "group_by_window": lambda ds, f: ds.group_by_window(lambda x: np.int64(f(x) > 10), lambda k, w: w.batch(9), 3),
+    "bucket": lambda ds, f: ds.bucket_by_sequence_length(lambda x: int(f(x)), [10], [2, 3]),
+    "rejection_resample": lambda ds, f: ds.rejection_resample(lambda x: int(f(x) > 10), [0.5, 0.5], seed=0),
+    "from_generator": lambda ds, f: Dataset.from_generator(
+        lambda: (f(x) for x in range(4)), daskdist.TensorSpec((), "int64")
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("called", [times_factor, twice_times_factor, lambda x: x * FACTOR])
+def test_every_operation_fixes_them(factor, way, called):
+    def built():
+        return WAYS[way](Dataset.range(8), called)
+
+    ds, expected = built(), [str(x) for x in built()]
+    factor(7)
+    assert [str(x) for x in ds] == expected
+    assert [str(x) for x in built()] != expected
+
+
+@pytest.mark.parametrize("function", [times_factor, twice_times_factor, lambda x: times_factor(x)])
+def test_they_stay_fixed_in_another_process(factor, function):
+    given = UserFunction(function, "map")
+    factor(7)
+    pickled = cloudpickle.dumps(given)
+    factor(9)
+    # Functions of modules are imported there, where the module may have any value.
+    sent = cloudpickle.loads(pickled)
+    assert sent.function(1) == given.function(1) == UserFunction(function, "map").function(1) * 2 // 9
+    assert sent.fingerprint().code == given.fingerprint().code
+    assert cloudpickle.loads(cloudpickle.dumps(sent)).function(1) == given.function(1)
+
+
+def test_module_functions_go_by_reference(factor):
+    """Else whatever large objects they refer to would go along."""
+    assert b"times_factor" in cloudpickle.dumps(UserFunction(times_factor, "map"))
+    assert len(cloudpickle.dumps(UserFunction(times_factor, "map"))) < 1000
+
+
+def test_on_a_cluster(cluster, factor):
+    del cluster
+    folds = [Dataset.range(6).filter(lambda i: i % 3 != fold).batch(6) for fold in range(3)]  # noqa: B023
+    assert [[x.tolist() for x in ds.compute()] for ds in folds] == [[[1, 2, 4, 5]], [[0, 2, 3, 5]], [[0, 1, 3, 4]]]
+
+
+def test_helpers_that_are_defined_again_are_called():
+    variables = {"__name__": "__main__"}
+    exec("K = 2\ndef g(x): return x * K\ndef f(x): return g(x) + K", variables)
+    function = UserFunction(variables["f"], "map")
+    before = function.fingerprint().code
+    variables["K"] = 5
+    assert function.function(1) == 4
+    exec("def g(x): return -x * K", variables)
+    assert function.fingerprint().code != before
+    assert function.function(1) == 0
+
+
+def test_helpers_that_are_defined_later_are_called():
+    variables = {"__name__": "__main__"}
+    exec("def f(x): return g(x)", variables)
+    function = UserFunction(variables["f"], "map")
+    exec("K = 2\ndef g(x): return x * K", variables)
+    assert function.function(3) == 6
+
+
+def test_counters_count():
+    global NUM_CALLS
+    NUM_CALLS = number = 0
+
+    def counting(x):
+        nonlocal number
+        number += 1
+        return x
+
+    def inner(x):
+        return counting(x)
+
+    before = NUM_CALLS
+    list(Dataset.range(5).map(counted, vectorized=False))
+    list(Dataset.range(5).map(inner, vectorized=False))
+    assert before + 5 <= NUM_CALLS
+    assert number >= 5
+
+
+def test_objects_are_shared():
+    table, array = {"k": 1}, np.ones(1, np.int64)
+    ds = Dataset.range(3).map(lambda x: x * table["k"] * array[0])
+    table["k"], array[0] = 2, 3
+    assert values(ds) == [0, 6, 12]
+
+
+def test_what_is_left_alone(factor):
+    class Scaled:
+        def __init__(self):
+            self.factor = 2
+
+        def method(self, x):
+            return x * self.factor
+
+        __call__ = method
+
+    scaled = Scaled()
+    for function in (scaled, scaled.method, np.abs, int, str.upper, recursive, functools.partial(max, 1)):
+        assert UserFunction(function, "map").function == function
+    plain = lambda x: np.abs(x)  # noqa: E731
+    assert UserFunction(plain, "map").function is plain
+
+
+def test_a_copy_is_like_the_original(factor):
+    k = 2
+
+    def original(x, *rest: int, y: int = 3, **more):
+        """Say what it does."""
+        if x < 0:
+            raise ValueError("negative")
+        return x * k * y * FACTOR
+
+    original.tag = "t"
+    copy = UserFunction(original, "map").function
+    assert copy is not original
+    for name in ("__name__", "__qualname__", "__module__", "__doc__", "__kwdefaults__", "__annotations__", "tag"):
+        assert getattr(copy, name) == getattr(original, name)
+    assert (copy(2), copy(2, y=1)) == (24, 8)
+    line = original.__code__.co_firstlineno
+    assert UserFunction(original, "map").location.endswith(f"test_fixed_values.py:{line})")
+    with pytest.raises(UserFunctionError) as caught:
+        list(Dataset.range(-1, 1).map(original, vectorized=False))
+    frames = traceback.extract_tb(caught.value.__cause__.__traceback__)
+    assert (frames[-1].name, frames[-1].lineno) == ("original", line + 3)
+
+
+def test_many_names_and_nested_code():
+    """More constants than fit a byte, calls of constants, conditions and loops around them."""
+    variables = {"__name__": "__main__"} | {f"k{number}": number for number in range(700)}
+    source = "def h(x): return x + k1\ndef f(x):\n    total = 0\n"
+    source += "".join(f"    total += k{number} if k{number} > -1 else h(k1)\n" for number in range(700))
+    source += (
+        "    for y in [h(z) + (lambda w: w + k3)(z) for z in range(k5)]:\n        total += y\n    return h(total) + x"
+    )
+    exec(source, variables)
+    expected = variables["f"](1)
+    function = UserFunction(variables["f"], "map").function
+    for number in range(700):
+        variables[f"k{number}"] = -5
+    assert function(1) == expected
+
+
+def test_names_that_modules_assign_stay(tmp_path, monkeypatch):
+    """Workers are commonly set up by a call that sets names of a module there."""
+    name = "set_up_by_workers"
+    (tmp_path / f"{name}.py").write_text(
+        "TOKEN = None\ndef start(token):\n    global TOKEN\n    TOKEN = token\ndef f(x):\n    return TOKEN\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(name)
+    try:
+        function = UserFunction(module.f, "map")
+        module.start("t")
+        assert function.function(0) == "t"
+    finally:
+        del sys.modules[name]
