@@ -1286,9 +1286,13 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         whose length differs lists; times in seconds come back in milliseconds, as Parquet knows no others. A batch is
         one element: write before you batch.
 
-        No file has its name before all are whole: until then they are in a hidden directory inside, which a process
-        that is killed leaves behind and the next time removes. Where workers write, the directory is to be one that
-        all of them and this process share.
+        A write is whole or not there, wherever a process is killed. Files are first in a hidden directory inside; when
+        all are whole they have their names, and ``_daskdist_parquet.json`` lists them with their sizes. Readers here
+        look at that list: they have the old files or the new ones, and an error where a first write did not come to its
+        end or a listed file is missing. Files that others put beside them are read too. Where old files are replaced,
+        the new ones have other names (``part-00000-1.parquet``), and the old ones are deleted once the list is written.
+        The next write removes what a killed one left. One process at a time may write to a directory; where workers
+        write, it is to be one that all of them and this process share.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -1438,7 +1442,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        Until it is whole the store is hidden beside its place. What is said of workers in `to_parquet` holds here.
+        Until it is whole the store is hidden beside its place. What is said of processes that are killed, and of
+        workers, in `to_parquet` holds here: a file beside the store says where it is while it is replaced, and others
+        than the readers here find no store then.
 
         >>> import tempfile, daskdist
         >>> with tempfile.TemporaryDirectory() as directory:

@@ -14,11 +14,12 @@ import zipfile
 from pathlib import Path
 
 import dask
+import fsspec
 import numpy as np
 import pytest
 
 import daskdist
-from daskdist import errors, read_files, read_parquet, read_text
+from daskdist import Dataset, errors, read_files, read_parquet, read_text
 from daskdist.files.storage import Storage
 from daskdist.formats import FORMATS, format_named
 from daskdist.testing import FormatLaws
@@ -54,6 +55,49 @@ def test_what_a_directory_holds_of_other_formats_is_left(tmp_path):
     (tmp_path / "b.csv").write_text("1,2\n")
     (tmp_path / ".hidden.txt").write_text("no\n")
     assert list(read_text(tmp_path)) == ["one"]
+
+
+HIDDEN = ["_temporary/0/x.txt", "_delta_log/x.txt", "a/_x/y/x.txt", ".cache/x.txt", "_x.txt", ".x.txt", "_k=1/x.txt"]
+
+
+@pytest.fixture(params=["", "memory://hidden"])
+def with_hidden(request, tmp_path):
+    """A directory with two files of a line each, and many that are hidden; its own name is hidden too."""
+    root = f"{request.param or tmp_path}/_data"
+    fs, inner = fsspec.core.url_to_fs(root)
+    for name in ("a/k=1/x.txt", "x.txt", *HIDDEN):
+        fs.makedirs(f"{inner}/{name}".rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{inner}/{name}", f"{name}\n".encode())
+    yield root
+    fs.rm(inner, recursive=True)
+
+
+def test_what_is_hidden_is_skipped_unless_it_is_spelled_out(with_hidden):
+    def lines(pattern):
+        return [str(line) for line in daskdist.read_text(f"{with_hidden}{pattern}")]
+
+    assert lines("") == lines("/") == lines("/**/*.txt") == ["a/k=1/x.txt", "x.txt"]
+    assert lines("/*.txt") == lines("/*") == ["x.txt"]
+    assert lines("/_*/*.txt") == lines("/[_]*/*.txt") == ["_delta_log/x.txt", "_k=1/x.txt"]
+    assert lines("/_temporary") == lines("/_temporary/0/*") == lines("/_t*/**/*.txt") == ["_temporary/0/x.txt"]
+    assert lines("/_x.txt") == lines("/_*.txt") == ["_x.txt"]
+    assert lines("/.x.txt") == lines("/.*.txt") == [".x.txt"]
+    with pytest.raises(errors.FileError, match=r"no file matches"):
+        lines("/*/*/*.csv")
+
+
+@pytest.mark.parametrize(
+    "name", ["_SUCCESS", "_temporary/0/part-0.parquet", "_delta_log/0.json", ".crc/part-0.parquet"]
+)
+def test_what_spark_leaves_beside_its_files_is_not_read(tmp_path, name):
+    Dataset.range(3).to_parquet(tmp_path / "table")
+    other = tmp_path / "table" / name
+    other.parent.mkdir(exist_ok=True, parents=True)
+    other.write_bytes((tmp_path / "table" / "part-00000.parquet").read_bytes())
+    for place in (tmp_path / "table", tmp_path, f"{tmp_path}/*/*", f"{tmp_path}/**/*"):
+        assert len(daskdist.read_parquet(place)) == len(daskdist.read_files(place)) == 3
+    with pytest.raises(errors.FileError, match=r"has none whose name ends in .*begins with '_' or '.*is skipped"):
+        daskdist.read_csv(tmp_path)
 
 
 def test_files_in_an_archive(tmp_path):

@@ -23,6 +23,7 @@ RANKS = {
     "config": -1,
     "core": 0,
     "devices": 1,
+    "storage": 0.4,
     "files": 0.5,
     "formats": 1,
     "sharding": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import dask
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from dask.utils import parse_bytes
@@ -27,6 +29,7 @@ from daskdist.execute.callers import Now, Threads, using
 from daskdist.execute.submit import Submit
 from daskdist.files.columns_of import table_of
 from daskdist.formats.parquet import Parquet
+from daskdist.storage.write_manifest import is_manifest_name
 from daskdist.testing import same_elements
 
 Pair = namedtuple("Pair", "left right")
@@ -42,8 +45,9 @@ def split_small():
 
 
 def names_in(directory):
-    """Everything below a directory, hidden or not."""
-    return sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
+    """Everything below a directory, hidden or not, but for the manifests of finished writes."""
+    names = (str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
+    return sorted(name for name in names if not is_manifest_name(Path(name).name))
 
 
 def numbers_in(paths):
@@ -442,7 +446,8 @@ def test_in_memory(method):
             assert [Path(each).name for each in fs.ls("/written", detail=False)] == ["to_zarr"]
         else:
             assert [each.rpartition("/")[2] for each in fs.ls(f"/written/{method}", detail=False)] == [
-                path.rpartition("/")[2] for path in paths
+                f"_daskdist_{method.removeprefix('to_')}.json",
+                *(path.rpartition("/")[2] for path in paths),
             ]
             assert len(paths) == 3
         if method == "to_parquet":
@@ -569,6 +574,74 @@ def test_a_process_that_is_killed_leaves_no_name(tmp_path, method):
         assert [int(x) for x in daskdist.read_zarr(target)] == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("method", "scheme"),
+    [("to_npy", ""), ("to_npy", "objects"), ("to_zarr", ""), ("to_zarr", "objects"), ("save", "")],
+)
+def test_a_write_is_whole_or_not_there_whenever_it_is_killed(tmp_path, method, scheme):
+    program = [sys.executable, str(Path(__file__).with_name("kill_writes.py")), str(tmp_path), method, scheme]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Each of its changes to the file system was one that it was killed before.
+    counts = [int(line.split()[-2]) for line in done.stdout.splitlines()]
+    assert len(counts) == 2
+    assert all(count > 5 for count in counts)
+
+
+def read_by_others(directory):
+    return pyarrow.dataset.dataset(directory).to_table()["value"].to_pylist()
+
+
+def test_a_manifest_says_which_files_are_the_dataset(tmp_path):
+    place, manifest = tmp_path / "data", tmp_path / "data" / "_daskdist_parquet.json"
+    paths = Dataset.range(6).to_parquet(place, rows_per_file=2)
+    content = json.loads(manifest.read_text())
+    assert content["files"] == {Path(path).name: os.path.getsize(path) for path in paths}
+    assert read_by_others(place) == [0, 1, 2, 3, 4, 5]
+    # Files of others beside them are read as ever.
+    pq.write_table(pa.table({"value": [6]}), place / "z.parquet")
+    for path in (place, f"{place}/*.parquet", f"{tmp_path}/**/*.parquet", tmp_path):
+        assert numbers_in(path) == [0, 1, 2, 3, 4, 5, 6]
+    os.remove(paths[1])
+    for path in (place, f"{place}/*.parquet", f"{tmp_path}/**", tmp_path):
+        with pytest.raises(errors.FileError, match=r"part-00001.parquet: missing, .* restore it, or, .*delete"):
+            read_parquet(path)
+    assert numbers_in([paths[0], f"{place}/*2.parquet"]) == [0, 1, 4, 5]
+    Path(paths[1]).write_bytes(b"PAR1")
+    with pytest.raises(errors.FileError, match=r"part-00001.parquet: of 4 bytes, and"):
+        read_parquet(place)
+    manifest.write_text(json.dumps(content | {"files": {}, "ignored": ["part-00002.parquet"]}))
+    for path in (place, f"{place}/*.parquet"):
+        with pytest.raises(errors.FileError, match="data: what was being written here did not come to its end"):
+            read_parquet(path)
+    manifest.write_text(json.dumps(content | {"files": {}, "ignored": ["../x"]}))
+    with pytest.raises(errors.FileError, match=r"_daskdist_parquet.json: the list .* is damaged: '../x' is no name"):
+        read_parquet(place)
+    manifest.write_text(json.dumps(content | {"version": 2}))
+    with pytest.raises(errors.FileError, match=r"_daskdist_parquet.json: of version 2, and only version 1"):
+        read_parquet(place)
+    manifest.unlink()
+    os.remove(paths[1])
+    assert numbers_in(place) == [0, 1, 4, 5, 6]
+
+
+def test_each_format_of_a_directory_has_a_manifest(tmp_path):
+    samples(2).to_parquet(tmp_path)
+    samples(3).to_npy(tmp_path)
+    os.remove(tmp_path / "part-00000.npz")
+    assert len(read_parquet(tmp_path)) == 2
+    with pytest.raises(errors.FileError, match=r"part-00000.npz: missing"):
+        daskdist.read_npy(tmp_path)
+
+
+def test_an_overwritten_dataset_has_other_names_until_the_next_time(tmp_path):
+    for number, more in enumerate(["", "-1", "", "-1"]):
+        paths = Dataset.range(number, number + 4).to_parquet(tmp_path, rows_per_file=2, overwrite=True)
+        assert [Path(path).name for path in paths] == [f"part-0000{place}{more}.parquet" for place in range(2)]
+        assert names_in(tmp_path) == [Path(path).name for path in paths]
+        assert read_by_others(tmp_path) == numbers_in(tmp_path) == list(range(number, number + 4))
+
+
 def test_a_disk_that_is_full(tmp_path):
     # A limit on the size of files fails in a write as a full disk does.
     program = """
@@ -609,15 +682,15 @@ def test_a_file_system_that_is_not_known():
 def test_a_name_that_is_taken_meanwhile(tmp_path, split_small):
     def takes(x):
         if x == 15:
-            (tmp_path / "part-00002.parquet").mkdir(exist_ok=True)
+            (tmp_path / "part-00002-1.parquet").mkdir(exist_ok=True)
         return x
 
     old = Dataset.range(5).to_parquet(tmp_path)
     ds = Dataset.range(30).map(takes, vectorized=False)
-    with pytest.raises(errors.FileError, match=r"part-00002\.parquet: came while this was written"):
+    with pytest.raises(errors.FileError, match=r"part-00002-1\.parquet: came while this was written"):
         ds.to_parquet(tmp_path, rows_per_file=10, overwrite=True)
     # What was there is there again.
-    assert names_in(tmp_path) == ["part-00000.parquet", "part-00002.parquet"]
+    assert names_in(tmp_path) == ["part-00000.parquet", "part-00002-1.parquet"]
     assert numbers_in(old) == [0, 1, 2, 3, 4]
 
 

@@ -1,7 +1,8 @@
-"""Datasets written to the files of a directory, or to a store: nothing has its name before all of it is whole.
+"""Datasets written to the files of a directory, or to a store: whoever reads them has all of a write or nothing of it.
 
-Each call writes one file, in a hidden directory inside; at the end they are given their names, in order. A store is
-hidden beside its place until then.
+Each call writes one file, in a hidden directory inside; at the end they are given their names, in order, and a manifest
+(see `storage.write_manifest`) tells which files the dataset is. Files that are replaced are deleted after that. A store
+is written beside its place, hidden.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, count
 from math import prod
 from typing import Any, Final
 
@@ -22,10 +24,14 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.files.columns_of import no_rows
 from daskdist.files.compression import compression_of, without_suffix
+from daskdist.files.manifest import put, remove_temporaries, rename
 from daskdist.files.storage import DAMAGE, Storage, is_remote
 from daskdist.formats import Writes
 from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import Unfinished, check_store, create_store
+from daskdist.storage.hidden_names import is_hidden
+from daskdist.storage.replace_directory import current, pointer_to
+from daskdist.storage.write_manifest import WriteManifest, manifest_name
 
 # How often a directory is removed again, where calls that nobody waits for any more still write to it, and after
 # how many seconds.
@@ -157,7 +163,7 @@ class Files:
         """
         with _told(self.operation):
             self.form.check(spec)
-        self._check_directory()
+        old, before = self._there()
         fs, root = self._located
         is_new = not fs.isdir(root)
         waiting = f".{self.operation}-{uuid.uuid4().hex}.tmp"
@@ -167,76 +173,131 @@ class Files:
             write = WriteFile(self.form, f"{self.path}/{waiting}", self.storage)
             written = list(calls(write)) or [write(0, no_rows(spec))]
             with unwritable(self.path):
-                return self._named(f"{root}/{waiting}", [each.name for each in written])
+                finals = self._named(f"{root}/{waiting}", [each.name for each in written], old, before)
         except BaseException:
             _remove(fs, f"{root}/{waiting}")
             if is_new:
                 with suppress(Exception):
                     fs.rmdir(root)
             raise
+        self._clean(waiting, list(old))
+        return [fs.unstrip_protocol(final) for final in finals] if is_remote(self.path) else finals
 
     @cached_property
     def _located(self) -> tuple[Any, str]:
         fs, root = self.storage.located(self.path)
         return fs, root.rstrip("/")
 
-    def _check_directory(self) -> None:
+    @property
+    def _manifest(self) -> str:
+        return f"{self._located[1]}/{manifest_name(self.form.name)}"
+
+    def _there(self) -> tuple[dict[str, int], bytes | None]:
+        # The files that are to be replaced, with their sizes, and the manifest there is.
         fs, root = self._located
         with unwritable(self.path):
             fs.invalidate_cache(root)
             if fs.isfile(root):
                 raise ArgumentError(f"{self.operation}: {self.path} is a file; give a directory")
+            before = fs.cat_file(self._manifest) if fs.isfile(self._manifest) else None
             found = self._found()
-        if found and not self.overwrite:
+        ignored = () if before is None else WriteManifest.from_bytes(before, self._manifest).ignored
+        old = {name: size for name, size in sorted(found.items()) if name not in ignored}
+        if old and not self.overwrite:
             raise ArgumentError(
-                f"{self.operation}: {self.path} has {found[0]!r} already ({len(found)} such files in all); give "
+                f"{self.operation}: {self.path} has {next(iter(old))!r} already ({len(old)} such files in all); give "
                 "another directory, or overwrite=True to replace them once the new ones are whole"
             )
-        below = next((name for name in found if "/" in name), None)
+        below = next((name for name in old if "/" in name), None)
         if below is not None:
             # Readers of the directory would take them for some of the new ones, and nobody asked for their removal.
             raise ArgumentError(
                 f"{self.operation}: {self.path} has {below!r} in a directory below it, which overwrite=True leaves; "
                 "remove it first, or give another directory"
             )
+        return old, before
 
-    def _found(self) -> list[str]:
-        # The names of the files of the format that a reader of the directory would find.
+    def _found(self) -> dict[str, int]:
+        # The files of the format that a reader would find if there were no manifest, and their sizes.
         fs, root = self._located
-        names = [str(name)[len(root) + 1 :] for name in (fs.find(root) if fs.isdir(root) else ())]
-        return sorted(
-            name
-            for name in names
-            if without_suffix(name).endswith(self._endings) and not any(map(_is_hidden, name.split("/")))
-        )
+        found = fs.find(root, detail=True) if fs.isdir(root) else {}
+        names = {str(path)[len(root) + 1 :]: int(info.get("size") or 0) for path, info in found.items()}
+        return {
+            name: size
+            for name, size in names.items()
+            if without_suffix(name).endswith(self._endings) and not any(map(is_hidden, name.split("/")))
+        }
 
     @property
     def _endings(self) -> tuple[str, ...]:
         return tuple(map(without_suffix, self.form.suffixes))
 
-    def _named(self, waiting: str, names: Sequence[str]) -> list[str]:
+    def _named(self, waiting: str, names: Sequence[str], old: Mapping[str, int], before: bytes | None) -> list[str]:
+        # Until the second manifest is there the dataset is the old one.
         fs, root = self._located
+        sizes = self._sizes(waiting, names)
+        finals = self._names(len(names), old)
+        leftover = () if before is None else WriteManifest.from_bytes(before, self._manifest).ignored
+        unfinished = WriteManifest(old, tuple({*leftover, *finals})).to_bytes()
+        targets, renamed = [f"{root}/{final}" for final in finals], list[str]()
+        try:
+            put(fs, self._manifest, unfinished)
+            for name in leftover:
+                if fs.isfile(f"{root}/{name}"):
+                    fs.rm_file(f"{root}/{name}")
+            for name, target in zip(names, targets, strict=True):
+                if fs.exists(target):
+                    raise FileError(f"{target}: came while this was written; write to a place of your own")
+                rename(fs, f"{waiting}/{name}", target)
+                renamed.append(target)
+            put(fs, self._manifest, WriteManifest(dict(zip(finals, sizes, strict=True)), tuple(old)).to_bytes())
+        except BaseException:
+            # Should it fail, the unfinished manifest says that what stays is no part of the dataset.
+            with suppress(Exception):
+                put(fs, self._manifest, unfinished)
+                for target in renamed:
+                    fs.rm_file(target)
+                if before is None:
+                    fs.rm_file(self._manifest)
+                else:
+                    put(fs, self._manifest, WriteManifest(old, leftover).to_bytes())
+            raise
+        return targets
+
+    def _sizes(self, waiting: str, names: Sequence[str]) -> list[int]:
+        fs, _ = self._located
         fs.invalidate_cache(waiting)
-        for name in names:
-            if not fs.exists(f"{waiting}/{name}"):
-                raise FileError(
-                    f"{self.path}: what the workers have written is not there for this process; give a directory that "
-                    "all of them share"
-                )
-        num_digits = max(5, len(str(len(names) - 1)))
-        finals = [f"{root}/part-{place:0{num_digits}d}{self.form.suffixes[0]}" for place in range(len(names))]
-        # Old files go first: at no time are there some of both.
-        old = self._found() if self.overwrite else []
-        moves = [(f"{root}/{name}", f"{waiting}/{place}.old") for place, name in enumerate(old)]
-        moves += [(f"{waiting}/{name}", final) for name, final in zip(names, finals, strict=True)]
-        _move(fs, moves)
+        sizes = {str(each["name"]).rpartition("/")[2]: int(each["size"]) for each in fs.ls(waiting, detail=True)}
+        if not sizes.keys() >= set(names):
+            raise FileError(
+                f"{self.path}: what the workers have written is not there for this process; give a directory that "
+                "all of them share"
+            )
+        return [sizes[name] for name in names]
+
+    def _names(self, number: int, old: Mapping[str, int]) -> list[str]:
+        # Other names than those of the files to be replaced, which stay until the new ones are listed.
+        num_digits = max(5, len(str(number - 1)))
+        numbers = [f"part-{place:0{num_digits}d}" for place in range(number)]
+        versions = chain([""], (f"-{version}" for version in count(1)))
+        made = ([f"{start}{version}{self.form.suffixes[0]}" for start in numbers] for version in versions)
+        return next(names for names in made if old.keys().isdisjoint(names))
+
+    def _clean(self, waiting: str, old: Sequence[str]) -> None:
+        # Best effort, of what killed processes left too: whatever stays is hidden, or ignored by the manifest.
+        fs, root = self._located
         with suppress(OSError):
-            # That of a process too which was killed.
+            for name in old:
+                fs.rm_file(f"{root}/{name}")
+            if old:
+                manifest = WriteManifest.from_bytes(fs.cat_file(self._manifest), self._manifest)
+                put(fs, self._manifest, WriteManifest(manifest.files).to_bytes())
+        with suppress(OSError):
             is_waiting = re.compile(rf"\.{self.operation}-[0-9a-f]{{32}}\.tmp").fullmatch
             for entry in [waiting, *fs.ls(root, detail=False)]:
                 if is_waiting(str(entry).rstrip("/").rpartition("/")[2]):
                     _remove(fs, entry)
-        return [fs.unstrip_protocol(final) for final in finals] if is_remote(self.path) else finals
+        remove_temporaries(fs, self._manifest)
 
 
 @dataclass(frozen=True)
@@ -288,23 +349,18 @@ class Store:
         root = root.rstrip("/")
         with unwritable(self.path):
             fs.invalidate_cache(root)
+            is_replaced = fs.exists(pointer_to(root))
             is_there = fs.exists(root)
-        if is_there:
-            self._check_store(fs, root)
-        parent, _, last = self.path.rstrip("/").rpartition("/")
-        aside = f"{parent}/.{last}.{uuid.uuid4().hex}.tmp" if is_there else self.path
-        store = create_store(aside, spec, self.chunk_rows, self.storage)
+        if is_there or is_replaced:
+            self._check_store(fs, root if is_there and not is_replaced else current(fs, root))
+        store = create_store(self.path, spec, self.chunk_rows, self.storage, overwrite=is_there or is_replaced)
         try:
-            store.finish(sum(each.num_rows for each in calls(WriteChunk(store))))
+            num_rows = sum(each.num_rows for each in calls(WriteChunk(store)))
+            store.finish(num_rows, overwrite=is_there or is_replaced)
         except BaseException:
             with suppress(FileError):
                 store.abandon()
             raise
-        if is_there:
-            old = self.storage.located(f"{parent}/.{last}.{uuid.uuid4().hex}.tmp")[1]
-            with unwritable(self.path):
-                _move(fs, [(root, old), (self.storage.located(aside)[1], root)], recursive=True)
-            _remove(fs, old)
         return [self.path]
 
     def _check_store(self, fs: Any, root: str) -> None:
@@ -362,26 +418,6 @@ def _told(operation: str) -> Iterator[None]:
         yield
     except ArgumentError as error:
         raise ArgumentError(f"{operation}: {error}") from None
-
-
-def _is_hidden(part: str) -> bool:
-    return part.startswith(".")
-
-
-def _move(fs: Any, moves: Sequence[tuple[str, str]], **options: Any) -> None:
-    # All of them or none, as far as that can be.
-    done: list[tuple[str, str]] = []
-    try:
-        for source, target in moves:
-            if fs.exists(target):
-                raise FileError(f"{target}: came while this was written; write to a place of your own")
-            fs.mv(source, target, **options)
-            done.append((source, target))
-    except BaseException:
-        for source, target in reversed(done):
-            with suppress(Exception):
-                fs.mv(target, source, **options)
-        raise
 
 
 def _remove(fs: Any, directory: str) -> None:

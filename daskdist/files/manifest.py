@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import importlib
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -286,7 +287,7 @@ def whole_file(fs: Any, path: str) -> Iterator[Any]:
             fs.makedirs(root, exist_ok=True)
         with fs.open(temporary, "wb") as file:
             yield file
-        _rename(fs, temporary, path)
+        rename(fs, temporary, path)
     except BaseException as error:
         with suppress(Exception):
             fs.rm_file(temporary)
@@ -305,7 +306,8 @@ def remove_temporaries(fs: Any, path: str) -> None:
                 fs.rm_file(entry)
 
 
-def _rename(fs: Any, source: str, target: str) -> None:
+def rename(fs: Any, source: str, target: str) -> None:
+    """Rename a file; where files cannot be renamed, copy and delete it."""
     from fsspec import AbstractFileSystem
 
     if type(fs).mv is not AbstractFileSystem.mv:
@@ -314,6 +316,28 @@ def _rename(fs: Any, source: str, target: str) -> None:
     # That of all file systems takes names with brackets for patterns.
     fs.cp_file(source, target)
     fs.rm_file(source)
+
+
+def put(fs: Any, path: str, data: bytes) -> None:
+    """Write a small file in place of the one there is: at any time one of them is there, and whole.
+
+    Raises
+    ------
+    FileError
+        It cannot be written.
+    """
+    from fsspec import AbstractFileSystem
+
+    if type(fs).mv is AbstractFileSystem.mv:
+        # Of an object store, where an object appears once all of it is there.
+        fs.pipe_file(path, data)
+        return
+    with whole_file(fs, path) as file:
+        file.write(data)
+        file.flush()
+        # Not all file systems have a disk behind them.
+        with suppress(OSError, AttributeError):
+            os.fsync(file.fileno())
 
 
 def spec_to_json(spec: ElementSpec) -> Any:

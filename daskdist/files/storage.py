@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.storage.hidden_names import is_hidden, is_hidden_below, is_hidden_from
+from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -58,7 +61,7 @@ class Storage:
         return hash(tuple(sorted(self.options or ())))
 
     def expand(self, paths: Paths, suffixes: Sequence[str]) -> tuple[str, ...]:
-        """The files that paths, globs and directories name: those of one pattern sorted, patterns in given order.
+        """Return the files that paths, globs and directories name: those of one pattern sorted, in the order given.
 
         Parameters
         ----------
@@ -70,7 +73,13 @@ class Storage:
         Raises
         ------
         FileError
-            A path or pattern names no file.
+            A path or pattern names no file, or files of a directory that a writer here has not finished, or that are
+            not as they were written.
+
+        Notes
+        -----
+        What begins with ``_`` or ``.``, and is in directories that do, is skipped in directories and by the wildcards
+        of globs, and taken where a path or a glob spells it out.
         """
         if isinstance(paths, (str, os.PathLike)):
             paths = [paths]
@@ -84,30 +93,88 @@ class Storage:
         return tuple(file for path in paths for file in self._expand_one(os.fspath(path), tuple(suffixes)))
 
     def _expand_one(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
-        found = self._expand_remote(path, suffixes) if is_remote(path) else _expand_local(path, suffixes)
+        try:
+            found = self._finished(self._listed(path, suffixes), path, suffixes)
+        except _ChangedError:
+            # What was listed before a write ended, or was kept from then, is listed once more.
+            if is_remote(path):
+                self.located(path)[0].invalidate_cache()
+            found = self._finished(self._listed(path, suffixes), path, suffixes)
         if found:
             return found
         if not is_remote(path) and os.path.isdir(local(path)):
             ends = " or ".join(map(repr, suffixes))
-            raise FileError(f"no file matches: the directory {path!r} has none whose name ends in {ends}")
+            raise FileError(
+                f"no file matches: the directory {path!r} has none whose name ends in {ends}; what begins with '_' or "
+                "'.', and is in directories that do, is skipped"
+            )
         kind = "no file matches" if glob.has_magic(path) else "no such file:"
         where = "" if is_remote(path) else f" (looked in {Path(local(path)).parent})"
         raise FileError(f"{kind} {path!r}{where}")
 
-    def _expand_remote(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
+    def _listed(self, path: str, suffixes: tuple[str, ...]) -> Listing:
+        return self._listed_remote(path, suffixes) if is_remote(path) else _listed_local(path, suffixes)
+
+    def _listed_remote(self, path: str, suffixes: tuple[str, ...]) -> Listing:
         fs, inner = self.located(path)
         # What comes after it tells where the file system itself lies: zip://*.csv::archive.zip
         _, chained, outer = path.partition("::")
+        manifests: list[str] = []
         try:
             if glob.has_magic(inner):
-                names = [name for name in fs.glob(inner) if not fs.isdir(name)]
+                names = [name for name in self._matches(fs, inner) if not fs.isdir(name)]
+                manifests = self._matches(fs, _manifests_beside(inner))
             elif fs.isdir(inner):
-                names = [name for name in fs.find(inner) if name.endswith(suffixes)]
+                root = str(fs._strip_protocol(inner))
+                names = [name for name in fs.find(inner) if not is_hidden_below(os.path.dirname(name), root)]
+                manifests = [name for name in names if is_manifest_name(os.path.basename(name))]
+                names = [name for name in names if name.endswith(suffixes) and not is_hidden(os.path.basename(name))]
             else:
                 names = [inner] if fs.exists(inner) else []
         except (OSError, ValueError) as error:
             raise FileError(f"{path!r} cannot be looked up: {error}") from error
-        return sorted(fs.unstrip_protocol(name) + chained + outer for name in names)
+
+        def urls(found: Sequence[str]) -> list[str]:
+            return sorted(fs.unstrip_protocol(name) + chained + outer for name in found)
+
+        return Listing(urls(names), urls(manifests))
+
+    def _matches(self, fs: Any, pattern: str) -> list[str]:
+        stripped = str(fs._strip_protocol(pattern))
+        return [name for name in fs.glob(pattern) if not is_hidden_from(name, stripped)]
+
+    def _finished(self, listing: Listing, pattern: str, suffixes: tuple[str, ...]) -> list[str]:
+        # Without what a manifest says is no part of a dataset, and with all that it says is.
+        ignored, listed = set(), dict[str, int]()
+
+        def is_wanted(name: str) -> bool:
+            if not glob.has_magic(pattern):
+                return name.endswith(suffixes)
+            last = pattern.partition("::")[0].rpartition("/")[2]
+            return "**" in last or fnmatch(name, last)
+
+        for path in listing.manifests:
+            manifest = WriteManifest.from_bytes(self.read(path), path)
+            inner, chained, outer = path.partition("::")
+            directory = inner.rpartition("/")[0]
+            if manifest.is_unfinished and any(map(is_wanted, manifest.ignored)):
+                raise FileError(
+                    f"{directory}: what was being written here did not come to its end, or has not yet: "
+                    f"{os.path.basename(inner)} lists no file that is whole; write it again"
+                )
+            ignored |= {f"{directory}/{name}{chained}{outer}" for name in manifest.ignored}
+            listed |= {
+                f"{directory}/{name}{chained}{outer}": size for name, size in manifest.files.items() if is_wanted(name)
+            }
+        names = set(listing.files)
+        for (path, size), found in zip(listed.items(), self.sizes(list(listed)) if listed else (), strict=True):
+            if path not in names or found != size:
+                raise _ChangedError(
+                    f"{path}: {f'of {found} bytes' if path in names else 'missing'}, and the list of the files that "
+                    f"were written there has it with {size}; restore it, or, if it was changed on purpose, delete "
+                    f"{PATTERN} beside it to read the directory as it is"
+                )
+        return [name for name in listing.files if name not in ignored]
 
     def located(self, path: str) -> tuple[Any, str]:
         """The file system of a path, and the path there.
@@ -348,18 +415,52 @@ def _local_state(path: str) -> Any:
     return states
 
 
-def _expand_local(path: str, suffixes: tuple[str, ...]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a path, glob or directory names, sorted.
+
+    Parameters
+    ----------
+    files
+        The files.
+    manifests
+        The manifests of writes beside them.
+    """
+
+    files: list[str]
+    manifests: list[str]
+
+
+class _ChangedError(FileError):
+    # A file is not as its manifest says.
+    pass
+
+
+def _listed_local(path: str, suffixes: tuple[str, ...]) -> Listing:
     path = local(path)
     if os.path.isfile(path):
-        return [path]
-    if os.path.isdir(path):
-        return sorted(
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(path)
-            for name in names
-            if name.endswith(suffixes) and not name.startswith(".")
+        return Listing([path], [])
+    if not os.path.isdir(path):
+        if not glob.has_magic(path):
+            return Listing([], [])
+        files, manifests = (
+            sorted(name for name in glob.glob(each, recursive=True) if not is_hidden_from(name, each))
+            for each in (path, _manifests_beside(path))
         )
-    return sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+        return Listing(list(filter(os.path.isfile, files)), manifests)
+    files, manifests = [], []
+    for folder, below, names in os.walk(path):
+        below[:] = [name for name in below if not is_hidden(name)]
+        files += [os.path.join(folder, name) for name in names if name.endswith(suffixes) and not is_hidden(name)]
+        manifests += [os.path.join(folder, name) for name in names if is_manifest_name(name)]
+    return Listing(sorted(files), sorted(manifests))
+
+
+def _manifests_beside(pattern: str) -> str:
+    # The glob of the manifests in the directories that a glob takes files from.
+    last = pattern.rpartition("/")[2]
+    head = pattern.removesuffix(last)
+    return f"{head}**/{PATTERN}" if "**" in last else f"{head}{PATTERN}"
 
 
 def local(path: str) -> str:

@@ -6,7 +6,6 @@ import glob
 import hashlib
 import json
 import os
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,7 +32,10 @@ from daskdist.files.arrays import (
     rows_label,
 )
 from daskdist.files.first import First
+from daskdist.files.manifest import put
 from daskdist.files.storage import Paths, Storage, failures, is_remote, local
+from daskdist.storage.hidden_names import is_hidden_from
+from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _KINDS: Final = "biufcmMSUTO"
@@ -204,20 +206,34 @@ def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
             raise ArgumentError(f"the list of stores has {path!r:.80}; give paths, URLs and globs")
     found: list[str] = []
     for path in map(os.fspath, several):
-        if is_remote(path):
-            fs, inner = storage.located(path)
-            chained = path.partition("::")[1:]
-            with failures(path, "cannot be looked up"):
-                matches = fs.glob(inner) if glob.has_magic(inner) else []
-            matches = [fs.unstrip_protocol(each) + "".join(chained) for each in matches]
-            matches = sorted(matches) if glob.has_magic(inner) else [path]
-        else:
-            whole = local(path)
-            matches = [whole] if os.path.exists(whole) else sorted(glob.glob(whole))
+        matches = _stores_of(path, storage)
         if not matches:
             raise FileError(f"no such store: {path!r}")
         found.extend(matches)
     return tuple(found)
+
+
+def _stores_of(path: str, storage: Storage) -> list[str]:
+    # Where the stores are that a path or glob names: one that is being replaced may lie beside its place.
+    remote = is_remote(path)
+    whole = path if remote else local(path)
+    fs, inner = storage.located(whole)
+    inner = str(fs._strip_protocol(inner)).rstrip("/") if remote else inner
+    chained = "".join(path.partition("::")[1:]) if remote else ""
+    with failures(path, "cannot be looked up"):
+        if (remote or not os.path.exists(whole)) and glob.has_magic(inner):
+            matches = [name.rstrip("/") for name in fs.glob(inner)]
+            matches += [pointed_from(name) for name in fs.glob(pointer_to(inner))]
+            matches = sorted({name for name in matches if not is_hidden_from(name, inner)})
+            return [_url(fs, current(fs, name), remote) + chained for name in matches]
+        place = current(fs, inner)
+        if place != inner:
+            return [_url(fs, place, remote) + chained]
+    return [whole] if remote or os.path.exists(whole) else []
+
+
+def _url(fs: Any, path: str, remote: bool) -> str:
+    return str(fs.unstrip_protocol(path)) if remote else path
 
 
 def _names(group: Any, asked: Any) -> list[str]:
@@ -309,8 +325,15 @@ class Unfinished:
                 array = array.with_config({"write_empty_chunks": True})
                 array[start : start + len(leaf)] = _fitting(leaf, array, f"part {number} of {self.path}", name)
 
-    def finish(self, num_rows: int) -> None:
+    def finish(self, num_rows: int, *, overwrite: bool = False) -> None:
         """Say how many rows there are, and give the store its name.
+
+        Parameters
+        ----------
+        num_rows
+            Their number.
+        overwrite
+            Whether a store of that name gives way.
 
         Raises
         ------
@@ -318,7 +341,7 @@ class Unfinished:
             There is something of that name, or the store cannot be written to.
         """
         fs, inner = self.storage.located(self.temporary)
-        _, final = self.storage.located(self.path)
+        final = self.storage.located(self.path)[1].rstrip("/")
         with failures(self.path, "cannot be written", (Exception,)):
             for name in self.names:
                 place = f"{inner}/{name}/zarr.json" if name else f"{inner}/zarr.json"
@@ -330,15 +353,21 @@ class Unfinished:
                     # That other readers may not know it, who then look at each array.
                     warnings.simplefilter("ignore")
                     _library().consolidate_metadata(store)
-            if fs.exists(final):
-                raise FileError(f"{self.path}: there is something of that name; remove it, or write to another")
-            fs.mv(inner, final, recursive=True)
+            if not overwrite:
+                self._check_free()
+            replace_directory(fs, inner, final, put)
+
+    def _check_free(self) -> None:
+        fs, final = self.storage.located(self.path)
+        if fs.exists(final) or fs.exists(pointer_to(final)):
+            raise FileError(f"{self.path}: there is something of that name; remove it, or write to another")
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, unless it has taken the place of the old store already."""
         fs, inner = self.storage.located(self.temporary)
+        final = self.storage.located(self.path)[1].rstrip("/")
         with failures(self.path, "cannot be removed", (Exception,)):
-            if fs.exists(inner):
+            if fs.exists(inner) and current(fs, final) != inner:
                 fs.rm(inner, recursive=True)
 
     @contextmanager
@@ -388,7 +417,9 @@ def check_store(spec: ElementSpec) -> tuple[str, ...]:
     return tuple(check_writable(spec, "Zarr", _KINDS, _ADVICE))
 
 
-def create_store(path: str, spec: ElementSpec, chunk_rows: int, storage: Storage | None = None) -> Unfinished:
+def create_store(
+    path: str, spec: ElementSpec, chunk_rows: int, storage: Storage | None = None, *, overwrite: bool = False
+) -> Unfinished:
     """Start a store of format v3: one array for lone leaves, else a group of one for each.
 
     Parameters
@@ -401,6 +432,8 @@ def create_store(path: str, spec: ElementSpec, chunk_rows: int, storage: Storage
         The rows of a chunk, which spans all other axes.
     storage
         How it is opened.
+    overwrite
+        Whether there may be a store of that name, which stays until this one is finished.
 
     Raises
     ------
@@ -412,13 +445,11 @@ def create_store(path: str, spec: ElementSpec, chunk_rows: int, storage: Storage
     storage = storage or Storage()
     names = check_store(spec)
     path = path.rstrip("/") if is_remote(path) else local(path)
-    parent, _, last = path.rpartition("/")
-    made = Unfinished(path, f"{parent}/.{last}.{uuid.uuid4().hex}.tmp", names, chunk_rows, storage)
-    fs, inner = storage.located(path)
+    made = Unfinished(path, temporary_beside(path), names, chunk_rows, storage)
     zarr = _library()
     with failures(path, "cannot be written", (Exception,)):
-        if fs.exists(inner):
-            raise FileError(f"{path}: there is something of that name; remove it, or write to another")
+        if not overwrite:
+            made._check_free()
         with made._opened() as store:
             if names != (LONE_NAME,):
                 zarr.create_group(store, zarr_format=3)

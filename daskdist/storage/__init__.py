@@ -1,0 +1,1 @@
+"""Where bytes are, and which files of a directory are a dataset."""
