@@ -12,8 +12,9 @@ from typing import Any, Final
 from daskdist.core.block import Bundle, Rows, writable_element
 from daskdist.core.primitive import Epoch, Primitive
 from daskdist.core.recycling import recycled
+from daskdist.core.short_traceback import shortened
 from daskdist.core.structure import Leaves, Structure
-from daskdist.errors import ArgumentError
+from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.execute.callers import Caller, Now
 from daskdist.execute.delivery import Delivery, Stretch
 from daskdist.execute.interpreter import Interpreter, stats_of
@@ -92,7 +93,10 @@ class ElementIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         with self.lock:
-            element = next(self._elements)
+            try:
+                element = next(self._elements)
+            except UserFunctionError as error:
+                raise shortened(error) from error.__cause__
             self._number += 1
         return writable_element(element) if self._is_writable else element
 

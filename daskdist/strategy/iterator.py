@@ -11,10 +11,11 @@ from daskdist.core.block import writable
 from daskdist.core.primitive import Exhausted
 from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
+from daskdist.core.short_traceback import shortened
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
 from daskdist.devices import Device
-from daskdist.errors import DaskdistError, OutOfRangeError
+from daskdist.errors import DaskdistError, OutOfRangeError, UserFunctionError
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.copying import pinned_empty
 from daskdist.execute.delivery import Delivery, Lane
@@ -258,7 +259,10 @@ class DistributedIterator:
         """
         check_in_program("next")
         with self.lock:
-            return self._next()
+            try:
+                return self._next()
+            except UserFunctionError as error:
+                raise shortened(error) from error.__cause__
 
     def _next(self) -> Any:
         if self._failure:

@@ -14,6 +14,7 @@ import optree
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Node
+from daskdist.core.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller, Handle
@@ -198,6 +199,7 @@ class Strategy:
         """The dataset of each input pipeline, made on its worker, and what makes the caller for a pass over them."""
         raise NotImplementedError
 
+    @with_short_traceback
     def run(
         self,
         fn: Callable[..., Any],
@@ -222,9 +224,8 @@ class Strategy:
         Returns
         -------
         nest
-            What the function returns, each leaf a `PerReplica`; on a cluster of asynchronous values. None from
-            every replica is None, and in this process an object all replicas return comes bare. With one
-            replica the plain value comes.
+            What the function returns, each leaf a `PerReplica`; on a cluster of asynchronous values. None from every
+            replica is None, one object from all in this process comes bare, and so does the value of a lone replica.
 
         Raises
         ------
@@ -236,14 +237,13 @@ class Strategy:
         Notes
         -----
         The replicas of a call run at the same time, however few threads a worker has. In this process they take turns
-        in the caller's thread while that is quicker: until one waits for the others, or the call has taken some 20 ms.
-        From then on each that has not begun has a thread of its own.
+        in the caller's thread until one waits for the others, or the call has taken some 20 ms; then each that has not
+        begun has a thread of its own.
 
-        On a cluster the structure of a function's result is learned from its first call, which waits for it.
-        Later calls wait for nothing until ``daskdist.max-steps-in-flight`` of them are under way. Calls that need
-        nothing of one another may be made in another order, but for those of one `daskdist.function`, which each
-        replica makes in their order. A call that gives None, or None in some place, is always waited for, in such a
-        function at its end: nobody would look at it to see it fail.
+        On a cluster the first call of a function is waited for, to learn the structure of its result. Later calls wait
+        for nothing until ``daskdist.max-steps-in-flight`` are under way. Calls that do not need one another may be made
+        in another order, except those of one `daskdist.function`. A call that gives None, or None in some place, is
+        always waited for, in such a function at its end: nobody would look at it to see it fail.
 
         A function that is given a distributed dataset runs its whole loop on the replicas. Its `ReplicaIterator` has
         just what each step of the distributed dataset has for the replica, with no message to the scheduler. Where one
@@ -257,8 +257,8 @@ class Strategy:
         distributed dataset, whose number decides the order of a shuffle, and others follow on; but for the distributed
         dataset the call is one pass: what is iterated or run next has the number after that.
 
-        An error on a replica is raised at the first look at any result of its step, or of one that depends on it. It
-        names the replica, its device and its worker, and has the traceback from there.
+        An error on a replica is raised at the first look at a result of its step, or of one that depends on it.
+        It names the replica, its device and its worker, and has the traceback from there.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")

@@ -16,6 +16,7 @@ from dask import threaded
 from dask.base import DaskMethodsMixin, tokenize
 from dask.optimization import cull
 
+from daskdist.core.short_traceback import with_short_traceback
 from daskdist.core.spec import TensorSpec
 from daskdist.devices import is_on_device
 from daskdist.display.values import Summary, shown, table
@@ -368,6 +369,7 @@ def fill(nest: Any, parts: Sequence[Any]) -> Any:
     )
 
 
+@with_short_traceback
 def results_of(values: Sequence[Any]) -> list[Any]:
     """The values of several, of which asynchronous ones are waited for and fetched together."""
     wiring = Wiring()
