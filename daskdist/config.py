@@ -24,6 +24,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     "split-bytes": "16 MiB",
     # The size of the bundle of chunks that one task builds.
     "bundle-bytes": "16 MiB",
+    # The largest file that is read whole, into memory, from an HTTP server that does not serve ranges of files. Those
+    # that are kept have no more bytes together.
+    "whole-file-bytes": "256 MiB",
     # The arity of the tree by which values of several workers are reduced.
     "split-every": 8,
     # Threads that read ahead in this process; null means one a core.

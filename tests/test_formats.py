@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import importlib
 import io
@@ -152,6 +153,67 @@ def test_files_of_a_web_server(parquet_files, tmp_path, served):
         assert list(read_text(f"{served}/a.txt")) == list(map(str, range(1000)))
     with pytest.raises(errors.FileError, match=r"none\.txt"):
         read_text(f"{served}/none.txt")
+
+
+@pytest.fixture(params=["no ranges", "ranges refused", "no ranges and no sizes"])
+def served_whole(request, tmp_path):
+    """The URL of a server of the test's directory that sends whole files only; and the files that it sent, by GET."""
+    sent = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(tmp_path))
+
+        def do_HEAD(self):
+            if request.param == "no ranges and no sizes":
+                self.send_error(405)
+            else:
+                super().do_HEAD()
+
+        def do_GET(self):
+            content = (tmp_path / self.path[1:]).read_bytes()
+            self.send_response(200)
+            self.end_headers()
+            # Whoever asks for what the server does not have hangs up.
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(content)
+                sent.append(self.path[1:])
+
+        def end_headers(self):
+            if request.param == "ranges refused":
+                self.send_header("Accept-Ranges", "none")
+            if request.param != "no ranges and no sizes" and self.command == "GET":
+                self.send_header("Content-Length", str((tmp_path / self.path[1:]).stat().st_size))
+            super().end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", sent
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the client that fsspec keeps
+def test_a_web_server_that_serves_no_ranges(parquet_files, tmp_path, served_whole):
+    url, sent = served_whole
+    # More than fsspec reads at once.
+    lines = [f"{k} {'x' * 90}" for k in range(80_000)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    with dask.config.set({"daskdist.split-bytes": "2 MiB"}):
+        assert list(read_text(f"{url}/a.txt")) == lines
+    # That of one who asked for ranges may have been sent as well, before that one hung up.
+    assert len(sent) <= 8
+    parquet_files(5, files=1, row_group=2)
+    assert [int(x) for x in read_parquet(f"{url}/data/part-0.parquet", "id")] == list(range(5))
+    (tmp_path / "b.txt").write_text("\n".join(lines))
+    message = r"b\.txt: its server does not serve ranges.*whole-file-bytes, 5 MiB"
+    with dask.config.set({"daskdist.whole-file-bytes": "5 MiB"}), pytest.raises(errors.FileError, match=message):
+        list(read_text(f"{url}/b.txt"))
 
 
 def test_storage_options_are_used_and_not_shown(tmp_path):

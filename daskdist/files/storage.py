@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 
 from daskdist.errors import ArgumentError, DaskdistError, FileError
 from daskdist.storage.hidden_names import is_hidden, is_hidden_below, is_hidden_from
+from daskdist.storage.http_files import is_http, num_bytes, open_http
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -206,7 +207,7 @@ class Storage:
         with failures(path, "cannot be read", (OSError,)):
             if is_remote(path):
                 fs, inner = self.located(path)
-                with fs.open(inner, "rb") as file:
+                with open_http(fs, inner, fs.info(inner)) if is_http(path) else fs.open(inner, "rb") as file:
                     yield file
             else:
                 with open(path, "rb") as file:
@@ -233,6 +234,8 @@ class Storage:
             info = fs.info(inner)
             # Each file system has its own word for it; not all tell the size without reading the file.
             tag = _tag(info)
+            if is_http(path):
+                return Version(path, num_bytes(fs, inner, info), tag)
             if info.get("size") is None:
                 with fs.open(inner, "rb") as file:
                     return Version(path, file.seek(0, os.SEEK_END), tag)
