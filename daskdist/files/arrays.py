@@ -117,6 +117,12 @@ def row_spec(dtype: np.dtype[Any], shape: Sequence[int], where: str) -> ElementS
     return ElementSpec(LONE, (TensorSpec(tuple(shape), native(dtype)),))
 
 
+def names_in(asked: Any) -> list[str]:
+    """Return the names that users ask for, in whatever structure."""
+    leaves = [each for leaf in Structure.of(asked)[0] for each in (leaf if isinstance(leaf, list) else [leaf])]
+    return [each for each in leaves if isinstance(each, str)]
+
+
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """A dtype in the byte order of the machine, with nothing else attached to it."""
     return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufcmMSU" else dtype

@@ -22,7 +22,17 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import FileError
-from daskdist.files.arrays import Arrays, Stored, by_chunks, check_alike, check_rows, chosen, native, rows_label
+from daskdist.files.arrays import (
+    Arrays,
+    Stored,
+    by_chunks,
+    check_alike,
+    check_rows,
+    chosen,
+    names_in,
+    native,
+    rows_label,
+)
 from daskdist.files.first import First
 from daskdist.files.storage import Storage, Version, failures, is_remote, local
 
@@ -156,8 +166,13 @@ class Hdf5:
     def _found(self, path: str, first: First | None) -> tuple[Version, Arrays, dict[str, Place | None]]:
         version = self.storage.version(path)
         with self._opened(path) as file, failures(path, "damaged or cut short", (Exception,)):
-            names = _names(file, "", _MOST_LEVELS)
+            names, refused = _names(file)
             asked = self.arrays
+            for name in [name for name in refused if "/" not in name] if asked is None else names_in(asked):
+                reason = next((refused[link] for link in refused if f"{name}/".startswith(f"{link}/")), None)
+                if reason is not None:
+                    advice = "name the arrays to be read, without it" if asked is None else "leave it out"
+                    raise FileError(f"{path}: {name!r} {reason}; {advice}")
             if asked is None:
                 asked = [name for name in names if "/" not in name]
                 if names and not asked:
@@ -183,19 +198,56 @@ class Hdf5:
                     yield file
 
 
-def _names(group: Any, prefix: str, num_levels: int) -> list[str]:
-    # The arrays of a group and those below it, by path. Links that lead elsewhere are not followed.
-    h5py = _library()
+def _names(file: Any) -> tuple[list[str], dict[str, str]]:
+    # The arrays of a file by path; and of links that lead out of it, or nowhere, what they are.
     found: list[str] = []
+    refused: dict[str, str] = {}
+    _add_names(file, file, "", (), found, refused)
+    return found, refused
+
+
+def _add_names(
+    file: Any, group: Any, prefix: str, above: tuple[int, ...], found: list[str], refused: dict[str, str]
+) -> None:
+    h5py = _library()
+    above = (*above, h5py.h5o.get_info(group.id).addr)
     for name in group:
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        is_link = not isinstance(group.get(name, getlink=True), h5py.HardLink)
+        if is_link and (reason := _why_not_followed(file, f"{group.name.rstrip('/')}/{name}")):
+            refused[prefix + name] = reason
             continue
         kind = group.get(name, getclass=True)
         if kind is h5py.Dataset:
             found.append(prefix + name)
-        elif kind is h5py.Group and num_levels:
-            found.extend(_names(group[name], f"{prefix}{name}/", num_levels - 1))
-    return found
+        elif kind is h5py.Group and len(above) < _MOST_LEVELS:
+            below = group[name]
+            # A group may hold itself, or a link to one that it is in.
+            if h5py.h5o.get_info(below.id).addr not in above:
+                _add_names(file, below, f"{prefix}{name}/", above, found, refused)
+
+
+def _why_not_followed(file: Any, path: str) -> str:
+    # Why a path is not followed, name by name and link by link, before the library follows it; empty if it is.
+    h5py = _library()
+    todo, place, num_links = path.split("/"), file["/"], 0
+    while todo:
+        name = todo.pop(0)
+        if name in ("", "."):
+            continue
+        link = place.get(name, getlink=True) if isinstance(place, h5py.Group) else None
+        if link is None:
+            return "is a link that leads nowhere in the file"
+        if isinstance(link, h5py.ExternalLink):
+            return f"is, or leads to, a link to another file, {link.filename!r}, which is not followed"
+        if isinstance(link, h5py.SoftLink):
+            num_links += 1
+            if num_links > _MOST_LEVELS:
+                return f"is a link to more than {_MOST_LEVELS} others, one after the other"
+            todo = link.path.split("/") + todo
+            place = file["/"] if link.path.startswith("/") else place
+        else:
+            place = place[name]
+    return ""
 
 
 def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> Stored:

@@ -17,7 +17,7 @@ import numpy as np
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.core.structure import LONE, Structure
+from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
 from daskdist.files.arrays import (
     LONE_NAME,
@@ -29,6 +29,7 @@ from daskdist.files.arrays import (
     check_writable,
     chosen,
     columns_of,
+    names_in,
     rows_label,
 )
 from daskdist.files.first import First
@@ -242,8 +243,7 @@ def _names(group: Any, asked: Any) -> list[str]:
     names = sorted(group.array_keys())
     if asked is None:
         return names
-    wanted = [each for leaf in Structure.of(asked)[0] for each in (leaf if isinstance(leaf, list) else [leaf])]
-    below = [each for each in wanted if isinstance(each, str) and each.strip("/") == each and "/" in each]
+    below = [each for each in names_in(asked) if each.strip("/") == each and "/" in each]
     return [*names, *(each for each in below if isinstance(group.get(each), zarr.Array))]
 
 

@@ -50,8 +50,8 @@ def read_hdf5(paths: Paths, arrays: Any = None, *, storage_options: StorageOptio
     what `read_npy` says of that. Anything else the library reads for one thread at a time: threads gain nothing,
     processes do. Compound types are dicts by field,
     text of any length is NumPy's ``StringDType`` where it is marked as UTF-8, else bytes, lists of numbers are arrays
-    whose length differs. Links to other files, and arrays whose values are in them, are refused. Other compressions
-    than the library's own are had by ``import hdf5plugin``.
+    whose length differs. Soft links within the file are followed; links to other files, and arrays whose values are in
+    them, are refused. Other compressions than the library's own are had by ``import hdf5plugin``.
     The library does not expect damage: a file from where nobody is trusted is better read in a process of its own.
     """
     storage = Storage(storage_options)
