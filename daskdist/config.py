@@ -22,6 +22,9 @@ DEFAULTS: Final[dict[str, Any]] = {
     "window-bytes": "256 MiB",
     # The size at which a source that can be cut is cut.
     "split-bytes": "16 MiB",
+    # The most that a line of text, a row, a record, or a file of JSON that is not in lines may have, decompressed;
+    # longer ones are an error, so that a file without newlines does not take all memory.
+    "max-record-bytes": "1 GiB",
     # The size of the bundle of chunks that one task builds.
     "bundle-bytes": "16 MiB",
     # The largest file that is read whole, into memory, from an HTTP server that does not serve ranges of files. Those

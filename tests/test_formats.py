@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.server
 import importlib
 import io
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -266,6 +268,67 @@ def test_what_is_broken_is_logged_once_a_file(tmp_path, caplog):
     assert iterator.stats()["skipped_by_file"] == {str(tmp_path / "a.txt"): 2, str(tmp_path / "b.txt"): 1}
     assert len([message for message in caplog.messages if "a.txt" in message]) == 1
     assert caplog.messages[-1] == "left out 3 elements in all"
+
+
+LONG = b"x" * 5000
+
+
+def written_with_a_long_record(name, directory):
+    """A file of three records, the second of which is long."""
+    values = [b"one", LONG, b"three"]
+    if name.startswith("tfrecord"):
+        Dataset.from_list(values).to_tfrecord(directory, compression="gzip" if name.endswith("gz") else None)
+    elif name == "tar":
+        Dataset.from_list([{"txt": value.decode()} for value in values]).to_webdataset(directory)
+    else:
+        contents = {
+            "txt": b"one\n" + LONG + b"\nthree\n",
+            "csv": b'a,b\n1,one\n2,"' + LONG.replace(b"xx", b"x\n") + b'"\n3,three\n',
+            "jsonl": b'{"a": "one"}\n{"a": "' + LONG + b'"}\n{"a": "three"}\n',
+            "json": b'[{"a": "one"}, {"a": "' + LONG + b'"}]',
+        }
+        content = contents[name.removesuffix(".gz")]
+        directory.mkdir()
+        (directory / f"a.{name}").write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["txt", "txt.gz", "csv", "csv.gz", "jsonl", "jsonl.gz", "json", "json.gz", "tfrecord", "tfrecord.gz", "tar"],
+)
+@pytest.mark.parametrize("split_bytes", [100, 16_000_000])
+def test_a_record_that_is_longer_than_one_may_be(tmp_path, name, split_bytes):
+    written_with_a_long_record(name, tmp_path / "data")
+    (path,) = Storage().expand(tmp_path / "data", ("",))
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        whole = read_files(path)
+        num_elements = len(list(whole))
+        assert num_elements in (2, 3)
+        with dask.config.set({"daskdist.max-record-bytes": 7000}):
+            # Of an archive and of JSON that is not in lines it is more than the value.
+            assert len(list(read_files(path))) == num_elements
+        with dask.config.set({"daskdist.max-record-bytes": 2000}):
+            told = rf"{re.escape(path)}.*at byte \d+.* of more than 2000 bytes, .*daskdist\.max-record-bytes"
+            with pytest.raises(errors.FileError, match=told):
+                list(whole)
+            kept = list(whole.with_options(daskdist.Options(on_error="skip")))
+            assert len(kept) == (0 if name.startswith("json.") or name == "json" else len(kept))
+            assert len(kept) < num_elements
+
+
+def test_a_line_without_end_does_not_take_all_memory(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(b"x" * 2**20)
+    with dask.config.set({"daskdist.max-record-bytes": "1 MiB"}):
+        tracemalloc.start()
+        try:
+            with pytest.raises(errors.FileError, match="of more than 1048576 bytes"):
+                list(read_text(path))
+            assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+        finally:
+            tracemalloc.stop()
 
 
 @pytest.mark.cluster

@@ -312,12 +312,15 @@ class Ranges:
             file.seek(at)
             data = file.read(min(part.stop + margin, size) - at)
             while True:
-                is_end = at + len(data) >= size
+                is_end, begin = at + len(data) >= size, None
                 try:
                     begin = framing.boundary(data, part.start - at, is_end=is_end) if at < part.start else 0
                     stop = None if begin is None else framing.boundary(data, max(part.stop - at, begin), is_end=is_end)
+                    if begin is not None or not framing.is_local:
+                        _refuse_long_records(framing, data, begin or 0)
                 except Broken as error:
-                    return Piece(data[: error.offset], at, f"at byte {at + error.offset}: {error.reason}")
+                    first = begin or 0
+                    return Piece(data[first : error.offset], at + first, f"at byte {at + error.offset}: {error.reason}")
                 if begin is None and at + len(data) >= part.stop + _MARGIN:
                     # It is within one record, however far that goes on.
                     return Piece(b"", part.stop)
@@ -332,7 +335,7 @@ class Ranges:
                 more = file.read(margin)
                 if not more and not is_end:
                     raise EOFError(f"the file has {at + len(data)} bytes, {size} when it was listed")
-                data, margin = data + more, margin * 2
+                data, margin = data + more, min(margin * 2, max(_longest(), _MARGIN))
 
     def _from_stream(self, part: Range) -> Piece:
         key = part.version, part.compression, self.framing, part.size
@@ -395,11 +398,15 @@ class _Stream:
         self.index += 1
         if self.broken is not None:
             return Piece(b"", self.offset, self.broken, is_after=True)
-        parts, length = [self.rest], len(self.rest)
+        parts, length, looked_at = [self.rest], len(self.rest), 0
         try:
             while not self.is_end and (stop is None or self.raw.position < stop):
                 length += self._more(parts)
+                if length - looked_at > max(_longest(), _CHUNK):
+                    parts, looked_at = [b"".join(parts)], length
+                    _refuse_long_records(framing, parts[0])
             data = b"".join(parts)
+            _refuse_long_records(framing, data)
             end = framing.boundary(data, len(data), is_end=self.is_end)
             wanted = _CHUNK
             while end is None:
@@ -407,11 +414,12 @@ class _Stream:
                 parts, more = [data], 0
                 while more < wanted and not self.is_end:
                     more += self._more(parts)
-                wanted *= 2
+                wanted = min(wanted * 2, max(_longest(), _CHUNK))
                 data = b"".join(parts)
+                _refuse_long_records(framing, data)
                 end = framing.boundary(data, length, is_end=self.is_end)
         except Broken as error:
-            end = error.offset
+            data, end = b"".join(parts), error.offset
             self.broken = f"at byte {self.offset + end} when decompressed: {error.reason}"
         # What the libraries raise for a file that is damaged or cut short; zlib.error and LZMAError are of no kind.
         except Exception as error:
@@ -428,6 +436,24 @@ class _Stream:
         self.is_end = not chunk
         parts.append(chunk)
         return len(chunk)
+
+
+def _longest() -> int:
+    return max(in_bytes("max-record-bytes"), 1)
+
+
+def _refuse_long_records(framing: Framing, data: bytes, at: int = 0) -> None:
+    """Raise `Broken` for the first record that is longer than one may be, from one on that begins at ``at``."""
+    longest = _longest()
+    while len(data) - at > longest:
+        step = _whole(framing, data[at : at + longest])
+        if not step:
+            raise Broken(
+                at,
+                f"{data[at : at + 40]!r} is the beginning of a line or record of more than {longest} bytes, which the "
+                "setting daskdist.max-record-bytes does not allow; set it higher if that is what the file is to hold",
+            )
+        at += step
 
 
 def _whole(framing: Framing, data: bytes) -> int:

@@ -26,7 +26,7 @@ from daskdist.files.fields import (
     kind_named,
     with_zone,
 )
-from daskdist.files.first import First, unlike
+from daskdist.files.first import First, readable, unlike
 from daskdist.files.number_text import is_number_text
 from daskdist.files.partitions import Partitions
 from daskdist.files.ranges import GROWTH, Piece, Range, Ranges
@@ -137,11 +137,10 @@ class Csv:
         Raises
         ------
         FileError
-            That file is not text of rows, or none has as much as a header.
+            No file is text of rows, or none has as much as a header.
         """
         found = None
-        for path in paths:
-            seen = self._sampled(path)
+        for _, seen in readable(paths, self._sampled):
             if seen is not None and seen.has_rows:
                 found = seen
                 break

@@ -20,7 +20,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.files.compression import without_suffix
-from daskdist.files.first import First, unlike
+from daskdist.files.first import First, readable, unlike
 from daskdist.files.json_types import Kind, check_dtypes, common, kind_of, misfit, refuse_problem, schema_of
 from daskdist.files.partitions import Partitions
 from daskdist.files.ranges import GROWTH, Range, Ranges
@@ -122,8 +122,12 @@ class Json:
 
     def learned(self, paths: Sequence[str]) -> Json:
         """The same with the schema, which the first of some files that has an object tells."""
-        path = next((path for path in paths if self._kind(path).fields), paths[0])
-        return replace(self, schema=self._schema_of(path))
+        first = None
+        for path, kind in readable(paths, self._kind):
+            first = first or path
+            if kind.fields:
+                return replace(self, schema=self._schema_of(path))
+        return replace(self, schema=self._schema_of(first or paths[0]))
 
     def spec(self, path: str) -> ElementSpec:
         return self._spec(self._schema_of(path), path)

@@ -16,7 +16,7 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.tolerant import TolerantRead
 from daskdist.errors import FileError
-from daskdist.files.first import First
+from daskdist.files.first import First, readable
 from daskdist.files.joined import Joined, ReadJoined
 from daskdist.files.storage import Storage, is_remote
 from daskdist.formats import Format, InDirectories, Joins, Salvages
@@ -75,9 +75,9 @@ class ReadFiles(Source):
     def name(self) -> str:  # type: ignore[override]
         return f"read_{self.format.name}"
 
-    @cached_property
+    @property
     def spec(self) -> ElementSpec:
-        return self.format.spec(self.paths[0]) if self.whole is None else self.whole.spec
+        return self._first.spec
 
     def splits(self) -> Sequence[Split]:
         """The splits to read, from the files' own indexes (a Parquet footer, say); kept once found."""
@@ -126,7 +126,10 @@ class ReadFiles(Source):
 
     @cached_property
     def _first(self) -> First:
-        return First(self.paths[0], self.spec)
+        if self.whole is not None:
+            return self.whole._first
+        path, spec = next(readable(self.paths, self.format.spec))
+        return First(path, spec)
 
     def listed_once(self, file: int) -> Sequence[Split]:
         """The same, kept for others."""

@@ -18,6 +18,8 @@ from daskdist.core.primitive import Split
 from daskdist.errors import FileError
 from daskdist.files.first import First
 from daskdist.formats import Format, InDirectories, Salvages, Writes
+from daskdist.ops.with_options import Options
+from daskdist.readers.files import of_files
 from daskdist.testing.equality import check, same_elements
 
 
@@ -111,6 +113,28 @@ class FormatLaws:
         for seed in range(200):
             file.write_bytes(spoiled(content, random.Random(seed)))
             _try_all_of(form, path, first, f"seed {seed}")
+
+    def test_a_damaged_first_file_is_left_out_like_any_other(self, tmp_path: Path) -> None:
+        form, files = self.make_format(), self.write(tmp_path)
+        path = next(iter(files))
+        damaged = tmp_path / f"first-{Path(path).name}"
+        shutil.copytree(path, damaged) if Path(path).is_dir() else shutil.copy(path, damaged)
+        for file in _files_of(str(damaged)):
+            file.write_bytes(b"")
+        try:
+            form.spec(str(damaged))
+        except FileError:
+            pass
+        else:
+            # It is of no elements then, or is told apart from its rows alone.
+            return
+        elements = [element for rows in files.values() for element in rows]
+        dataset, skip = of_files(form, (str(damaged), *files)), Options(on_error="skip")
+        same_elements(list(dataset.with_options(skip)), elements, f"{damaged}: left out, as it is damaged")
+        same_elements(
+            list(of_files(form, (*files, str(damaged))).with_options(skip)), elements, "the same as the last file"
+        )
+        _refuses(lambda: list(dataset), str(damaged))
 
     def test_splits_say_what_they_are(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
