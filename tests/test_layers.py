@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 import subprocess
@@ -164,11 +165,30 @@ def _is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or path.joinpath("__init__.py").exists()
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-each_file = pytest.mark.parametrize("path", FILES, ids=name_of)
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, int, bool]]:
+    return Imports(tree_of(path)).found
+
+
+def each_file(check):
+    """Make a test of a check that takes a file's path: all files are checked, and the failures told together."""
+
+    def test():
+        failures = []
+        for path in FILES:
+            try:
+                check(path)
+            except AssertionError as error:
+                failures.append(str(error))
+        assert not failures, "\n".join(failures)
+
+    test.__name__ = check.__name__
+    return test
 
 
 def test_every_file_has_a_rank():
@@ -181,7 +201,7 @@ def test_imports_point_down(path):
     if name_of(path) in ("__init__.py", "__main__.py"):
         return
     unit = unit_of(path)
-    for module, line, _ in Imports(tree_of(path)).found:
+    for module, line, _ in imports_of(path):
         if module.split(".")[0] != "daskdist":
             continue
         parts = module.split(".")
@@ -195,7 +215,7 @@ def test_imports_point_down(path):
 
 @each_file
 def test_imports_inside_functions_are_of_libraries(path):
-    for module, line, is_inside in Imports(tree_of(path)).found:
+    for module, line, is_inside in imports_of(path):
         if is_inside:
             is_lazy = module in HEAVY or module.split(".")[0] in LAZY
             assert is_lazy, f"{name_of(path)}:{line} imports {module} inside a function"
@@ -203,7 +223,7 @@ def test_imports_inside_functions_are_of_libraries(path):
 
 @each_file
 def test_libraries_are_imported_at_home(path):
-    for module, line, _ in Imports(tree_of(path)).found:
+    for module, line, _ in imports_of(path):
         for library, homes in HOMES.items():
             if module == library or module.startswith(library + "."):
                 assert name_of(path).startswith(homes), f"{name_of(path)}:{line} imports {module}"
@@ -240,7 +260,7 @@ def test_files_say_what_they_are(path):
 @each_file
 def test_names_say_something(path):
     vague = {"utils", "util", "common", "helpers", "base", "manager", "misc"}
-    assert not vague & set(name_of(path).removesuffix(".py").split("/"))
+    assert not vague & set(name_of(path).removesuffix(".py").split("/")), f"{name_of(path)} has a vague name"
 
 
 def _public_functions(tree: ast.Module):
@@ -278,7 +298,7 @@ def _is_node_of(each: object, module: object) -> bool:
 
 def test_interpreter_and_callers_know_no_operation():
     for name in ("interpreter", "callers", "submit", "window", "delivery", "gather", "graph", "embedded"):
-        for module, line, _ in Imports(tree_of(PACKAGE / "execute" / f"{name}.py")).found:
+        for module, line, _ in imports_of(PACKAGE / "execute" / f"{name}.py"):
             assert not module.startswith("daskdist.ops"), f"execute/{name}.py:{line} imports {module}"
 
 
