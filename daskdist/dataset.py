@@ -64,6 +64,7 @@ from daskdist.ops.group_by_window import GroupByWindow
 from daskdist.ops.ignore_errors import IgnoreErrors
 from daskdist.ops.interleave import Interleave
 from daskdist.ops.map import Map, MapOnDevice, check_alone
+from daskdist.ops.map_with_rng import MapWithRng, SeededFunction, check_by_row
 from daskdist.ops.nested import NestedFunction
 from daskdist.ops.padded_batch import PaddedBatch, Padding
 from daskdist.ops.prefetch import Prefetch
@@ -471,6 +472,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         name: str | None = None,
         *,
         device: bool = False,
+        rng: int | None = None,
     ) -> Dataset:
         """Each element, or after ``batch`` each batch, replaced by what a function makes of it.
 
@@ -491,12 +493,18 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             True for a function that the replicas of a strategy call, with whole elements as they are given them: on
             their device, in its stream. Only more of such, ``prefetch`` and ``with_options`` can follow. Where the
             dataset is not distributed, or replicas are CPUs, it is given NumPy arrays, one element after the other.
+        rng
+            A seed, for a function that draws at random: it is given a `numpy.random.Generator` after the element's
+            items, a new one for each element and pass. What that gives is decided by the seed, the pass and the number
+            of the element alone: whatever the number of workers, and after a position was resumed. Two maps with one
+            seed draw the same.
 
         Raises
         ------
         ArgumentError
-            ``device=True`` does not go with the other arguments; or, once it is iterated or distributed, something
-            else follows it.
+            ``device=True`` or ``rng`` does not go with the other arguments. Once it is iterated or distributed:
+            something else follows ``device=True``; or a function without ``rng`` draws from a generator that it refers
+            to, and runs in other processes, which would all draw the same.
         UserFunctionError
             While iterating: the function raised. The message says on what row of what.
 
@@ -515,11 +523,20 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         >>> list(Dataset.range(3).map(lambda x: (x, x * x)))[2]
         (np.int64(2), np.int64(4))
+
+        >>> ds = Dataset.range(2).map(lambda x, rng: x + rng.integers(100), rng=7)
+        >>> [int(x) for x in ds]
+        [13, 21]
         """
         for argument, value in (("deterministic", deterministic), ("vectorized", vectorized)):
             if value is not None:
                 yes_or_no("map", argument, value)
         yes_or_no("map", "device", device)
+        if rng is not None:
+            check_by_row(vectorized=vectorized, device=device)
+            seeded = SeededFunction(map_func, "map", narrow=self._makes_narrow)
+            of_each = MapWithRng(self._node, seeded, rng, deterministic is not False, label=name)
+            return self._with(of_each)._parallel("map", num_parallel_calls)
         if device:
             check_alone(num_parallel_calls=num_parallel_calls, deterministic=deterministic, vectorized=vectorized)
             return self._with(MapOnDevice(self._node, self._function(map_func, "map"), label=name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,3 +34,61 @@ def generator(seed: int, node: int, epoch: Sequence[int] = ()) -> np.random.Gene
     [47, 97, 47]
     """
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed) % 2**64, node, *epoch])))
+
+
+# Random words of 64 bits that a generator is made of.
+WORDS_PER_GENERATOR: Final = 4
+# Keeps these words apart from what `generator` draws by the same seed.
+_FOR_WORDS: Final = 0x776F726473
+
+
+def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int) -> np.ndarray[Any, Any]:
+    """Return what the generators of some elements are made of, as `generator_of` takes it.
+
+    Parameters
+    ----------
+    seed
+        Decides them.
+    numbers
+        The pass, as for `generator`.
+    start
+        The number of the first element.
+    num_rows
+        The number of elements.
+
+    Returns
+    -------
+    ndarray
+        uint64, shape ``(num_rows, WORDS_PER_GENERATOR)``. A row depends on its element's number, and not on how many
+        are asked for at a time.
+    """
+    # A step of this generator, which counts, gives the words of an element.
+    entropy = np.random.SeedSequence([int(seed) % 2**64, _FOR_WORDS, *numbers])
+    philox = np.random.Philox(entropy).advance(start)
+    return philox.random_raw(num_rows * WORDS_PER_GENERATOR).reshape(num_rows, WORDS_PER_GENERATOR)
+
+
+class _Words(np.random.bit_generator.ISpawnableSeedSequence):
+    # Gives a bit generator the words as they are: they are random already.
+    def __init__(self, words: Any) -> None:
+        self._words = np.ascontiguousarray(words)
+        self._sequence: np.random.SeedSequence | None = None
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return self._words
+
+    def spawn(self, n_children: int) -> list[Any]:
+        if self._sequence is None:
+            self._sequence = np.random.SeedSequence(self._words.tolist())
+        return list(self._sequence.spawn(n_children))
+
+
+def generator_of(words: Any) -> np.random.Generator:
+    """Return the generator that a row of `random_words` makes.
+
+    >>> words = random_words(7, (), 0, 3)
+    >>> [round(float(generator_of(row).random()), 3) for row in words]
+    [0.204, 0.76, 0.625]
+    """
+    sequence: Any = _Words(words)
+    return np.random.Generator(np.random.PCG64(sequence))

@@ -1,0 +1,124 @@
+"""``map`` with ``rng=``: a function of each element and of a random generator of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Block
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Facts, Transformation
+from daskdist.core.primitive import Compute, EndlessSplits, Epoch, Primitive, Read, Split
+from daskdist.core.seed import WORDS_PER_GENERATOR, generator_of, random_words
+from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
+from daskdist.core.structure import LONE, Structure
+from daskdist.errors import ArgumentError
+from daskdist.ops.map import MapRows, spec_after
+from daskdist.ops.zip import zipped
+
+# Generators whose words are made at a time.
+_ROWS = 65_536
+_PAIR = Structure.of((0, 0))[1]
+_WORDS = ElementSpec(LONE, (TensorSpec((WORDS_PER_GENERATOR,), np.dtype(np.uint64)),))
+
+
+class SeededFunction(UserFunction):
+    """A function of an element and a generator, called with an element and the words that make the generator."""
+
+    def __call__(self, element: Any, where: Callable[[], str]) -> Any:
+        """Call it with an element; ``where()`` says which for a message."""
+        given, words = element
+        items = given if type(given) is tuple else (given,)
+        return self.of((*items, generator_of(words)), where)
+
+
+@dataclass(frozen=True, eq=False)
+class MapWithRng(Transformation):
+    """Each element replaced by what the function makes of it and of a generator of its own.
+
+    What a generator gives is decided by the seed, the pass and the number of the element.
+
+    Parameters
+    ----------
+    function
+        Makes an element of an element and a `numpy.random.Generator`.
+    rng
+        The seed.
+    in_order
+        Whether elements come in the order of the input's; else block by block as they are done.
+    """
+
+    function: SeededFunction
+    rng: int
+    in_order: bool = True
+
+    name = "map"
+    # It goes by the numbers of elements, which a worker's share of the files has not got.
+    facts = Facts(keeps_count=True)
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "rng", self.rng)
+
+    @cached_property
+    def _spec(self) -> ElementSpec | SpecUnknown:
+        try:
+            return spec_after(self.function, ElementSpec.nest(_PAIR, [self.source.spec, _WORDS]))
+        except SpecUnknown as unknown:
+            return unknown
+
+    @property
+    def spec(self) -> ElementSpec:
+        if isinstance(self._spec, SpecUnknown):
+            raise self._spec
+        return self._spec
+
+    @property
+    def note(self) -> str:
+        return "row by row: each has a generator of its own"
+
+    def _splits_of(self, epoch: Epoch) -> EndlessSplits:
+        return EndlessSplits(partial(_split, epoch))
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        draw = partial(_draw, self.rng)
+        words = Read(partial(self._splits_of, ()), draw, "rng", divide=_divide, splits_of=self._splits_of)
+        pairs = zipped((*inputs, words), _PAIR, self.name)
+        return Compute(pairs, MapRows(self.function), self.name, factor=1, in_order=self.in_order)
+
+
+def check_by_row(*, vectorized: bool | None, device: bool) -> None:
+    """Check that ``map`` is given nothing with ``rng`` that has the function called for many elements, or elsewhere.
+
+    Raises
+    ------
+    ArgumentError
+        It is.
+    """
+    for argument, value in (("vectorized", vectorized), ("device", device)):
+        if value:
+            raise ArgumentError(
+                f"map: {argument}=True does not go with rng, which gives each element a generator of its own. "
+                f"Leave {argument} out"
+            )
+
+
+def _split(numbers: tuple[int, ...], number: int) -> Split:
+    start = number * _ROWS
+    return Split(f"generators {start} on", (numbers, start), _ROWS, _ROWS * 8 * WORDS_PER_GENERATOR)
+
+
+def _divide(split: Split, start: int, stop: int) -> Split:
+    numbers, first = split.payload
+    num_rows = stop - start
+    num_bytes = 8 * WORDS_PER_GENERATOR * num_rows
+    return replace(split, payload=(numbers, first + start), num_rows=num_rows, num_bytes=num_bytes)
+
+
+def _draw(seed: int, split: Split) -> Block:
+    numbers, start = split.payload
+    return Block(LONE, [random_words(seed, numbers, start, split.num_rows or 0)], split.label)
