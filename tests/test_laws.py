@@ -88,6 +88,17 @@ class TestMap(NodeLaws):
         ]
 
 
+class TestMapWithRng(NodeLaws):
+    def nodes(self):
+        return [
+            rows().map(lambda d, rng: d["a"] + rng.integers(9), rng=1).node,
+            rows().map(lambda d, rng: d["a"] + rng.integers(9), rng=2).node,
+            rows().batch(4).map(lambda d, rng: rng.permutation(d["b"]), rng=1).node,
+            rows().filter(lambda d: d["a"] > 2).map(lambda d, rng: (d, rng.normal(size=2)), rng=1).node,
+            Dataset.range(5).repeat().map(lambda x, rng: rng.random(), rng=1).node,
+        ]
+
+
 class TestFilter(NodeLaws):
     def nodes(self):
         return [

@@ -126,5 +126,5 @@ def test_bad_input():
     for argument in ("vectorized", "device"):
         with pytest.raises(ArgumentError, match=f"{argument}=True does not go with rng"):
             Dataset.range(3).map(drawn, rng=0, **{argument: True})
-    with pytest.raises(UserFunctionError, match="ZeroDivisionError.* of range"):
+    with pytest.raises(UserFunctionError, match="raised ZeroDivisionError"):
         list(Dataset.range(4).map(lambda x, rng: 1 // (2 - int(x)), rng=0))
