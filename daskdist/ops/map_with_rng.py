@@ -57,12 +57,12 @@ class MapWithRng(Transformation):
     rng: int
     in_order: bool = True
 
-    name = "map"
+    name = "map_with_rng"
     # It goes by the numbers of elements, which a worker's share of the files has not got.
     facts = Facts(keeps_count=True)
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "rng", self.rng)
+        whole_number("map", "rng", self.rng)
 
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
