@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.structure import LONE
-from daskdist.core.vectorize import Vectorised, blocks_of, call_at_once
+from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.devices import on_host
 from daskdist.errors import UserFunctionError
 
@@ -42,19 +41,15 @@ class Filter(Transformation):
     def cardinality(self) -> int:
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
-    @cached_property
-    def _vectorised(self) -> Vectorised:
-        return Vectorised.of(self.predicate)
-
     @property
     def note(self) -> str:
         """Whether the predicate is called for many rows at once, and if not, why; found without reading anything."""
         if self.vectorized is None:
-            return self._vectorised.note(self.source)
+            return Vectorised(self.predicate).note(self.source)
         return "vectorised: given whole blocks" if self.vectorized else "row by row: vectorized=False"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        vectorised = self._vectorised if self.vectorized is None else None
+        vectorised = Vectorised(self.predicate) if self.vectorized is None else None
         function = FilterBlocks(self.predicate) if self.vectorized else FilterRows(self.predicate, vectorised)
         return Compute(inputs[0], function, "filter", factor=None)
 

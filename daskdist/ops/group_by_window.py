@@ -31,7 +31,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Groups, Index, Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE, as_array
-from daskdist.core.vectorize import Vectorised
+from daskdist.core.vectorize.apply import Vectorised
 from daskdist.errors import UserFunctionError
 from daskdist.ops.nested import NestedFunction, rows_of
 
@@ -101,7 +101,7 @@ class KeysOf:
     @classmethod
     def of_blocks(cls, function: UserFunction, kind: str = "key") -> KeysOf:
         """Of many elements at once where that makes no difference."""
-        return cls(function, kind, Vectorised.of(function))
+        return cls(function, kind, Vectorised(function))
 
     def __call__(self, rows: Rows) -> Index:
         if not isinstance(rows, Block) or self.vectorised is None:

@@ -13,7 +13,7 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec, learned_spec
-from daskdist.core.vectorize import Vectorised, blocks_of, call_at_once
+from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.errors import ArgumentError, UserFunctionError
 
 
@@ -60,21 +60,17 @@ class Map(Transformation):
             raise self._spec
         return self._spec
 
-    @cached_property
-    def _vectorised(self) -> Vectorised:
-        return Vectorised.of(self.function)
-
     @property
     def note(self) -> str:
         """Whether the function is called for many rows at once, and if not, why; found without reading anything."""
         if self.vectorized is None:
-            return self._vectorised.note(self.source)
+            return Vectorised(self.function).note(self.source)
         return "vectorised: given whole blocks" if self.vectorized else "row by row: vectorized=False"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         function: Callable[[Rows], Rows] = MapRows(self.function)
         if self.vectorized is None:
-            function = MapColumns(MapRows(self.function), self._vectorised)
+            function = MapColumns(MapRows(self.function), Vectorised(self.function))
         elif self.vectorized:
             function = MapBlocks(self.function)
         return Compute(inputs[0], function, "map", factor=1, in_order=self.in_order)

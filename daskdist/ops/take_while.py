@@ -12,7 +12,7 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
 from daskdist.core.selection import Run
-from daskdist.core.vectorize import Vectorised
+from daskdist.core.vectorize.apply import Vectorised
 from daskdist.ops.filter import FilterRows
 
 
@@ -30,7 +30,7 @@ class TakeWhile(Transformation):
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        mask = FilterRows(self.predicate, Vectorised.of(self.predicate)).mask
+        mask = FilterRows(self.predicate, Vectorised(self.predicate)).mask
         holds = Fact(gathered(inputs[0]), mask, self.name)
         return Arrange((holds,), TakeWhileRows(), grouped=0, name=self.name)
 

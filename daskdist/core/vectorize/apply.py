@@ -1,0 +1,309 @@
+"""A function of one element, called once for the rows of a block where that gives the same results to the last bit.
+
+For each block, the function is run on columns (`daskdist.core.vectorize.interpreter`). It is called row by row
+instead where it does anything that is not known to be pure, or that has no rule; where these rows are such that the
+loop over them could warn, raise, or give other bits; and where the first rows come out differently both ways.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from daskdist.core.block import Batches, Block, Bundle, Rows, from_items
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Node, lower
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import SpecUnknown, TensorSpec
+from daskdist.core.structure import Leaves, Nested, Structure
+from daskdist.core.vectorize.interpreter import Interpreter
+from daskdist.core.vectorize.proof import problem, same_bits
+from daskdist.core.vectorize.rules import RULES
+from daskdist.core.vectorize.tracer import Flagged, NotVectorisable, Trace
+from daskdist.errors import ArgumentError, UserFunctionError
+
+Made = TypeVar("Made", Block, Rows)
+
+logger: Final = logging.getLogger("daskdist")
+
+# Fewer rows are computed one by one: looking into the function would take longer.
+_FEWEST_ROWS: Final = 8
+# Rows that are computed both ways.
+_COMPARED_ROWS: Final = 1024
+# Functions of which it is remembered how the comparison came out.
+_REMEMBERED: Final = 1024
+_DIFFERED: Final = "results differed on the first block"
+
+# Whether a run came out the same both ways, by the code that was run, the operations, and the columns' structure,
+# shapes and dtypes; of this process, the latest.
+_SAME: Final[dict[Any, bool]] = {}
+# Why the latest block that was computed row by row was, by function, for `explain`.
+_FELL_BACK: Final[weakref.WeakKeyDictionary[UserFunction, str]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Run:
+    """The results of a function for all rows.
+
+    Parameters
+    ----------
+    leaves, structure
+        The columns of the results and how they nest.
+    names
+        The operations, in order.
+    key
+        What the comparison of the results with those row by row holds for.
+    """
+
+    leaves: list[Any]
+    structure: Structure
+    names: tuple[str, ...]
+    key: Any
+
+
+@dataclass(frozen=True)
+class Vectorised:
+    """A function of one element, for blocks.
+
+    It is made for each pass, so that what it remembers holds for that pass.
+
+    Parameters
+    ----------
+    function
+        The function.
+    """
+
+    function: UserFunction
+    # Why it is called row by row, by the structure, shapes and dtypes of columns.
+    _refused: dict[Any, str] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Vectorised, (self.function,)
+
+    def __dask_tokenize__(self) -> object:
+        return "Vectorised", self.function.__dask_tokenize__()
+
+    def __call__(self, block: Block, by_row: Callable[[Block], Made]) -> Made | Block:
+        """Return the results of the function for the rows of a block.
+
+        Parameters
+        ----------
+        block
+            The elements.
+        by_row
+            Computes them row by row.
+        """
+        if len(block) < _FEWEST_ROWS:
+            return by_row(block)
+        layout = block.structure, *[(leaf.dtype, leaf.shape[1:]) for leaf in block.leaves]
+        if layout in self._refused:
+            return by_row(block)
+        try:
+            run = self.run(block)
+        except (Flagged, FloatingPointError) as error:
+            self._fall_back(str(error))
+            return by_row(block)
+        except Exception as error:
+            self._refused[layout] = _clause(error)
+            return by_row(block)
+        is_same = _SAME.get(run.key)
+        at_once = Block(run.structure, run.leaves, block.label, block.origin)
+        if is_same is None:
+            return self._compared(block, at_once, by_row, run.key)
+        return at_once if is_same else by_row(block)
+
+    def run(self, block: Block) -> Run:
+        """Call the function once for all rows.
+
+        Raises
+        ------
+        NotVectorisable
+            It does what has no rule, or is not known to be pure.
+        Flagged, FloatingPointError
+            The loop over these rows could warn, raise, or give other bits.
+        """
+        # The loop warns or raises as it is set to, so a column of which there is anything to say is left to the loop.
+        states: Any = {kind: "ignore" if state == "ignore" else "raise" for kind, state in np.geterr().items()}
+        with np.errstate(**states):
+            return traced(self.function, block.structure, block.leaves, len(block))
+
+    def _fall_back(self, reason: str) -> None:
+        if self.function not in _FELL_BACK:
+            logger.info(
+                "%s: %s is called row by row for some blocks: %s", self.function.operation, self.function, reason
+            )
+        _FELL_BACK[self.function] = reason
+
+    def _compared(self, block: Block, at_once: Block, by_row: Callable[[Block], Made], key: Any) -> Made | Block:
+        if len(block) <= _COMPARED_ROWS:
+            expected = by_row(block)
+            self._remember(key, block, _are_same(at_once, expected))
+            return expected
+        sample = np.linspace(0, len(block) - 1, _COMPARED_ROWS).astype(np.intp)
+        try:
+            is_same = _are_same(at_once.take(sample), by_row(block.take(sample)))
+        except Exception:
+            # The first row that fails is another one, perhaps.
+            return by_row(block)
+        self._remember(key, block, is_same)
+        return at_once if is_same else by_row(block)
+
+    def _remember(self, key: Any, block: Block, is_same: bool) -> None:
+        if is_same and not any(map(_is_varied, block.leaves)):
+            # Rows that are all the same prove nothing. A later block may do.
+            return
+        _SAME[key] = is_same
+        for oldest in list(_SAME)[:-_REMEMBERED]:
+            _SAME.pop(oldest, None)
+
+    def note(self, source: Node) -> str:
+        """Return what `explain` says of the function on the elements of a node; nothing is read."""
+        if _are_batches(source):
+            return "row by row: its elements are batches"
+        try:
+            spec = source.spec
+        except SpecUnknown:
+            return "decided at the first block"
+        if any(None in leaf.shape for leaf in spec.leaves):
+            return "decided at the first block: its rows may differ in length"
+        try:
+            with np.errstate(all="ignore"):
+                leaves = [_made_up(leaf) for leaf in spec.leaves]
+                run = traced(self.function, spec.structure, leaves, _FEWEST_ROWS)
+        except Exception as error:
+            return f"row by row: {_clause(error)}"
+        if _SAME.get(run.key) is False:
+            return f"row by row: {_DIFFERED}"
+        text = f"vectorised: {', '.join(dict.fromkeys(run.names))}" if run.names else "vectorised"
+        fell_back = _FELL_BACK.get(self.function)
+        return text if fell_back is None else f"{text}; some blocks row by row: {fell_back}"
+
+
+def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], num_rows: int) -> Run:
+    """Call a function once for all rows.
+
+    Parameters
+    ----------
+    function
+        Of one element.
+    structure
+        Of an element.
+    leaves
+        The columns, ``(num_rows, ...)`` each.
+    num_rows
+        The number of rows.
+
+    Raises
+    ------
+    NotVectorisable
+        It does what has no rule, or is not known to be pure.
+    Flagged
+        These rows may need to be computed one by one.
+    """
+    trace = Trace(num_rows, RULES, problem, narrow=function.narrow)
+    for leaf in leaves:
+        if isinstance(leaf, Ragged):
+            raise NotVectorisable("its elements differ in length")
+    interpreter = Interpreter(trace)
+    result = interpreter.call_with(function.function, structure.pack([trace.enter(leaf) for leaf in leaves]))
+    found, of_result = Structure.of(tuple(result) if type(result) is list else result)
+    columns = [trace.leaf(leaf) for leaf in found]
+    if trace.failure is not None:
+        raise NotVectorisable(trace.failure)
+    if not columns:
+        raise NotVectorisable("it returns nothing")
+    layout = tuple([(leaf.dtype, leaf.shape[1:]) for leaf in leaves])
+    key = function.operation, function.narrow, tuple(interpreter.codes), tuple(trace.names), structure, layout
+    return Run(columns, of_result, tuple(trace.names), key)
+
+
+def call_at_once(
+    function: UserFunction, structure: Structure, columns: Sequence[Any], num_rows: int, where: str
+) -> tuple[Leaves, Structure]:
+    """Call a function that is written for many rows.
+
+    Parameters
+    ----------
+    function
+        Of elements whose leaves have rows along axis 0.
+    structure
+        Of an element.
+    columns
+        The rows, ``(num_rows, ...)`` each.
+    num_rows
+        The number of rows.
+    where
+        What a message calls them.
+
+    Raises
+    ------
+    UserFunctionError
+        It raised, or a leaf of what it returned has another number of rows.
+    """
+    leaves, found = function.leaves(structure.pack(columns), lambda: where)
+    for path, leaf in zip(found.paths, leaves, strict=True):
+        shape = getattr(leaf, "shape", None)
+        if not shape or shape[0] != num_rows:
+            what = f"{leaf.dtype}{list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
+            raise UserFunctionError(
+                f"{function.operation}: {function} returned {what} for its leaf {path or '(the element)'}, on {where}; "
+                f"with vectorized=True it is given {num_rows} rows along axis 0, and returns as many"
+            )
+    return leaves, found
+
+
+def blocks_of(rows: Bundle | Batches, operation: str) -> list[Block]:
+    """Return batches, or elements of any shape, as rows: those of one shape together, else each alone.
+
+    Raises
+    ------
+    ArgumentError
+        A leaf is a dataset.
+    """
+    items = [rows.item(index) for index in range(len(rows))]
+    together = from_items(rows.structure, items, rows.label)
+    if isinstance(together, Block) and not any(isinstance(leaf, Ragged) for leaf in together.leaves):
+        return [together]
+    if any(isinstance(leaf, Nested) for item in items for leaf in item):
+        raise ArgumentError(f"{operation}: vectorized=True gives rows of arrays, and the elements have datasets")
+    alone = [[Ragged.of([leaf]) if isinstance(leaf, Ragged) else leaf[np.newaxis] for leaf in item] for item in items]
+    return [Block(rows.structure, leaves, rows.label) for leaves in alone]
+
+
+def _clause(error: Exception) -> str:
+    if isinstance(error, NotVectorisable):
+        return str(error)
+    text = str(error).partition("\n")[0]
+    return f"on a tracer of its element it raises {type(error).__name__}{': ' if text else ''}{text}"
+
+
+def _are_batches(node: Node) -> bool:
+    # Grouped elements are batches. They stay so through operations that hand elements on, or make one of each.
+    facts = node.facts
+    if facts.keeps_count or facts.keeps_spec or facts.keeps_rows or facts.keeps_order:
+        return any(map(_are_batches, node.inputs))
+    return bool(lower(node).grouped)
+
+
+def _made_up(leaf: TensorSpec) -> Any:
+    return leaf.grouped(_FEWEST_ROWS).example(0, 1)
+
+
+def _are_same(given: Rows, expected: Rows) -> bool:
+    """Return whether two blocks are the same to the last bit; every NaN is the same."""
+    return (
+        isinstance(given, Block)
+        and isinstance(expected, Block)
+        and given.structure == expected.structure
+        and not any(isinstance(leaf, Ragged) for leaf in expected.leaves)
+        and all(map(same_bits, given.leaves, expected.leaves))
+    )
+
+
+def _is_varied(column: Any) -> bool:
+    return bool((column[1:] != column[:-1]).any())

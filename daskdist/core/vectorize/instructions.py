@@ -1,0 +1,586 @@
+"""The instructions of Python's bytecode, each checked when it is run.
+
+Values on the stack are tracers, plain data, and callables and objects of which nothing is used unchecked. Containers
+hold plain data, tracers and callables only, so that what Python does to them by itself runs no code of a user's.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import operator
+import sys
+import types
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.vectorize import purity
+from daskdist.core.vectorize.tracer import NotVectorisable, Trace, Tracer
+
+# The versions of Python whose bytecode is known here.
+VERSIONS: Final = ((3, 11),)
+
+MISSING: Final = object()
+_CELL: Final[Any] = types.CellType
+_NULL: Final = object()
+
+_BINARY: Final = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "@": operator.matmul,
+}
+_IN_PLACE: Final[dict[str, Any]] = {
+    "+": operator.iadd,
+    "|": operator.ior,
+    "&": operator.iand,
+    "-": operator.isub,
+    "^": operator.ixor,
+}
+_COMPARE: Final = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class Frame:
+    """One call of a Python function.
+
+    Parameters
+    ----------
+    function
+        The function.
+    variables
+        Its local variables by name.
+    """
+
+    __slots__ = ("builtins", "cells", "function", "globals", "keywords", "result", "stack", "variables", "yielded")
+
+    def __init__(self, function: types.FunctionType, variables: dict[str, Any]) -> None:
+        self.function = function
+        self.globals = function.__globals__
+        self.builtins: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009
+        self.variables = variables
+        self.cells: dict[str, Any] = {}
+        self.stack: list[Any] = []
+        self.keywords: tuple[str, ...] = ()
+        self.yielded: list[Any] = []
+        self.result: Any = MISSING
+
+
+class Machine:
+    """One run of a function: its values, and what each instruction does to them.
+
+    Parameters
+    ----------
+    trace
+        The trace that the function's tracers are of.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        # The code that was run, in order.
+        self.codes: list[types.CodeType] = []
+        # Containers, iterators and cells that were made in this run, by identity.
+        self._own: dict[int, Any] = {}
+        self._checked: dict[int, Any] = {}
+        self._steps = 0
+        self._depth = 0
+
+    def attribute(self, value: Any, name: str) -> Any:
+        """Return an attribute of a value, checked."""
+        raise NotImplementedError
+
+    def call(self, function: Any, args: list[Any], options: dict[str, Any], name: str = "") -> Any:
+        """Call a function, checked."""
+        raise NotImplementedError
+
+    def _refuse(self, reason: str) -> NotVectorisable:
+        return self.trace.fail(reason)
+
+    def _made(self, value: Any) -> Any:
+        self._own[id(value)] = value
+        return value
+
+    # --- values ---
+
+    def _load(self, value: Any, name: str) -> Any:
+        """Return a value from outside of the run."""
+        kind = type(value)
+        if kind not in purity.IMMUTABLE and id(value) not in self._checked and id(value) not in self._own:
+            reason = purity.impurity(value)
+            if reason is not None:
+                raise self._refuse(f"it uses {name}, which {reason}")
+            self._checked[id(value)] = value
+        return value
+
+    def _operand(self, value: Any, name: str = "") -> Any:
+        """Check that Python and NumPy run no code of a user's when they compute with a value."""
+        kind = type(value)
+        if kind is type and value in purity.TYPES:
+            return value
+        if kind not in purity.OPERANDS and not purity.is_named_tuple(kind):
+            what = f"a {kind.__name__}" if not isinstance(value, type) else value.__name__
+            raise self._refuse(f"it uses {name or what}, which is not plain data")
+        return value
+
+    def _item(self, value: Any) -> Any:
+        """Check a value that goes into a container."""
+        kind = type(value)
+        if kind not in purity.OPERANDS and kind not in purity.OPAQUE and not purity.is_named_tuple(kind):
+            raise self._refuse(f"it puts a {kind.__name__} into a container, which is not plain data")
+        return value
+
+    def _iterable(self, value: Any) -> Any:
+        self._operand(value)
+        if type(value) in purity.ITERATORS and id(value) not in self._own:
+            raise self._refuse("it goes on with an iterator that all rows share")
+        return value
+
+    # --- instructions: each returns the place of the next, if that is not the next one ---
+
+    def _nothing(self, frame: Frame, arg: Any) -> None:
+        return
+
+    def _pop_top(self, frame: Frame, arg: Any) -> None:
+        frame.stack.pop()
+
+    def _push_null(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(_NULL)
+
+    def _copy(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(frame.stack[-arg])
+
+    def _swap(self, frame: Frame, arg: Any) -> None:
+        stack = frame.stack
+        stack[-1], stack[-arg] = stack[-arg], stack[-1]
+
+    def _load_const(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(arg)
+
+    def _load_fast(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(frame.variables[arg])
+
+    def _store_fast(self, frame: Frame, arg: Any) -> None:
+        frame.variables[arg] = frame.stack.pop()
+
+    def _load_global(self, frame: Frame, arg: Any) -> None:
+        name, is_call = arg
+        value = frame.globals.get(name, MISSING)
+        if value is MISSING:
+            value = frame.builtins.get(name, MISSING)
+        if value is MISSING:
+            raise NameError(f"name {name!r} is not defined")
+        if is_call:
+            frame.stack.append(_NULL)
+        frame.stack.append(self._load(value, name))
+
+    def _make_cell(self, frame: Frame, arg: Any) -> None:
+        cell: Any = _CELL()
+        if arg in frame.variables:
+            cell.cell_contents = frame.variables[arg]
+        frame.cells[arg] = self._made(cell)
+
+    def _load_closure(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(frame.cells[arg])
+
+    def _load_deref(self, frame: Frame, arg: Any) -> None:
+        cell = frame.cells[arg]
+        value = cell.cell_contents
+        frame.stack.append(value if id(cell) in self._own else self._load(value, arg))
+
+    def _store_deref(self, frame: Frame, arg: Any) -> None:
+        cell = frame.cells[arg]
+        if id(cell) not in self._own:
+            raise self._refuse(f"it sets the variable {arg}")
+        cell.cell_contents = frame.stack.pop()
+
+    def _load_attr(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(self.attribute(frame.stack.pop(), arg))
+
+    def _load_method(self, frame: Frame, arg: Any) -> None:
+        value = frame.stack.pop()
+        frame.stack += _NULL, self.attribute(value, arg)
+
+    def _binary_subscr(self, frame: Frame, arg: Any) -> None:
+        key = frame.stack.pop()
+        value = frame.stack.pop()
+        frame.stack.append(self._operand(value)[self._operand(key)])
+
+    def _store_subscr(self, frame: Frame, arg: Any) -> None:
+        key, container, value = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
+        kind = type(container)
+        if kind is Tracer or kind is np.ndarray:
+            raise self._refuse("it writes to an array")
+        if kind not in (list, dict) or id(container) not in self._own:
+            raise self._refuse(f"it writes to a {kind.__name__} that all rows share")
+        container[self._operand(key)] = self._item(value)
+
+    def _binary_op(self, frame: Frame, arg: Any) -> None:
+        symbol, in_place = arg
+        other = self._operand(frame.stack.pop())
+        value = self._operand(frame.stack.pop())
+        function = _BINARY[symbol]
+        kind = type(value)
+        if in_place and kind is Tracer:
+            # Python changes a number, `x += 1`, by making another one.
+            if isinstance(value._row, np.ndarray):
+                raise self._refuse("it changes an array in place")
+        elif in_place and kind in (np.ndarray, list, dict, set):
+            if kind is np.ndarray or id(value) not in self._own or symbol not in _IN_PLACE:
+                raise self._refuse(f"it changes a {kind.__name__} in place")
+            frame.stack.append(_IN_PLACE[symbol](value, self._iterable(other)))
+            return
+        result: Any = function(value, other)
+        if type(result) in (list, dict, set):
+            self._made(result)
+        frame.stack.append(result)
+
+    def _compare_op(self, frame: Frame, arg: Any) -> None:
+        other = frame.stack.pop()
+        value = frame.stack.pop()
+        if not (type(value) in purity.OPAQUE and type(other) in purity.OPAQUE):
+            self._operand(value), self._operand(other)
+        frame.stack.append(_COMPARE[arg](value, other))
+
+    def _is_op(self, frame: Frame, arg: Any) -> None:
+        other, value = frame.stack.pop(), frame.stack.pop()
+        kinds = {type(value), type(other)}
+        if kinds & {Tracer, np.ndarray} and not kinds & {type(None), type, bool, type(Ellipsis)}:
+            raise self._refuse("it asks whether a value is another")
+        frame.stack.append((value is not other) if arg else (value is other))
+
+    def _contains_op(self, frame: Frame, arg: Any) -> None:
+        container = self._iterable(frame.stack.pop())
+        value = self._operand(frame.stack.pop())
+        frame.stack.append((value not in container) if arg else (value in container))
+
+    def _unary(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(arg(self._operand(frame.stack.pop())))
+
+    def _build_tuple(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(tuple(self._popped(frame, arg)))
+
+    def _popped(self, frame: Frame, number: int) -> list[Any]:
+        if not number:
+            return []
+        items = frame.stack[-number:]
+        del frame.stack[-number:]
+        for each in items:
+            if type(each) is not types.CellType:
+                self._item(each)
+        return items
+
+    def _build_list(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(self._made(self._popped(frame, arg)))
+
+    def _build_set(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(self._made(set(self._popped(frame, arg))))
+
+    def _build_map(self, frame: Frame, arg: Any) -> None:
+        items = self._popped(frame, 2 * arg)
+        frame.stack.append(self._made(dict(zip(items[::2], items[1::2], strict=True))))
+
+    def _build_const_key_map(self, frame: Frame, arg: Any) -> None:
+        keys = frame.stack.pop()
+        frame.stack.append(self._made(dict(zip(keys, self._popped(frame, arg), strict=True))))
+
+    def _build_string(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append("".join(self._popped(frame, arg)))
+
+    def _build_slice(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(slice(*self._popped(frame, arg)))
+
+    def _format_value(self, frame: Frame, arg: Any) -> None:
+        convert, has_spec = arg
+        spec = frame.stack.pop() if has_spec else ""
+        value = self._operand(frame.stack.pop())
+        if type(value) in purity.CONTAINERS and any(type(each) not in purity.IMMUTABLE for each in value):
+            raise self._refuse("it makes text of a value")
+        frame.stack.append(format(convert(value) if convert else value, spec))
+
+    def _list_extend(self, frame: Frame, arg: Any) -> None:
+        values = self._iterable(frame.stack.pop())
+        frame.stack[-arg].extend(map(self._item, values))
+
+    def _set_update(self, frame: Frame, arg: Any) -> None:
+        values = self._iterable(frame.stack.pop())
+        frame.stack[-arg].update(map(self._item, values))
+
+    def _dict_update(self, frame: Frame, arg: Any) -> None:
+        values = self._operand(frame.stack.pop())
+        if type(values) is not dict:
+            raise self._refuse(f"it takes the items of a {type(values).__name__}")
+        frame.stack[-arg].update(values)
+
+    def _list_append(self, frame: Frame, arg: Any) -> None:
+        value = self._item(frame.stack.pop())
+        frame.stack[-arg].append(value)
+
+    def _set_add(self, frame: Frame, arg: Any) -> None:
+        value = self._item(frame.stack.pop())
+        frame.stack[-arg].add(value)
+
+    def _map_add(self, frame: Frame, arg: Any) -> None:
+        value = self._item(frame.stack.pop())
+        key = self._item(frame.stack.pop())
+        frame.stack[-arg][key] = value
+
+    def _list_to_tuple(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(tuple(frame.stack.pop()))
+
+    def _unpack_sequence(self, frame: Frame, arg: Any) -> None:
+        items = list(self._iterable(frame.stack.pop()))
+        if len(items) != arg:
+            raise ValueError(f"expected {arg} values to unpack, got {len(items)}")
+        frame.stack += reversed(items)
+
+    def _unpack_ex(self, frame: Frame, arg: Any) -> None:
+        before, after = arg & 255, arg >> 8
+        items = list(self._iterable(frame.stack.pop()))
+        if len(items) < before + after:
+            raise ValueError(f"expected at least {before + after} values to unpack, got {len(items)}")
+        end = len(items) - after
+        frame.stack += reversed(items[end:])
+        frame.stack.append(self._made(items[before:end]))
+        frame.stack += reversed(items[:before])
+
+    def _get_iter(self, frame: Frame, arg: Any) -> None:
+        values = iter(self._iterable(frame.stack.pop()))
+        # A tracer's iterator is a generator of the tracer's; over a list it can be told.
+        frame.stack.append(self._made(values if type(values) in purity.ITERATORS else iter(list(values))))
+
+    def _for_iter(self, frame: Frame, arg: int) -> int | None:
+        value = next(frame.stack[-1], MISSING)
+        if value is MISSING:
+            frame.stack.pop()
+            return arg
+        frame.stack.append(value)
+        return None
+
+    def _jump(self, frame: Frame, arg: int) -> int:
+        return arg
+
+    def _truth(self, value: Any) -> bool:
+        kind = type(value)
+        if kind in purity.OPAQUE or kind is types.MethodType:
+            return True
+        return bool(self._operand(value))
+
+    def _pop_jump_if_true(self, frame: Frame, arg: int) -> int | None:
+        return arg if self._truth(frame.stack.pop()) else None
+
+    def _pop_jump_if_false(self, frame: Frame, arg: int) -> int | None:
+        return None if self._truth(frame.stack.pop()) else arg
+
+    def _pop_jump_if_none(self, frame: Frame, arg: int) -> int | None:
+        return arg if frame.stack.pop() is None else None
+
+    def _pop_jump_if_not_none(self, frame: Frame, arg: int) -> int | None:
+        return None if frame.stack.pop() is None else arg
+
+    def _jump_if_true_or_pop(self, frame: Frame, arg: int) -> int | None:
+        if self._truth(frame.stack[-1]):
+            return arg
+        frame.stack.pop()
+        return None
+
+    def _jump_if_false_or_pop(self, frame: Frame, arg: int) -> int | None:
+        if not self._truth(frame.stack[-1]):
+            return arg
+        frame.stack.pop()
+        return None
+
+    def _make_function(self, frame: Frame, arg: int) -> None:
+        code = frame.stack.pop()
+        closure = frame.stack.pop() if arg & 8 else None
+        if arg & 4:
+            frame.stack.pop()
+        by_name = frame.stack.pop() if arg & 2 else None
+        defaults = frame.stack.pop() if arg & 1 else None
+        function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
+        function.__kwdefaults__ = by_name
+        for each in (*(defaults or ()), *(by_name or {}).values()):
+            self._checked[id(each)] = each
+        frame.stack.append(function)
+
+    def _kw_names(self, frame: Frame, arg: Any) -> None:
+        frame.keywords = arg
+
+    def _call(self, frame: Frame, arg: int) -> None:
+        stack, names = frame.stack, frame.keywords
+        frame.keywords = ()
+        args = stack[len(stack) - arg :]
+        del stack[len(stack) - arg :]
+        function = stack.pop()
+        method = stack.pop()
+        if method is not _NULL:
+            function, args = method, [function, *args]
+        options = dict(zip(names, args[len(args) - len(names) :], strict=True))
+        stack.append(self.call(function, args[: len(args) - len(names)], options))
+
+    def _call_function_ex(self, frame: Frame, arg: int) -> None:
+        options = frame.stack.pop() if arg & 1 else {}
+        args = frame.stack.pop()
+        function = frame.stack.pop()
+        frame.stack.pop()
+        if type(options) is not dict or not all(type(key) is str for key in options):
+            raise self._refuse("it calls a function with options that are not a dict")
+        frame.stack.append(self.call(function, list(self._iterable(args)), dict(options)))
+
+    def _return_value(self, frame: Frame, arg: Any) -> None:
+        frame.result = frame.stack.pop()
+
+    def _yield_value(self, frame: Frame, arg: Any) -> None:
+        frame.yielded.append(self._item(frame.stack.pop()))
+        frame.stack.append(None)
+
+    def _import_name(self, frame: Frame, arg: str) -> None:
+        names = frame.stack.pop()
+        level = frame.stack.pop()
+        if level or arg not in purity.MODULES or arg not in sys.modules:
+            raise self._refuse(f"it imports {arg}")
+        frame.stack.append(sys.modules[arg])
+        del names
+
+    def _import_from(self, frame: Frame, arg: str) -> None:
+        frame.stack.append(self.attribute(frame.stack[-1], arg))
+
+
+_run = Machine
+_INSTRUCTIONS: Final[dict[str, Any]] = {
+    **dict.fromkeys(("NOP", "RESUME", "PRECALL", "COPY_FREE_VARS", "CACHE"), Machine._nothing),
+    "POP_TOP": _run._pop_top,
+    "PUSH_NULL": _run._push_null,
+    "COPY": _run._copy,
+    "SWAP": _run._swap,
+    "LOAD_CONST": _run._load_const,
+    "LOAD_FAST": _run._load_fast,
+    "STORE_FAST": _run._store_fast,
+    "LOAD_GLOBAL": _run._load_global,
+    "MAKE_CELL": _run._make_cell,
+    "LOAD_CLOSURE": _run._load_closure,
+    "LOAD_DEREF": _run._load_deref,
+    "STORE_DEREF": _run._store_deref,
+    "LOAD_ATTR": _run._load_attr,
+    "LOAD_METHOD": _run._load_method,
+    "BINARY_SUBSCR": _run._binary_subscr,
+    "STORE_SUBSCR": _run._store_subscr,
+    "BINARY_OP": _run._binary_op,
+    "COMPARE_OP": _run._compare_op,
+    "IS_OP": _run._is_op,
+    "CONTAINS_OP": _run._contains_op,
+    **dict.fromkeys(("UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT"), _run._unary),
+    "UNARY_NOT": _run._unary,
+    "BUILD_TUPLE": _run._build_tuple,
+    "BUILD_LIST": _run._build_list,
+    "BUILD_SET": _run._build_set,
+    "BUILD_MAP": _run._build_map,
+    "BUILD_CONST_KEY_MAP": _run._build_const_key_map,
+    "BUILD_STRING": _run._build_string,
+    "BUILD_SLICE": _run._build_slice,
+    "FORMAT_VALUE": _run._format_value,
+    "LIST_EXTEND": _run._list_extend,
+    "SET_UPDATE": _run._set_update,
+    "DICT_UPDATE": _run._dict_update,
+    "DICT_MERGE": _run._dict_update,
+    "LIST_APPEND": _run._list_append,
+    "SET_ADD": _run._set_add,
+    "MAP_ADD": _run._map_add,
+    "LIST_TO_TUPLE": _run._list_to_tuple,
+    "UNPACK_SEQUENCE": _run._unpack_sequence,
+    "UNPACK_EX": _run._unpack_ex,
+    "GET_ITER": _run._get_iter,
+    "FOR_ITER": _run._for_iter,
+    **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _run._jump),
+    **dict.fromkeys(("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE"), _run._pop_jump_if_true),
+    **dict.fromkeys(("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE"), _run._pop_jump_if_false),
+    **dict.fromkeys(("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE"), _run._pop_jump_if_none),
+    **dict.fromkeys(("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE"), _run._pop_jump_if_not_none),
+    "JUMP_IF_TRUE_OR_POP": _run._jump_if_true_or_pop,
+    "JUMP_IF_FALSE_OR_POP": _run._jump_if_false_or_pop,
+    "MAKE_FUNCTION": _run._make_function,
+    "KW_NAMES": _run._kw_names,
+    "CALL": _run._call,
+    "CALL_FUNCTION_EX": _run._call_function_ex,
+    "RETURN_VALUE": _run._return_value,
+    "RETURN_GENERATOR": lambda self, frame, arg: frame.stack.append(None),
+    "YIELD_VALUE": _run._yield_value,
+    "IMPORT_NAME": _run._import_name,
+    "IMPORT_FROM": _run._import_from,
+}
+_UNARY: Final = {
+    "UNARY_NEGATIVE": operator.neg,
+    "UNARY_POSITIVE": operator.pos,
+    "UNARY_INVERT": operator.invert,
+    "UNARY_NOT": operator.not_,
+}
+# Why code with an instruction that is not above is called row by row.
+_REASONS: Final = {
+    "PUSH_EXC_INFO": "it handles exceptions, or has a with statement",
+    "BEFORE_WITH": "it handles exceptions, or has a with statement",
+    "STORE_GLOBAL": "it sets a global variable",
+    "DELETE_GLOBAL": "it deletes a global variable",
+    "STORE_ATTR": "it sets an attribute",
+    "DELETE_ATTR": "it deletes an attribute",
+}
+
+
+@functools.lru_cache(1024)
+def program(code: types.CodeType) -> list[tuple[Any, Any]] | str:
+    """Return the instructions of code with their arguments, or why it is called row by row."""
+    if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
+        return "it is a coroutine"
+    steps = list(dis.get_instructions(code))
+    place_of: dict[int, int] = {}
+    number = 0
+    for step in steps:
+        place_of[step.offset] = number
+        number += step.opname != "EXTENDED_ARG"
+    found: list[tuple[Any, Any]] = []
+    for step in steps:
+        if step.opname in _REASONS:
+            # Anywhere: the functions that handle exceptions see them for one row, and not for another.
+            return _REASONS[step.opname]
+    for step in steps:
+        if step.opname == "EXTENDED_ARG":
+            continue
+        arg = step.argval
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            arg = place_of[arg]
+        elif step.opname == "LOAD_GLOBAL":
+            arg = arg, bool(step.arg & 1)  # type: ignore[operator]
+        elif step.opname == "KW_NAMES":
+            arg = code.co_consts[step.arg]  # type: ignore[index]
+        elif step.opname in ("IS_OP", "CONTAINS_OP", "MAKE_FUNCTION"):
+            arg = step.arg
+        elif step.opname == "BINARY_OP":
+            arg = step.argrepr.removesuffix("="), step.argrepr.endswith("=")
+        elif step.opname in _UNARY:
+            arg = _UNARY[step.opname]
+        found.append((_INSTRUCTIONS.get(step.opname, _refused(step.opname)), arg))
+    return found
+
+
+@functools.cache
+def _refused(opname: str) -> Any:
+    def refuse(self: Machine, frame: Frame, arg: Any) -> None:
+        what = "raises an exception" if opname in ("RAISE_VARARGS", "LOAD_ASSERTION_ERROR") else f"does {opname}"
+        raise self._refuse(f"it {what}, for which there is no rule")
+
+    return refuse

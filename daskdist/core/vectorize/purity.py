@@ -1,0 +1,170 @@
+"""What is known to be pure: it changes nothing, and gives the same each time.
+
+The tables are literal and go by identity. A callable, type, method or attribute that is not listed is not known to be
+pure, whatever its name and module.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import math
+import operator
+import types
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.vectorize.rules import FUNCTIONS, UFUNCS
+from daskdist.core.vectorize.tracer import Method, Tracer
+
+
+def _named(module: Any, names: str) -> frozenset[Any]:
+    return frozenset({getattr(module, name) for name in names.split() if hasattr(module, name)})
+
+
+_MATH: Final = _named(
+    math,
+    """
+    acos acosh asin asinh atan atan2 atanh cbrt ceil comb copysign cos cosh degrees dist erf erfc exp exp2 expm1 fabs
+    factorial floor fmod frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp lgamma log log10 log1p
+    log2 modf nextafter perm pow prod radians remainder sin sinh sqrt tan tanh trunc ulp
+    """,
+)
+_OPERATOR: Final = _named(
+    operator,
+    """
+    abs add and_ contains eq floordiv ge getitem gt index inv invert is_ is_not le lshift lt mod mul ne neg not_ or_ pos
+    pow rshift sub truediv truth xor
+    """,
+)
+_BUILTINS: Final = _named(
+    builtins,
+    "abs all any ascii bin chr divmod format hex isinstance issubclass len max min oct ord pow repr round sorted sum",
+)
+_NUMPY: Final = _named(
+    np,
+    """
+    arange array asarray ascontiguousarray atleast_1d atleast_2d broadcast_to broadcast_shapes can_cast cross diag diff
+    dot dtype einsum eye finfo flip full histogram hstack identity iinfo inner interp isscalar kron linspace logspace
+    matmul max mean median min moveaxis ones outer pad percentile promote_types quantile repeat result_type roll
+    searchsorted tensordot tile trace tril triu unique unravel_index vstack zeros shape ndim size zeros_like ones_like
+    full_like
+    """,
+)
+CALLABLES: Final = _MATH | _OPERATOR | _BUILTINS | _NUMPY | frozenset(FUNCTIONS) | frozenset(UFUNCS)
+
+# Types whose instances are plain data. A subclass is another type, and is not plain.
+NUMBERS: Final = frozenset({*np.sctypeDict.values()}) - {np.object_, np.void}
+_SCALARS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis), slice, range})
+_VIEWS: Final = frozenset({type({}.keys()), type({}.values()), type({}.items())})
+_DTYPES: Final = frozenset({type(np.dtype(each)) for each in NUMBERS} | {np.dtypes.StringDType})
+# What a function makes for itself only: a shared one is refused where it is loaded.
+_EXAMPLES: Final[tuple[Any, ...]] = ([], (), {}, {}.values(), {}.items(), set(), "", "é", b"", range(1), range(2**70))
+_ITERATORS: Final = frozenset(
+    {type(iter(each)) for each in _EXAMPLES}
+    | {zip, enumerate, reversed, type(reversed([])), type(reversed({})), type(reversed(range(1)))}
+)
+CONTAINERS: Final = frozenset({tuple, list, dict, set, frozenset})
+PLAIN: Final = _SCALARS | NUMBERS | _DTYPES | CONTAINERS | _VIEWS | {np.ndarray, np.finfo, np.iinfo, Tracer, Method}
+OPERANDS: Final = PLAIN | _ITERATORS
+IMMUTABLE: Final = _SCALARS | NUMBERS | _DTYPES | {np.finfo, np.iinfo}
+ITERATORS: Final = _ITERATORS
+# Compared by identity, and hashed so: in a container they do no harm.
+OPAQUE: Final = frozenset(
+    {types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, type, type(np.sum), functools.partial}
+)
+# Types that are called, or given as a dtype.
+TYPES: Final = (
+    (_SCALARS - {type(None), type(Ellipsis)}) | NUMBERS | CONTAINERS | {zip, enumerate, reversed, np.dtype}
+) | {np.finfo, np.iinfo, np.integer, np.floating, np.number, np.generic, np.signedinteger, np.unsignedinteger}
+
+_ARRAY: Final = """
+    all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
+    nonzero prod ravel repeat reshape round searchsorted squeeze std sum swapaxes take tobytes tolist trace transpose
+    var dtype itemsize nbytes ndim shape size T real imag strides
+"""
+_TEXT: Final = """
+    capitalize casefold center count decode encode endswith expandtabs find format index isalnum isalpha isascii
+    isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper
+    join ljust lower
+    lstrip partition removeprefix removesuffix replace
+    rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip
+    swapcase title upper zfill hex
+"""
+_NUMBER: Final = "bit_count bit_length conjugate denominator imag is_integer numerator real hex as_integer_ratio"
+_SET: Final = "copy difference intersection isdisjoint issubset issuperset symmetric_difference union"
+_RANGE: Final = "start stop step count index indices"
+
+# Methods and attributes that leave everything as it is, by type.
+ATTRIBUTES: Final[dict[Any, frozenset[str]]] = {
+    **{each: frozenset(_ARRAY.split()) for each in NUMBERS | {np.ndarray}},
+    **{each: frozenset({"char", "itemsize", "kind", "name", "names", "str", "type"}) for each in _DTYPES},
+    **{each: frozenset(_NUMBER.split()) for each in (int, float, complex, bool)},
+    **{each: frozenset(_RANGE.split()) for each in (slice, range)},
+    str: frozenset(_TEXT.split()),
+    bytes: frozenset(_TEXT.split()),
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    set: frozenset(_SET.split()),
+    frozenset: frozenset(_SET.split()),
+    np.finfo: frozenset({"bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny"}),
+    np.iinfo: frozenset({"bits", "dtype", "max", "min"}),
+    np.ufunc: frozenset({"__name__", "accumulate", "outer", "reduce"}),
+}
+# Methods that change a container. They may be called on one that the same call has made.
+CHANGES: Final[dict[Any, frozenset[str]]] = {
+    list: frozenset({"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"}),
+    dict: frozenset({"clear", "pop", "popitem", "setdefault", "update"}),
+    set: frozenset({"add", "clear", "discard", "pop", "remove", "update"}),
+}
+# Modules that may be imported inside of a function.
+MODULES: Final = frozenset({"numpy", "math", "operator", "functools"})
+
+_MOST_ITEMS: Final = 10_000
+
+
+def impurity(value: Any) -> str | None:
+    """Return what keeps a value that a function refers to from being plain data, as a clause, or None.
+
+    Callables, modules and objects are not looked into: what is used of them is checked when it is used.
+    """
+    budget = [_MOST_ITEMS]
+    return _impurity(value, budget)
+
+
+def _impurity(value: Any, budget: list[int]) -> str | None:
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return None
+    if kind is np.ndarray:
+        return "is an array of objects" if value.dtype.kind in "OV" else None
+    if kind in CONTAINERS:
+        budget[0] -= len(value)
+        if budget[0] < 0:
+            return "has too many items to look at"
+        for each in [*value, *value.values()] if kind is dict else value:
+            if type(each) not in IMMUTABLE and type(each) not in OPAQUE:
+                if type(each) not in CONTAINERS and type(each) is not np.ndarray:
+                    return f"has a {type(each).__name__} in it, which is not plain data"
+                found = _impurity(each, budget)
+                if found is not None:
+                    return found
+        return None
+    if kind in ITERATORS or kind in _VIEWS:
+        return f"is a {kind.__name__}, which may do more than compute"
+    return None
+
+
+def is_named_tuple(kind: Any) -> bool:
+    """Return whether a type is a plain named tuple, without methods that change what tuples do."""
+    return _is_named_tuple(kind)
+
+
+@functools.lru_cache(1024)
+def _is_named_tuple(kind: Any) -> bool:
+    if not (isinstance(kind, type) and type(kind) is type and kind.__bases__ == (tuple,) and "_fields" in vars(kind)):
+        return False
+    mine = {name for name in vars(kind) if name.startswith("__") and name in vars(tuple)}
+    return mine <= {"__new__", "__repr__", "__getnewargs__", "__doc__"} and "__init__" not in vars(kind)

@@ -1,0 +1,436 @@
+"""Operations on columns: for each of NumPy's for one array, what does the same to every row.
+
+What is listed here is tried out once for each dtype, shape and memory layout (`daskdist.core.vectorize.proof`), so a
+rule may be wrong for some of them. It may not depend on values, unless it raises `Flagged` for those that matter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from daskdist.core.vectorize.tracer import KINDS, NAMES, Flagged, Rule, Trace, Tracer, holds_tracer, row_of
+
+# NumPy's ufuncs that have one result for each value, by name: those that a user makes are not among them.
+_UFUNC_NAMES: Final = """
+    absolute add arccos arccosh arcsin arcsinh arctan arctan2 arctanh bitwise_and bitwise_count bitwise_or bitwise_xor
+    cbrt ceil conjugate copysign cos cosh deg2rad degrees divide divmod equal exp exp2 expm1 fabs float_power floor
+    floor_divide fmax fmin fmod frexp gcd greater greater_equal heaviside hypot invert isfinite isinf isnan isnat lcm
+    ldexp left_shift less less_equal log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
+    logical_xor maximum minimum modf multiply negative nextafter not_equal positive power rad2deg radians reciprocal
+    remainder right_shift rint sign signbit sin sinh spacing sqrt square subtract tan tanh trunc
+"""
+UFUNCS: Final[dict[Any, str]] = {getattr(np, name): name for name in _UFUNC_NAMES.split() if hasattr(np, name)}
+_REDUCED: Final[dict[Any, str]] = {
+    np.add: "sum",
+    np.multiply: "prod",
+    np.maximum: "max",
+    np.minimum: "min",
+    np.logical_and: "all",
+    np.logical_or: "any",
+}
+
+# Operations whose result is a zero of either sign where both operands are zeros.
+_EITHER_ZERO: Final = frozenset({"maximum", "minimum", "fmax", "fmin", "clip", "max", "min"})
+# Operations that see the sign of a NaN, which depends on how it was computed.
+_SIGN_OF_NAN: Final = frozenset({"signbit", "copysign"})
+
+
+def _is_place(part: Any) -> bool:
+    return isinstance(part, (int, np.integer)) and not isinstance(part, bool) and not holds_tracer(part)
+
+
+def _like(trace: Trace, x: Any, what: str) -> Tracer:
+    if type(x) is not Tracer:
+        raise trace.fail(f"it calls {what} with a value where an option is expected")
+    return x
+
+
+# --- what looks at each number by itself ---
+
+
+def _check_values(trace: Trace, name: str, columns: list[Any], result: Any) -> None:
+    if trace.prove is None:
+        return
+    floats = [each for each in columns if isinstance(each, (np.ndarray, np.floating)) and each.dtype.kind == "f"]
+    floats += [np.float64(each) for each in columns if type(each) is float]
+    if name in _EITHER_ZERO and getattr(result, "dtype", None) is not None and result.dtype.kind == "f":
+        for each in floats:
+            if not (result != 0).all() and bool(((each == 0) & np.signbit(each)).any()):
+                raise Flagged(f"it calls {name} on zeros of both signs")
+    if name in _SIGN_OF_NAN and any(bool(np.isnan(each).any()) for each in floats):
+        raise Flagged(f"it calls {name} on NaN")
+
+
+def _elementwise(function: Callable[..., Any], name: str) -> Rule:
+    def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if holds_tracer(list(options.values())):
+            raise trace.fail(f"it calls {name} with a value where an option is expected")
+        columns = trace.aligned(args)
+        if name in ("power", "float_power"):
+            _check_power(trace, args)
+        result = function(*columns, **options)
+        _check_values(trace, name, columns, result)
+        return result
+
+    return rule
+
+
+def _check_power(trace: Trace, args: tuple[Any, ...]) -> None:
+    # There is a shortcut for squares and roots, taken where all exponents of a call are one number.
+    is_float = any(getattr(each, "dtype", np.dtype(type(each))).kind == "f" for each in args)
+    if is_float and (type(args[1]) is Tracer or np.ndim(args[1])):
+        raise trace.fail("it takes powers that are rounded otherwise for many; np.power(x, number) is not")
+
+
+# Python checks these for overflow where both operands are NumPy's scalars -> the bounds of the result.
+_BOUNDS: Final[dict[Any, Callable[..., list[int]]]] = {
+    operator.add: lambda a, b: [a[0] + b[0], a[1] + b[1]],
+    operator.sub: lambda a, b: [a[0] - b[1], a[1] - b[0]],
+    operator.mul: lambda a, b: [one * other for one in a for other in b],
+    operator.neg: lambda a: [-a[0], -a[1]],
+    operator.abs: lambda a: [abs(a[0]), abs(a[1])],
+}
+
+
+def _arithmetic(function: Callable[..., Any], name: str) -> Rule:
+    on_columns = _elementwise(function, name)
+
+    def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if name == "power" and type(args[0]) is Tracer and not args[0].ndim and args[0].dtype.kind == "f":
+            raise trace.fail("it takes powers that are rounded otherwise for many; np.power(x, number) is not")
+        result = on_columns(trace, args, options)
+        if function in _BOUNDS and trace.prove is not None and result.ndim == 1 and result.dtype.kind in "iu":
+            _check_overflow(function, args, result)
+        return result
+
+    return rule
+
+
+def _check_overflow(function: Any, args: tuple[Any, ...], result: Any) -> None:
+    # For scalars, NumPy warns of integers that overflow. For arrays it does not.
+    if np.geterr()["over"] == "ignore":
+        return
+    bounds = _BOUNDS[function](*map(_bounds_of, args))
+    limits = np.iinfo(result.dtype)
+    if min(bounds) < limits.min or max(bounds) > limits.max:
+        raise Flagged(f"an integer may not fit {result.dtype}")
+
+
+def _bounds_of(value: Any) -> tuple[int, int]:
+    if type(value) is not Tracer:
+        return int(value), int(value)
+    if value._bounds is None:
+        value._bounds = int(value._column.min()), int(value._column.max())
+    return value._bounds
+
+
+def _where(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if len(args) != 3 or options:
+        raise trace.fail("it asks for the places where something holds")
+    return np.where(*trace.aligned(args))
+
+
+def _clip(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    names = {"a_min": 1, "a_max": 2, "min": 1, "max": 2}
+    operands = [*args, None, None][:3]
+    if len(args) > 3 or options.keys() - names.keys():
+        raise trace.fail("it calls clip with options for which there is no rule")
+    for name, value in options.items():
+        operands[names[name]] = value
+    return _elementwise(np.clip, "clip")(trace, tuple(operands), {})
+
+
+def _isclose(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if len(args) != 2 or holds_tracer(list(options.values())) or options.keys() - {"rtol", "atol", "equal_nan"}:
+        raise trace.fail("it calls isclose with options for which there is no rule")
+    return np.isclose(*trace.aligned(args), **options)
+
+
+def _by_itself(function: Callable[..., Any], *allowed: str) -> Rule:
+    # The first argument is a tracer, all others are constants.
+    def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        x, *constants = args
+        if type(x) is not Tracer or holds_tracer([*constants, *options.values()]) or options.keys() - set(allowed):
+            raise trace.fail(f"it calls {function.__name__} with options for which there is no rule")
+        return function(x._column, *constants, **options)
+
+    return rule
+
+
+def _astype(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if len(args) + ("dtype" in options) != 2 or options.keys() - {"dtype", "copy"}:
+        raise trace.fail("it calls astype with options for which there is no rule")
+    dtype = np.dtype(args[1] if len(args) == 2 else options["dtype"])
+    if dtype.kind not in KINDS:
+        raise trace.fail(f"it makes {dtype} of a value")
+    return args[0]._column.astype(dtype)
+
+
+# --- reductions, and what goes along an axis ---
+
+
+def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return axes of a column, of those of an element; None is all of them."""
+    axes = range(ndim) if axis is None else normalize_axis_tuple(axis, ndim)
+    return tuple([each + 1 for each in axes])
+
+
+def _named(trace: Trace, name: str, args: tuple[Any, ...], options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the arguments after the first by name; those that were not given are left out.
+
+    Raises
+    ------
+    NotVectorisable
+        There are others, or one is a tracer.
+    """
+    found = {**dict(zip(names, args[1:], strict=False)), **options}
+    if len(args) > len(names) + 1 or options.keys() - set(names) or holds_tracer(list(found.values())):
+        raise trace.fail(f"it calls {name} with {', '.join(options) or 'a value'}, for which there is no rule")
+    return found
+
+
+def _rows_apart(column: Any) -> Any:
+    """Return a column with the values of each row next to each other, in the order in memory that they have.
+
+    NumPy goes through the axis that is closest in memory first. That has to be an axis of one row.
+    """
+    apart = abs(column.strides[0])
+    if column.ndim == 1 or apart >= max(map(abs, column.strides[1:])):
+        return column
+    axes = [0, *sorted(range(1, column.ndim), key=lambda axis: -abs(column.strides[axis]))]
+    return np.ascontiguousarray(column.transpose(axes)).transpose(np.argsort(axes))
+
+
+def _reduction(function: Callable[..., Any], name: str, axis: int | None = None) -> Rule:
+    def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        x = _like(trace, args[0], name)
+        if len(args) > 2:
+            raise trace.fail(f"it calls {name} with {len(args)} arguments, for which there is no rule")
+        found = _named(trace, name, args, options, "axis", "keepdims", "dtype", "ddof")
+        column, dtype = _rows_apart(x._column), found.get("dtype")
+        if dtype is not None and (x.dtype.kind == "f" or np.dtype(dtype).kind == "f") and np.dtype(dtype) != x.dtype:
+            raise trace.fail(f"it calls {name} with dtype, for which there is no rule")
+        if not x.size or (name in ("std", "var") and x.size <= found.get("ddof", 0)):
+            raise trace.fail(f"it calls {name} on too few values")
+        if name in ("mean", "std", "var") and x.dtype.kind != "f":
+            # NumPy makes floats of them piece by piece, and a piece has at most 8,192.
+            if x.ndim > 1 or x.size > 8192:
+                raise trace.fail(f"it calls {name} on many integers, which are added up in another order")
+            column = column.astype(np.float64)
+        elif x.dtype == np.float16 and name in ("mean", "std", "var"):
+            raise trace.fail(f"it calls {name} on half-precision numbers, which is rounded otherwise for many")
+        found["axis"] = _axes(found.get("axis", axis), x.ndim)
+        result = function(column, **found)
+        _check_values(trace, name, [column], result)
+        return result
+
+    return rule
+
+
+def _place(function: Callable[..., Any]) -> Rule:
+    def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        x = _like(trace, args[0], function.__name__)
+        axis = _named(trace, function.__name__, args, options, "axis").get("axis")
+        column = x._column.reshape(trace.num_rows, -1) if axis is None or not x.ndim else x._column
+        return function(column, axis=1 if axis is None or not x.ndim else _axes(axis, x.ndim)[0])
+
+    return rule
+
+
+def _along(function: Callable[..., Any], default: int | None) -> Rule:
+    def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        x = _like(trace, args[0], function.__name__)
+        axis = _named(trace, function.__name__, args, options, "axis").get("axis", default)
+        column = _rows_apart(x._column)
+        column = column.reshape(trace.num_rows, -1) if axis is None else column
+        return function(column, axis=1 if axis is None else _axes(axis, x.ndim)[0])
+
+    return rule
+
+
+# --- shapes ---
+
+
+def _index(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    x, key = args
+    parts = key if type(key) is tuple else (key,)
+    lists = [part for part in parts if isinstance(part, (list, np.ndarray))]
+    numbers = [part for part in parts if _is_place(part)]
+    slices = [part for part in parts if part is None or part is Ellipsis or isinstance(part, slice)]
+    # With several of them NumPy has rules of its own for the order of axes.
+    if len(parts) != len(lists) + len(numbers) + len(slices) or len(lists) > 1 or (lists and numbers):
+        raise trace.fail("it looks up places along several axes at once")
+    return x._column[(slice(None), *parts)]
+
+
+def _reshape(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    x, *shape = args
+    shape = options.get("shape", shape)
+    wanted = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
+    if options.keys() - {"shape", "order"} or options.get("order", "C") != "C" or holds_tracer(wanted):
+        raise trace.fail(f"it reshapes in order {options.get('order')}")
+    if not all(map(_is_place, wanted)):
+        raise trace.fail("it reshapes in a way for which there is no rule")
+    if -1 in wanted:
+        rest = 1
+        for size in wanted:
+            rest *= size
+        wanted[wanted.index(-1)] = x.size // -rest if rest else 0
+    return x._column.reshape(trace.num_rows, *wanted)
+
+
+def _ravel(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if _named(trace, "ravel", args, options, "order").get("order", "C") != "C":
+        raise trace.fail("it calls ravel in another order than C")
+    return args[0]._column.reshape(trace.num_rows, args[0].size)
+
+
+def _transpose(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    x, *axes = args
+    axes = [options["axes"]] if "axes" in options else axes
+    if options.keys() - {"axes"} or holds_tracer(axes):
+        raise trace.fail("it transposes in a way for which there is no rule")
+    given = axes[0] if len(axes) == 1 and not _is_place(axes[0]) else axes
+    order = _axes(tuple(given), x.ndim) if given else _axes(None, x.ndim)[::-1]
+    return x._column.transpose(0, *order)
+
+
+def _swapaxes(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    found = _named(trace, "swapaxes", args, options, "axis1", "axis2")
+    (first,), (second,) = _axes(found["axis1"], args[0].ndim), _axes(found["axis2"], args[0].ndim)
+    return args[0]._column.swapaxes(first, second)
+
+
+def _squeeze(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    x = args[0]
+    axis = _named(trace, "squeeze", args, options, "axis").get("axis")
+    axes = [place for place, size in enumerate(x.shape) if size == 1] if axis is None else axis
+    return np.squeeze(x._column, _axes(axes, x.ndim))
+
+
+def _expand_dims(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    axis = _named(trace, "expand_dims", args, options, "axis")["axis"]
+    number = len(axis) if isinstance(axis, (tuple, list)) else 1
+    return np.expand_dims(args[0]._column, _axes(axis, args[0].ndim + number))
+
+
+def _copy(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    # Tracers cannot be written to, so that one does for both. The trace lays the rows out as the copy's are.
+    return _like(trace, args[0], "copy")._column
+
+
+def _joined(function: Callable[..., Any], *, adds_axis: bool) -> Rule:
+    def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        axis = _named(trace, function.__name__, args, options, "axis").get("axis", 0)
+        values = [trace.operand(each) for each in args[0]]
+        (place,) = _axes(axis, values[0].ndim + adds_axis)
+        return function([trace.column(each) for each in values], axis=place)
+
+    return rule
+
+
+# --- where the rules are looked up ---
+
+_METHODS: Final[dict[str, Rule]] = {
+    "sum": _reduction(np.sum, "sum"),
+    "prod": _reduction(np.prod, "prod"),
+    "mean": _reduction(np.mean, "mean"),
+    "std": _reduction(np.std, "std"),
+    "var": _reduction(np.var, "var"),
+    "min": _reduction(np.min, "min"),
+    "max": _reduction(np.max, "max"),
+    "any": _reduction(np.any, "any"),
+    "all": _reduction(np.all, "all"),
+    "argmin": _place(np.argmin),
+    "argmax": _place(np.argmax),
+    "cumsum": _along(np.cumsum, None),
+    "cumprod": _along(np.cumprod, None),
+    "clip": _clip,
+    "round": _by_itself(np.round, "decimals"),
+    "astype": _astype,
+    "reshape": _reshape,
+    "ravel": _ravel,
+    "flatten": _ravel,
+    "transpose": _transpose,
+    "swapaxes": _swapaxes,
+    "squeeze": _squeeze,
+    "copy": _copy,
+}
+
+FUNCTIONS: Final[dict[Any, Rule]] = {
+    np.sum: _METHODS["sum"],
+    np.prod: _METHODS["prod"],
+    np.mean: _METHODS["mean"],
+    np.std: _METHODS["std"],
+    np.var: _METHODS["var"],
+    np.min: _METHODS["min"],
+    np.max: _METHODS["max"],
+    np.any: _METHODS["any"],
+    np.all: _METHODS["all"],
+    np.count_nonzero: _reduction(np.count_nonzero, "count_nonzero"),
+    np.argmin: _METHODS["argmin"],
+    np.argmax: _METHODS["argmax"],
+    np.cumsum: _METHODS["cumsum"],
+    np.cumprod: _METHODS["cumprod"],
+    np.sort: _along(np.sort, -1),
+    np.argsort: _along(np.argsort, -1),
+    np.where: _where,
+    np.clip: _clip,
+    np.isclose: _isclose,
+    np.isin: _by_itself(np.isin),
+    np.digitize: _by_itself(np.digitize, "right"),
+    np.round: _METHODS["round"],
+    np.nan_to_num: _by_itself(np.nan_to_num, "nan", "posinf", "neginf"),
+    np.reshape: _reshape,
+    np.ravel: _ravel,
+    np.transpose: _transpose,
+    np.swapaxes: _swapaxes,
+    np.squeeze: _squeeze,
+    np.expand_dims: _expand_dims,
+    np.copy: _copy,
+    np.stack: _joined(np.stack, adds_axis=True),
+    np.concatenate: _joined(np.concatenate, adds_axis=False),
+}
+
+_OPERATORS: Final[dict[Any, Rule]] = {
+    function: _arithmetic(function, name) for function, name in NAMES.items() if name != "matmul"
+}
+_ON_UFUNCS: Final = {ufunc: _elementwise(ufunc, name) for ufunc, name in UFUNCS.items()}
+_ON_REDUCE: Final = {ufunc: _reduction(ufunc.reduce, name, axis=0) for ufunc, name in _REDUCED.items()}
+
+
+_OF_SHAPES: Final = frozenset({np.shape, np.ndim, np.size, np.zeros_like, np.ones_like, np.full_like})
+
+
+class Table:
+    """The rules above."""
+
+    def method(self, name: str) -> Rule | None:
+        return _METHODS.get(name)
+
+    def function(self, function: Any) -> Rule | None:
+        return FUNCTIONS.get(function)
+
+    def constant(self, function: Any, args: Any, options: Any) -> Any:
+        if function not in _OF_SHAPES or holds_tracer([*args[1:], *options.values()]):
+            return NotImplemented
+        return function(*row_of(tuple(args)), **options)
+
+    def ufunc(self, ufunc: Any, method: str, options: Mapping[str, Any]) -> Rule | None:
+        if method == "reduce":
+            return _ON_REDUCE.get(ufunc)
+        return None if method != "__call__" or options.keys() - {"dtype"} else _ON_UFUNCS.get(ufunc)
+
+    def operator(self, function: Any) -> Rule | None:
+        return _OPERATORS.get(function)
+
+    def index(self) -> Rule:
+        return _index
+
+
+RULES: Final = Table()

@@ -1,0 +1,449 @@
+"""Tracers: in place of the arrays of one element, the columns of many.
+
+A tracer has the shape and dtype of one element's array and holds the column of all rows, ``(num_rows, *shape)``. It
+also holds the first row as the loop over elements has it, with its strides. Each operation is done on both: what
+NumPy makes of the row is the type, dtype, shape and memory layout that the column has to have.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from daskdist.core.structure import as_array
+
+# Numbers and times. Text and objects are other types as elements, and complex products are rounded otherwise.
+KINDS: Final = "biufmM"
+
+
+class NotVectorisable(Exception):  # noqa: N818 - a signal between layers
+    """A function does what is not known to be the same for many rows; the message says what, as a clause."""
+
+
+class Flagged(Exception):  # noqa: N818 - a signal between layers
+    """These rows need to be computed one by one, other rows perhaps not; the message says why, as a clause."""
+
+
+class Rule(Protocol):
+    """An operation on columns; `args` and `options` are those of the operation on one element."""
+
+    def __call__(self, trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
+
+
+class Trace:
+    """One call of a function with tracers.
+
+    Parameters
+    ----------
+    num_rows
+        The length of all columns.
+    rules
+        Finds the rule of an operation.
+    prove
+        Tries an operation out on made-up values and says what is wrong, as a clause; None where that is not needed.
+    narrow
+        Whether Python numbers that are returned become int32 and float32, as in `as_array`.
+    """
+
+    __slots__ = ("failure", "names", "narrow", "num_rows", "prove", "rules")
+
+    def __init__(
+        self, num_rows: int, rules: Rules, prove: Callable[..., str | None] | None, *, narrow: bool = False
+    ) -> None:
+        self.narrow = narrow
+        self.num_rows = num_rows
+        self.rules = rules
+        self.prove = prove
+        self.failure: str | None = None
+        # The operations, in order.
+        self.names: list[str] = []
+
+    def fail(self, reason: str) -> NotVectorisable:
+        """Return the exception to raise. The trace has failed even if the exception is caught."""
+        self.failure = self.failure or reason
+        return NotVectorisable(self.failure)
+
+    def enter(self, column: Any) -> Tracer:
+        """Return the tracer for a column of the elements.
+
+        Raises
+        ------
+        NotVectorisable
+            It is not a plain array of numbers or times.
+        """
+        if type(column) is not np.ndarray or column.dtype.kind not in KINDS:
+            raise self.fail(f"its elements have a leaf of {getattr(column, 'dtype', type(column).__name__)}")
+        if not column.flags.aligned or not column.dtype.isnative:
+            raise self.fail("its elements have a leaf that is not aligned, or not in this machine's byte order")
+        return Tracer(self, column, column[0])
+
+    def apply(
+        self, name: str, native: Callable[..., Any], rule: Rule, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """Do an operation on columns, and on the first row.
+
+        Parameters
+        ----------
+        name
+            What messages and plans call the operation.
+        native
+            The operation on one element, as the loop does it.
+        rule
+            The operation on columns.
+        args, options
+            The arguments; some of them are tracers.
+
+        Raises
+        ------
+        NotVectorisable
+            The results for one row and for many may differ.
+        Flagged
+            They may differ for these rows.
+        """
+        problem = self.prove(self.rules, name, native, rule, args, options) if self.prove else None
+        if problem:
+            raise self.fail(problem)
+        row = native(*row_of(args), **row_of(options))
+        column = rule(self, args, options)
+        self.names.append(name)
+        if type(column) is tuple:
+            return tuple([self._checked(name, *pair) for pair in zip(column, row, strict=True)])
+        return self._checked(name, column, row)
+
+    def _checked(self, name: str, column: Any, row: Any) -> Any:
+        dtype = getattr(row, "dtype", None)
+        if dtype is None or column.dtype != dtype or column.shape[1:] != row.shape or len(column) != self.num_rows:
+            made = f"{column.dtype}{list(column.shape[1:])}"
+            raise self.fail(f"it calls {name}, which makes {dtype} of one row and {made} of many")
+        if dtype.kind not in KINDS:
+            raise self.fail(f"it makes {dtype} of a value")
+        return Tracer(self, self._laid_out(name, column, row), row)
+
+    def _laid_out(self, name: str, column: Any, row: Any) -> Any:
+        """Return the column with its rows in memory as the loop has them."""
+        if not row.ndim or _strides(column[0]) == _strides(row):
+            return column
+        order = sorted(range(row.ndim), key=lambda axis: -row.strides[axis])
+        if not row.transpose(order).flags.c_contiguous:
+            raise self.fail(f"it calls {name}, which leaves gaps between values in memory")
+        axes = [0, *[axis + 1 for axis in order]]
+        return np.ascontiguousarray(column.transpose(axes)).transpose(np.argsort(axes))
+
+    def leaf(self, leaf: Any) -> Any:
+        """Return all rows of one leaf of a result, by the rules of `as_array`."""
+        if type(leaf) is Tracer:
+            return np.ascontiguousarray(self.column(leaf))
+        if isinstance(leaf, list) and holds_tracer(leaf):
+            return self._stacked(leaf).astype(as_array(_sampled(leaf), narrow=self.narrow).dtype, copy=False)
+        value = as_array(leaf, narrow=self.narrow)
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise self.fail(f"it returns a {type(leaf).__name__}")
+        return np.ascontiguousarray(self.column(value))
+
+    def column(self, value: Any) -> Any:
+        """Return all rows of a tracer, or of a constant."""
+        if type(value) is not Tracer:
+            return np.broadcast_to(value, (self.num_rows, *value.shape))
+        if value._trace is not self:
+            raise self.fail("it uses a value that an earlier call left behind")
+        return value._column
+
+    def operand(self, value: Any) -> Any:
+        """Return a tracer as it is, anything else as an array or scalar."""
+        if type(value) is Tracer:
+            return value
+        if holds_tracer(value):
+            raise self.fail("it makes an array of a list of values, as np.stack could for many rows")
+        return np.asarray(value)[()]
+
+    def aligned(self, operands: Sequence[Any]) -> list[Any]:
+        """Return operands that broadcast row by row as those given do for one element.
+
+        Axes of length 1 go after the axis of rows. Constants need nothing: broadcasting starts at the last axis.
+        Python's numbers are left as they are, because NumPy has promotion rules of their own for them.
+        """
+        given = [each if type(each) in _AS_THEY_ARE else self.operand(each) for each in operands]
+        ndim = max([each.ndim for each in given if type(each) not in _WITHOUT_AXES])
+        return [self._widened(each, ndim) if type(each) is Tracer else each for each in given]
+
+    def _widened(self, value: Tracer, ndim: int) -> Any:
+        column = self.column(value)
+        missing = ndim + 1 - column.ndim
+        return column[(slice(None), *(None,) * missing)] if missing else column
+
+    def _stacked(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return np.stack([self._stacked(each) for each in value], axis=1)
+        return self.column(self.operand(value))
+
+
+def _strides(array: Any) -> list[int]:
+    return [stride for stride, size in zip(array.strides, array.shape, strict=True) if size != 1]
+
+
+class Rules(Protocol):
+    """The rules, by what is called."""
+
+    def method(self, name: str) -> Rule | None:
+        """Return the rule of a method of arrays, or None."""
+
+    def function(self, function: Any) -> Rule | None:
+        """Return the rule of a NumPy function, or None."""
+
+    def constant(self, function: Any, args: Any, options: Any) -> Any:
+        """Return what a NumPy function that looks at shapes only gives, or NotImplemented."""
+
+    def ufunc(self, ufunc: Any, method: str, options: Mapping[str, Any]) -> Rule | None:
+        """Return the rule of a ufunc, or of a method of it, or None."""
+
+    def operator(self, function: Any) -> Rule | None:
+        """Return the rule of a function of the module ``operator``, or None."""
+
+    def index(self) -> Rule:
+        """Return the rule of ``x[key]``."""
+
+
+class Method:
+    """A method of a tracer, to be called."""
+
+    __slots__ = ("name", "tracer")
+
+    def __init__(self, tracer: Tracer, name: str) -> None:
+        self.tracer = tracer
+        self.name = name
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        name, trace = self.name, self.tracer._trace
+        rule = trace.rules.method(name)
+        return trace.apply(
+            name,
+            lambda row, *args, **options: getattr(row, name)(*args, **options),
+            rule,  # type: ignore[arg-type]
+            (self.tracer, *args),
+            options,
+        )
+
+
+def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
+    def operate(self: Tracer, *others: Any) -> Any:
+        operands = (*others, self) if swapped else (self, *others)
+        trace = self._trace
+        rule = trace.rules.operator(function)
+        name = NAMES.get(function, function.__name__)
+        if rule is None:
+            raise trace.fail(f"it calls {name}, for which there is no rule")
+        return trace.apply(name, function, rule, operands, {})
+
+    return operate
+
+
+# Functions of the module `operator` -> what NumPy calls the same. `divmod` is a builtin.
+NAMES: Final[dict[Any, str]] = {
+    operator.add: "add",
+    operator.sub: "subtract",
+    operator.mul: "multiply",
+    operator.truediv: "divide",
+    operator.floordiv: "floor_divide",
+    operator.mod: "remainder",
+    divmod: "divmod",
+    operator.pow: "power",
+    operator.lshift: "left_shift",
+    operator.rshift: "right_shift",
+    operator.and_: "bitwise_and",
+    operator.or_: "bitwise_or",
+    operator.xor: "bitwise_xor",
+    operator.matmul: "matmul",
+    operator.lt: "less",
+    operator.le: "less_equal",
+    operator.eq: "equal",
+    operator.ne: "not_equal",
+    operator.gt: "greater",
+    operator.ge: "greater_equal",
+    operator.neg: "negative",
+    operator.pos: "positive",
+    operator.invert: "invert",
+    operator.abs: "absolute",
+}
+
+
+class Tracer:
+    """An array of one element, as far as a function can tell; inside, that array of every row."""
+
+    __slots__ = ("_bounds", "_column", "_row", "_trace")
+
+    def __init__(self, trace: Trace, column: Any, row: Any) -> None:
+        self._trace = trace
+        self._column = column
+        self._row = row
+        # The smallest and the largest value, once they were asked for.
+        self._bounds: tuple[int, int] | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
+        # So that isinstance(x, np.integer) is what it is for an element.
+        return type(self._row)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._row.shape)
+
+    @property
+    def ndim(self) -> int:
+        return int(self._row.ndim)
+
+    @property
+    def dtype(self) -> Any:
+        return self._row.dtype
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - NumPy's name
+        return Method(self, "transpose")() if self.ndim else self
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError(f"object of type '{self.dtype.type.__name__}' has no len()")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.ndim:
+            raise TypeError(f"'{self.dtype.type.__name__}' object is not iterable")
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Any:
+        if any(map(holds_tracer, key if type(key) is tuple else (key,))):
+            raise self._trace.fail("it looks up a place that depends on the values")
+        return self._trace.apply("index", operator.getitem, self._trace.rules.index(), (self, key), {})
+
+    def __getattr__(self, name: str) -> Any:
+        if self._trace.rules.method(name) is not None:
+            return Method(self, name)
+        if hasattr(self.__class__, name):
+            raise self._trace.fail(REFUSED["__array__"] if name.startswith("__array_") else f"it uses .{name}")
+        raise AttributeError(f"'{self.__class__.__name__}' object has no attribute '{name}'")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        trace = self._trace
+        if "out" in options:
+            raise trace.fail("it changes an array in place")
+        rule = trace.rules.ufunc(ufunc, method, options)
+        if rule is None:
+            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            with_options = f" with {', '.join(options)}" if options else ""
+            raise trace.fail(f"it calls {name}{with_options}, for which there is no rule")
+        native = ufunc if method == "__call__" else getattr(ufunc, method)
+        return trace.apply(ufunc.__name__, native, rule, inputs, options)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        constant = self._trace.rules.constant(function, args, options)
+        if constant is not NotImplemented:
+            return constant
+        rule = self._trace.rules.function(function)
+        if rule is None:
+            raise self._trace.fail(f"it calls {function.__name__}, for which there is no rule")
+        return self._trace.apply(function.__name__, function, rule, tuple(args), dict(options))
+
+    __add__, __radd__ = _operator(operator.add), _operator(operator.add, swapped=True)
+    __sub__, __rsub__ = _operator(operator.sub), _operator(operator.sub, swapped=True)
+    __mul__, __rmul__ = _operator(operator.mul), _operator(operator.mul, swapped=True)
+    __truediv__, __rtruediv__ = _operator(operator.truediv), _operator(operator.truediv, swapped=True)
+    __floordiv__, __rfloordiv__ = _operator(operator.floordiv), _operator(operator.floordiv, swapped=True)
+    __mod__, __rmod__ = _operator(operator.mod), _operator(operator.mod, swapped=True)
+    __divmod__, __rdivmod__ = _operator(divmod), _operator(divmod, swapped=True)
+    __pow__, __rpow__ = _operator(operator.pow), _operator(operator.pow, swapped=True)
+    __lshift__, __rlshift__ = _operator(operator.lshift), _operator(operator.lshift, swapped=True)
+    __rshift__, __rrshift__ = _operator(operator.rshift), _operator(operator.rshift, swapped=True)
+    __and__, __rand__ = _operator(operator.and_), _operator(operator.and_, swapped=True)
+    __or__, __ror__ = _operator(operator.or_), _operator(operator.or_, swapped=True)
+    __xor__, __rxor__ = _operator(operator.xor), _operator(operator.xor, swapped=True)
+    __matmul__, __rmatmul__ = _operator(operator.matmul), _operator(operator.matmul, swapped=True)
+    __lt__, __le__ = _operator(operator.lt), _operator(operator.le)
+    __gt__, __ge__ = _operator(operator.gt), _operator(operator.ge)
+    __eq__, __ne__ = _operator(operator.eq), _operator(operator.ne)
+    __neg__, __pos__ = _operator(operator.neg), _operator(operator.pos)
+    __abs__, __invert__ = _operator(operator.abs), _operator(operator.invert)
+
+
+def _refusing(reason: str) -> Callable[..., Any]:
+    def refuse(self: Tracer, *args: Any, **options: Any) -> Any:
+        raise self._trace.fail(reason)
+
+    return refuse
+
+
+# Special methods that look at values, let them out, or write -> what a message calls it.
+REFUSED: Final = {
+    "__bool__": "it asks for the truth of a value",
+    "__contains__": "it asks for the truth of a value",
+    "__int__": "it makes a Python number of a value",
+    "__float__": "it makes a Python number of a value",
+    "__complex__": "it makes a Python number of a value",
+    "__round__": "it makes a Python number of a value",
+    "__trunc__": "it makes a Python number of a value",
+    "__floor__": "it makes a Python number of a value",
+    "__ceil__": "it makes a Python number of a value",
+    "__index__": "it looks up a place that depends on the values",
+    "__hash__": "it asks for the hash of a value",
+    "__str__": "it makes text of a value",
+    "__repr__": "it makes text of a value",
+    "__format__": "it makes text of a value",
+    "__setitem__": "it writes to an array",
+    "__delitem__": "it writes to an array",
+    "__array__": "it calls np.array or the like on a value; np.stack and .astype have rules",
+    "__reduce_ex__": "it copies or pickles a value",
+    **{
+        f"__i{name}__": "it changes an array in place"
+        for name in (
+            "add",
+            "sub",
+            "mul",
+            "truediv",
+            "floordiv",
+            "mod",
+            "pow",
+            "lshift",
+            "rshift",
+            "and",
+            "or",
+            "xor",
+            "matmul",
+        )
+    },
+}
+for _name, _reason in REFUSED.items():
+    setattr(Tracer, _name, _refusing(_reason))
+
+_AS_THEY_ARE: Final = frozenset({int, float, bool, type(None), Tracer})
+_WITHOUT_AXES: Final = _AS_THEY_ARE - {Tracer}
+
+
+def holds_tracer(value: Any) -> bool:
+    """Return whether a value is a tracer, or a list, tuple or slice with one in it."""
+    if type(value) is Tracer:
+        return True
+    if type(value) is slice:
+        return holds_tracer([value.start, value.stop, value.step])
+    return isinstance(value, (list, tuple)) and any(map(holds_tracer, value))
+
+
+def row_of(value: Any) -> Any:
+    """Return a value with the first row in place of each tracer."""
+    if type(value) is Tracer:
+        return value._row
+    if type(value) in (list, tuple):
+        return type(value)(map(row_of, value))
+    return {key: row_of(each) for key, each in value.items()} if type(value) is dict else value
+
+
+def _sampled(value: Any) -> Any:
+    # The same list with zeros for tracers: what NumPy makes of it has the dtype.
+    if type(value) is Tracer:
+        return np.zeros(value.shape, value.dtype)[()]
+    return [_sampled(each) for each in value] if isinstance(value, (list, tuple)) else value
