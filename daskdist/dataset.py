@@ -89,6 +89,7 @@ from daskdist.ops.window import Window
 from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
 from daskdist.ops.zip import Zip
 from daskdist.passes.plan import plan
+from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
 from daskdist.passes.simplify import simplify
 
@@ -1680,9 +1681,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
           take(count=4)
           batch(batch_size=2)
         """
+        node = row_by_row(self._node) if self.options().vectorize is False else self._node
         stages: dict[str, Callable[[], str]] = {
-            "pipeline": lambda: display.tree(self._node, with_notes=True),
-            "simplified": lambda: display.tree(simplify(self._node), with_notes=True),
+            "pipeline": lambda: display.tree(node, with_notes=True),
+            "simplified": lambda: display.tree(simplify(node), with_notes=True),
             "primitives": lambda: display.primitives(self.primitive),
         }
         if stage is None:

@@ -22,7 +22,7 @@ from dask.tokenize import tokenize
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from daskdist import Dataset
+from daskdist import Dataset, Options
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.function import UserFunction
 from daskdist.core.ragged import Ragged
@@ -673,24 +673,29 @@ def _doubled(x):
     return x * 2
 
 
+_helper = _doubled
+
+
 def _tripled(x):
     return x * 3
 
 
-def test_code_that_changes_between_blocks():
-    helper = _doubled
+def _calls_helper(x):
+    return _helper(x) * 1
 
-    def function(x):
-        return helper(x)
 
-    given, rows = columns(function), scalars(np.int64)
-    is_same(given(rows), given.by_row(rows))
-    helper = _tripled
-    is_same(given(rows), given.by_row(rows))
-    helper = _noting
-    before = len(_seen)
-    given(rows)
-    assert len(_seen) == before + len(rows)
+def test_code_that_changes_between_blocks_and_passes(monkeypatch):
+    given, rows = columns(_calls_helper), scalars(np.int64)
+    ds = Dataset.range(30).map(lambda x: _helper(x))
+    for helper, factor in ((_doubled, 2), (_tripled, 3)):
+        monkeypatch.setitem(globals(), "_helper", helper)
+        is_same(given(rows), given.by_row(rows))
+        assert [int(x) for x in ds] == [factor * x for x in range(30)]
+    monkeypatch.setitem(globals(), "_helper", _noting)
+    for run, number in ((lambda: given(rows), len(rows)), (lambda: list(ds), 30)):
+        before = len(_seen)
+        run()
+        assert len(_seen) == before + number
 
 
 def test_modules_that_are_loaded_again(tmp_path, monkeypatch):
@@ -761,15 +766,10 @@ def test_an_array_that_is_found_to_be_something_else_later():
     assert list(apply._SAME.values()) == [True, True]
 
 
-def test_what_a_function_refers_to_may_change_between_blocks():
-    factor = 2
-
-    def function(x):
-        return x * factor
-
-    given, rows = columns(function), scalars()
+def test_what_a_function_refers_to_may_change_between_blocks(monkeypatch):
+    given, rows = columns(lambda x: x * OPTIONS["b"]), scalars()
     given(rows)
-    factor = 3
+    monkeypatch.setitem(OPTIONS, "b", 3)
     is_same(given(rows), given.by_row(rows))
     assert list(apply._SAME.values()) == [True]
 
@@ -973,6 +973,37 @@ def test_note_of_what_is_not_known():
     assert note(ds, False) == "row by row: vectorized=False"
     strings = Dataset.from_tensor_slices(np.array(["a", "b"]))
     assert note(strings).startswith("row by row: its elements have a leaf of ")
+
+
+def test_options_turn_it_off():
+    calls = []
+    ds = Dataset.range(40).map(lambda x: x * 2).filter(lambda x: x % 3 != 0).take_while(lambda x: x < 60)
+    ds = ds.group_by_window(lambda x: x % 2, lambda key, rows: rows.map(lambda x: x + 1).batch(8), 8)
+    off = ds.with_options(Options(vectorize=False))
+    same_elements(list(off), list(ds))
+    assert off.explain("pipeline").count("# row by row: Options(vectorize=False)") == 4
+    assert ds.explain("pipeline").count("# vectorised") == 4
+    assert "vectorize=False" in str(off.options())
+    apply._SAME.clear()
+    list(off)
+    assert not apply._SAME
+    list(Dataset.range(30).map(lambda x: calls.append(1) or x).with_options(Options(vectorize=False)))
+    with pytest.raises(ArgumentError, match="vectorize is 'no'; give True or False"):
+        Options(vectorize="no")
+
+
+def test_explain_tells_of_blocks_that_were_computed_row_by_row(caplog):
+    ds = Dataset.from_tensor_slices(np.arange(-5.0, 30)).map(lambda x: np.sqrt(x))
+    caplog.set_level("INFO", "daskdist")
+    with np.errstate(all="ignore"):
+        list(ds)
+    assert ds.explain("pipeline").endswith("# vectorised: sqrt")
+    with pytest.warns(RuntimeWarning, match="invalid value"):
+        list(ds)
+    assert ds.explain("pipeline").endswith(
+        "# vectorised: sqrt; some blocks row by row: invalid value encountered in sqrt"
+    )
+    assert "is called row by row for some blocks: invalid value encountered in sqrt" in caplog.text
 
 
 def test_arguments_of_a_node_are_shown_where_given():

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from daskdist.core.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.fixed_values import FixedValues, with_values
@@ -48,10 +48,23 @@ class UserFunction:
         self.function = self._values.function()
         self.operation = operation
         self.narrow = narrow
+        # Whether one call may stand for many, where that is known to be the same.
+        self.may_vectorize = True
         # Taken here, where the source file is; on a worker the path would be another.
         self.location = location(function)
         # Taken before it is called: afterwards, objects that it changes hold other values.
         self._fingerprint: Fingerprint | None = fingerprint_of(self.function)
+
+    def row_by_row(self) -> Self:
+        """Return the same function, to be called for each element."""
+        other = object.__new__(type(self))
+        other.__dict__ = {**self.__dict__, "may_vectorize": False}
+        return other
+
+    def refresh(self) -> None:
+        """Take functions that it reaches by their names as they are defined now."""
+        if self._values is not None and self._values.is_outdated():
+            self.function = self._values.function()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_fingerprint": None, "_values": None}
@@ -97,8 +110,7 @@ class UserFunction:
 
         Where some of the code was changed since, the objects are taken as they are now, too.
         """
-        if self._values is not None and self._values.is_outdated():
-            self.function = self._values.function()
+        self.refresh()
         current = fingerprint_of(self.function)
         known = self._fingerprint
         if known is None or known.is_outdated_by(current):

@@ -16,6 +16,7 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
 from daskdist.core.selection import Index
 from daskdist.core.spec import ElementSpec
+from daskdist.core.vectorize.apply import Vectorised
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.ops.group_by_window import GroupRows, KeysOf
 from daskdist.ops.padded_batch import Padding, PadRows
@@ -75,6 +76,11 @@ class BucketBySequenceLength(Transformation):
     @property
     def cardinality(self) -> int:
         return 0 if self.source.cardinality == 0 else UNKNOWN
+
+    @property
+    def note(self) -> str:
+        """Say whether the length function is called for many rows at once, and if not, why; nothing is read."""
+        return Vectorised(self.length_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         bucket = BucketOf(KeysOf.of_blocks(self.length_function, "length"), self.boundaries)

@@ -73,6 +73,11 @@ class GroupByWindow(Transformation):
     def cardinality(self) -> int:
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
+    @property
+    def note(self) -> str:
+        """Say whether the key function is called for many rows at once, and if not, why; nothing is read."""
+        return Vectorised(self.key_function).note(self.source)
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         keys = Fact(gathered(inputs[0]), KeysOf.of_blocks(self.key_function), f"{self.name}-keys")
         windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)

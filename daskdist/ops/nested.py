@@ -17,6 +17,7 @@ from daskdist.core.primitive import Primitive
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown
 from daskdist.core.structure import Nested
 from daskdist.errors import UserFunctionError
+from daskdist.ops.with_options import Options
 
 
 class AnyDataset(Protocol):
@@ -76,13 +77,14 @@ class NestedFunction(UserFunction):
 
     def dataset(self, *elements: Any, where: Callable[[], str]) -> AnyDataset:
         """The dataset it makes of an element, or of several arguments."""
-        made = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
+        made: Any = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
         if not isinstance(made, Nested):
             raise UserFunctionError(
                 f"{self.operation}: {self.location} returned {type(made).__name__} {made!r:.80}, on {where()}; "
                 "it is to return a Dataset"
             )
-        return made  # type: ignore[return-value]
+        dataset: Any = made
+        return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]
 
     def outlook(self, source: Node, make: MakeDataset | None = None) -> Outlook:
         """What it makes of elements of a node, tried on a made-up one; or of a key and a dataset of such."""

@@ -29,6 +29,11 @@ class TakeWhile(Transformation):
     def cardinality(self) -> int:
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
+    @property
+    def note(self) -> str:
+        """Say whether the predicate is called for many rows at once, and if not, why; nothing is read."""
+        return Vectorised(self.predicate).note(self.source)
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         mask = FilterRows(self.predicate, Vectorised(self.predicate)).mask
         holds = Fact(gathered(inputs[0]), mask, self.name)

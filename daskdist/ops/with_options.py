@@ -78,6 +78,10 @@ class Options(_Options):
         where several replicas share a pipeline, each of their devices is sent all of it. What is computed after the
         last operation that shuffles, batches or the like, and leaves of text, objects, times, or rows of different
         lengths, are put together on the host in any case. False if never set.
+    vectorize
+        Whether functions of one element may be called once for many rows where that is known to give the same. Where
+        False, each is called for each element, also in datasets that functions make; functions given with
+        ``vectorized=True`` are called as they say. True if never set.
     writable
         Whether arrays that are handed out can be written into: what would be a read-only view of a block that others
         have too is copied first. It is for iteration over datasets and distributed datasets, for functions that `run`
@@ -99,6 +103,7 @@ class Options(_Options):
     python_numbers: str | None = None
     seed: int | None = None
     shuffle_on_device: bool | None = None
+    vectorize: bool | None = None
     writable: bool | None = None
 
     @property
@@ -185,6 +190,7 @@ _CHECKS: Final[dict[str, Any]] = {
     "python_numbers": _python_numbers,
     "seed": lambda value: whole_number("Options", "seed", value),
     "shuffle_on_device": _bool("shuffle_on_device"),
+    "vectorize": _bool("vectorize"),
     "writable": _bool("writable"),
 }
 

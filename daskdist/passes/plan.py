@@ -12,6 +12,7 @@ from daskdist.files.locations import Locations
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.device_maps import check_device_maps
 from daskdist.passes.fuse import fuse
+from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import with_seed
 from daskdist.passes.simplify import simplify
 
@@ -28,6 +29,8 @@ def plan(node: Node) -> Primitive:
     options = merged_options(node)
     if options.seed is not None:
         node = with_seed(node, options.seed)
+    if options.vectorize is False:
+        node = row_by_row(node)
     # What fails is left out where it fails, so nothing may move.
     primitive = tolerant(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
     if options.locations is not None:

@@ -82,6 +82,10 @@ class Vectorised:
     # Why it is called row by row, by the structure, shapes and dtypes of columns.
     _refused: dict[Any, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        # Functions that it calls may be defined anew between two passes.
+        self.function.refresh()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Vectorised, (self.function,)
 
@@ -98,7 +102,7 @@ class Vectorised:
         by_row
             Computes them row by row.
         """
-        if len(block) < _FEWEST_ROWS:
+        if len(block) < _FEWEST_ROWS or not self.function.may_vectorize:
             return by_row(block)
         layout = block.structure, *[(leaf.dtype, leaf.shape[1:]) for leaf in block.leaves]
         if layout in self._refused:
@@ -163,6 +167,8 @@ class Vectorised:
 
     def note(self, source: Node) -> str:
         """Return what `explain` says of the function on the elements of a node; nothing is read."""
+        if not self.function.may_vectorize:
+            return "row by row: Options(vectorize=False)"
         if _are_batches(source):
             return "row by row: its elements are batches"
         try:

@@ -171,7 +171,8 @@ class Machine:
         stack[-1], stack[-arg] = stack[-arg], stack[-1]
 
     def _load_const(self, frame: Frame, arg: Any) -> None:
-        frame.stack.append(arg)
+        # Where values that a function refers to were fixed, constants may be any.
+        frame.stack.append(self._load(arg, "a constant"))
 
     def _load_fast(self, frame: Frame, arg: Any) -> None:
         frame.stack.append(frame.variables[arg])

@@ -1,0 +1,20 @@
+"""Pipelines in which every function of one element is called for each element."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from daskdist.core.function import UserFunction
+from daskdist.core.node import Node
+
+
+def row_by_row(node: Node) -> Node:
+    """Return the pipeline with no function called once for many elements that is written for one."""
+    if node.inputs:
+        node = node.with_inputs(tuple(map(row_by_row, node.inputs)))
+    values: dict[str, Any] = {each.name: getattr(node, each.name) for each in fields(node)}
+    changed: dict[str, Any] = {
+        name: value.row_by_row() for name, value in values.items() if isinstance(value, UserFunction)
+    }
+    return replace(node, **changed) if changed else node
