@@ -25,7 +25,7 @@ from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, writable_element
 from daskdist.core.function import UserFunction
-from daskdist.core.node import Node, depth
+from daskdist.core.node import Node
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec, known_spec
@@ -88,6 +88,7 @@ from daskdist.ops.unique import Unique
 from daskdist.ops.window import Window
 from daskdist.ops.with_options import Options, WithOptions, conflicts, merged_options
 from daskdist.ops.zip import Zip
+from daskdist.passes.numbering import begin_pass, note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
@@ -119,7 +120,6 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._iterations = itertools.count()
 
     # --- constructors: numbers ---
 
@@ -167,13 +167,13 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         seed
             Fixes the numbers.
         rerandomize_each_iteration
-            Whether each pass has numbers of its own; False if None.
+            Whether each iteration has numbers of its own. If None, where there is no seed.
 
         >>> list(Dataset.random(seed=4).take(2)) == list(Dataset.random(seed=4).take(2))
         True
         """
-        rerandomize = False if rerandomize_each_iteration is None else rerandomize_each_iteration
-        return cls._of(Random(_seed(seed), rerandomize, is_seeded=seed is not None, label=name))
+        rerandomize = seed is None if rerandomize_each_iteration is None else rerandomize_each_iteration
+        return cls._of(Random(_seed(seed), rerandomize, seed is not None, label=name))
 
     # --- constructors: data ---
 
@@ -456,7 +456,6 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 _seed(seed),
                 stop_on_empty_dataset,
                 rerandomize,
-                max(map(depth, sources)),
                 is_seeded=seed is not None,
                 label=name,
             )
@@ -774,10 +773,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 raise UnknownLengthError("shuffle: buffer_size -2 is for all elements, and the dataset is endless")
             buffer_size = max(self.cardinality(), 1) if self.cardinality() >= 0 else _ALL
         reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
-        place, is_seeded = depth(self._node), seed is not None
-        return self._with(
-            Shuffle(self._node, buffer_size, _seed(seed), reshuffle, place, is_seeded=is_seeded, label=name)
-        )
+        is_seeded = seed is not None
+        return self._with(Shuffle(self._node, buffer_size, _seed(seed), reshuffle, is_seeded, label=name))
 
     def global_shuffle(
         self, seed: int | None = None, reshuffle_each_iteration: bool | None = None, name: str | None = None
@@ -807,8 +804,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [1, 4, 0, 2, 3]
         """
         reshuffle = True if reshuffle_each_iteration is None else reshuffle_each_iteration
-        place, is_seeded = depth(self._node), seed is not None
-        return self._with(GlobalShuffle(self._node, _seed(seed), reshuffle, place, is_seeded, label=name))
+        return self._with(GlobalShuffle(self._node, _seed(seed), reshuffle, seed is not None, label=name))
 
     def rejection_resample(
         self,
@@ -846,7 +842,6 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             numbers("rejection_resample", "target_dist", target_dist),
             None if initial_dist is None else numbers("rejection_resample", "initial_dist", initial_dist),
             _seed(seed),
-            depth(self._node),
             is_seeded=seed is not None,
             label=name,
         )
@@ -1221,7 +1216,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         spec = self._spec_to_write("save", strategy)
         node = Snapshot(self._node, _absolute(path), self._fingerprint, spec, _codec(compression), is_reused=False)
-        pass_over(plan(node), *self._writers(strategy))
+        pass_over(plan(node), *self._writers(strategy), epoch=begin_pass(node)[0])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
@@ -1574,13 +1569,14 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return ElementIterator(
             self._caller(),
             self.primitive,
-            next(self._iterations),
+            begin_pass(self._node)[0],
             self._empty,
             options.memory_budget_bytes,
             Identity(
                 lambda: self._fingerprint,
                 drawn_seeds(self._node),
                 lambda seeds: plan(with_drawn(self._node, seeds)),
+                lambda epoch: note_pass(self._node, epoch),
             ),
             is_writable=bool(options.writable),
         )
@@ -1851,9 +1847,12 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         self, target: Files | Store, spec: ElementSpec, num_rows: int | None, strategy: Strategy | None
     ) -> list[str]:
         portions = Portions(in_bytes("bundle-bytes"), num_rows)
+        (epoch,) = begin_pass(self._node)
         return target.write(
             spec,
-            lambda write: facts_of(self.primitive, write, portions, *self._writers(strategy), name=target.operation),
+            lambda write: facts_of(
+                self.primitive, write, portions, *self._writers(strategy), epoch=epoch, name=target.operation
+            ),
         )
 
     def _writers(self, strategy: Strategy | None) -> tuple[Caller, tuple[str | None, ...], int | None]:

@@ -124,11 +124,6 @@ class Source:
     def elements(self, epoch: tuple[int, ...] = (0,)) -> list[Any]:
         return getattr(self, f"_{self.name}_elements")(*self.args, *((epoch,) if self.name == "random" else ()))
 
-    @property
-    def depth(self) -> int:
-        # Those without end are followed by a take.
-        return 2 if self.name in ("counter", "random") else 1
-
     def _range(self, start, stop, step, dtype):
         return Dataset.range(start, stop, step, output_type=dtype)
 

@@ -98,11 +98,10 @@ class Reference:
             others, *args = args
             lists = [elements, *(self.of(other, epoch) for other in others)]
             if name == "sample":
-                depths = [depth(pipeline, number - 1), *map(depth, others)]
-                return self._sample(lists, depths, *args, epoch=epoch)
+                return self._sample(lists, *args, epoch=epoch)
             return getattr(self, f"_{name}")(lists, *args)
         if name in ("shuffle", "rejection_resample"):
-            return getattr(self, f"_{name}")(elements, *args, node=depth(pipeline, number - 1), epoch=epoch)
+            return getattr(self, f"_{name}")(elements, *args, epoch=epoch)
         return getattr(self, f"_{name}")(elements, *args)
 
     # --- one by one ---
@@ -161,12 +160,12 @@ class Reference:
         assert len(elements) == expected
         return elements
 
-    def _shuffle(self, elements, buffer_size, seed, reshuffle=True, *, node, epoch):
-        return shuffled(elements, buffer_size, seed, reshuffle, node=node, epoch=epoch)
+    def _shuffle(self, elements, buffer_size, seed, reshuffle=True, *, epoch):
+        return shuffled(elements, buffer_size, seed, reshuffle, epoch=epoch)
 
-    def _rejection_resample(self, elements, class_of, target, initial, seed, *, node, epoch):
+    def _rejection_resample(self, elements, class_of, target, initial, seed, *, epoch):
         # One draw an element; a class is kept the less often, the more there is of it against what is wanted.
-        rng = generator(seed, node, epoch)
+        rng = generator(seed, 1, epoch)
         seen = [0] * len(target)
         output = []
         for each in elements:
@@ -192,10 +191,10 @@ class Reference:
     def _choose(self, lists, choices, stop):
         return _directed(lists, iter(choices), stop)
 
-    def _sample(self, lists, depths, weights, seed, stop, rerandomize, *, epoch):
+    def _sample(self, lists, weights, seed, stop, rerandomize, *, epoch):
         kept = [number for number, weight in enumerate(weights) if weight]
         shares = np.cumsum([weights[number] / sum(weights) for number in kept])[:-1]
-        rng = generator(seed, max(depths[number] for number in kept), epoch if rerandomize else ())
+        rng = generator(seed, 1, epoch if rerandomize else ())
         draws = (int(np.searchsorted(shares, rng.random(), side="right")) for _ in itertools.count())
         return _directed([lists[number] for number in kept], draws, stop)
 
@@ -282,21 +281,9 @@ class Reference:
         return [each for key, group in groups for each in reduce.elements(self, key, group)]
 
 
-def depth(pipeline: Any, number: int | None = None) -> int:
-    """The operations on the longest way to a source, by which two with one seed are kept apart."""
-    found = pipeline.source.depth
-    for name, args in pipeline.operations[:number]:
-        others = args[0] if name in ("zip", "concatenate", "choose", "sample") else ()
-        depths = [found, *map(depth, others)]
-        if name == "sample":
-            depths = [each for each, weight in zip(depths, args[1], strict=True) if weight]
-        found = 1 + max(depths)
-    return found
-
-
-def shuffled(elements, buffer_size, seed, reshuffle=True, *, node, epoch):
+def shuffled(elements, buffer_size, seed, reshuffle=True, *, epoch):
     """The order by drawing one slot at a time."""
-    rng = generator(seed, node, epoch if reshuffle else ())
+    rng = generator(seed, 1, epoch if reshuffle else ())
     buffer, rest = list(elements[:buffer_size]), elements[buffer_size:]
     output = []
     for element in rest:

@@ -52,7 +52,7 @@ def test_order_is_drawing_in_turn(num_rows, buffer_size, seed, passes):
     ds = Dataset.range(num_rows).shuffle(buffer_size, seed=seed)
     for _ in range(passes):
         list(ds)
-    assert ints(ds) == shuffled(list(range(num_rows)), buffer_size, seed, node=1, epoch=(passes,))
+    assert ints(ds) == shuffled(list(range(num_rows)), buffer_size, seed, epoch=(passes,))
 
 
 @pytest.mark.parametrize("buffer_size", [1, 1000, 1024, 1025, 32_768, 40_000])
@@ -61,14 +61,14 @@ def test_order_of_many(buffer_size):
     num_rows = 90_000
     with dask.config.set({"daskdist.split-bytes": 8 * 7919}):
         found = np.concatenate(list(Dataset.range(num_rows).shuffle(buffer_size, seed=5).batch(1000)))
-    assert found.tolist() == shuffled(list(range(num_rows)), buffer_size, 5, node=1, epoch=(0,))
+    assert found.tolist() == shuffled(list(range(num_rows)), buffer_size, 5, epoch=(0,))
 
 
 @pytest.mark.parametrize("split_bytes", [8, 24, 800, 2**24])
 @pytest.mark.parametrize("window_bytes", [1, 2**28])
 @pytest.mark.parametrize("caller", [Now, Threads])
 def test_order_does_not_depend_on_blocks(split_bytes, window_bytes, caller):
-    expected = shuffled(list(range(100)), 30, 4, node=1, epoch=(0,))
+    expected = shuffled(list(range(100)), 30, 4, epoch=(0,))
     sizes = {"daskdist.split-bytes": split_bytes, "daskdist.window-bytes": window_bytes}
     with dask.config.set(sizes), using(caller):
         assert ints(Dataset.range(100).shuffle(30, seed=4)) == expected
@@ -164,10 +164,18 @@ def test_shuffling_repeated_elements_mixes_passes():
     assert sorted(found[:20]) != list(range(20))
 
 
-def test_two_with_one_seed_draw_differently():
+def test_two_with_one_given_seed_draw_alike():
     once = Dataset.range(50).shuffle(50, seed=3, reshuffle_each_iteration=False)
     order = ints(once)
     twice = ints(once.shuffle(50, seed=3, reshuffle_each_iteration=False))
+    assert [order[k] for k in order] == twice
+
+
+def test_two_with_one_seed_that_was_not_given_draw_differently():
+    once = Dataset.range(50).shuffle(50, reshuffle_each_iteration=False)
+    options = daskdist.Options(seed=3)
+    order = ints(once.with_options(options))
+    twice = ints(once.shuffle(50, reshuffle_each_iteration=False).with_options(options))
     assert [order[k] for k in order] != twice
 
 
@@ -278,4 +286,4 @@ def test_order_on_a_cluster(client):
     ds = Dataset.range(200).shuffle(64, seed=9).batch(16)
     with dask.config.set({"daskdist.split-bytes": 160}):
         steps = [np.concatenate(strategy.local_results(step)) for step in strategy.distribute_dataset(ds)]
-    assert np.concatenate(steps).tolist() == shuffled(list(range(200)), 64, 9, node=1, epoch=(0,))
+    assert np.concatenate(steps).tolist() == shuffled(list(range(200)), 64, 9, epoch=(0,))

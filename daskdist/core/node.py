@@ -216,9 +216,12 @@ def upstream(node: Node) -> Node:
     return node
 
 
-def depth(node: Node) -> int:
-    """The number of nodes on the longest way to a source: a node's place, as far as seeds go."""
-    return 1 + max(map(depth, node.inputs), default=0)
+def counting(node: Node) -> Iterator[Any]:
+    """Yield the operations that count their passes, which have a field ``passes``, the most upstream first."""
+    for source in node.inputs:
+        yield from counting(source)
+    if getattr(node, "passes", None) is not None:
+        yield node
 
 
 def lower(node: Node) -> Primitive:

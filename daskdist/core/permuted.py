@@ -162,9 +162,9 @@ class Shuffled(Selection):
         return self if len(self) == self.permuted.order.length else self.by_row().without_unused()
 
 
-def shuffled(run: Run, rng: np.random.Generator) -> Run:
-    """The elements of a run, which holds on to no block without any, in a random order."""
-    order = Permutation(len(run), rng)
+def shuffled(run: Run, rng: np.random.Generator, most_drawn: int | None = None) -> Run:
+    """The elements of a run, which holds on to no block without any, in a random order; see `Permutation`."""
+    order = Permutation(len(run), rng, most_drawn)
     if order.table is not None or isinstance(run, Groups):
         return run.take(order.between(0, len(run)))
     places = Stretched(np.zeros(1, np.intp), np.zeros(1, np.int64), np.array([0, len(run)]))

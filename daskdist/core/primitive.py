@@ -40,7 +40,9 @@ class Cursor(Protocol):
         ...
 
 
-Epoch = tuple[int, ...]
+# The pass of a stream. First the pass number of each operation that counts its passes, in order of their places, or
+# one number for all of them; then the number of each enclosing repetition, the outermost first.
+Epoch = tuple[Any, ...]
 Opener = Callable[[Epoch], Cursor]
 
 

@@ -17,23 +17,31 @@ def fresh_seed() -> int:
     return secrets.randbits(63) if seed is None else int(seed)
 
 
-def generator(seed: int, node: int, epoch: Sequence[int] = ()) -> np.random.Generator:
-    """The generator of one operation in one epoch.
+def generator(seed: int, stream: int, numbers: Sequence[int] = ()) -> np.random.Generator:
+    """Return the generator of an operation in a pass.
 
     Parameters
     ----------
     seed
         The operation's seed.
-    node
-        The operation's place in its pipeline, so that two with one seed do not draw alike.
-    epoch
-        Which pass this is: one number for each enclosing repetition, the outermost first. Empty where every
-        pass is to draw the same.
+    stream
+        Keeps apart what is drawn by one seed for different purposes.
+    numbers
+        The pass, as `daskdist.core.pass_numbers.PassNumber.of` gives it. Empty where every pass is to draw the same,
+        which is what the first pass draws. So does the first repetition within a pass: zeros at the end count for
+        nothing.
 
-    >>> [int(generator(1, 0, epoch).integers(100)) for epoch in [(0,), (1,), (0,)]]
-    [47, 97, 47]
+    >>> [int(generator(1, 0, numbers).integers(100)) for numbers in [(0,), (1,), (), (1, 0)]]
+    [47, 97, 47, 97]
     """
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed) % 2**64, node, *epoch])))
+    return np.random.Generator(np.random.PCG64(_entropy(seed, stream, numbers)))
+
+
+def _entropy(seed: int, stream: int, numbers: Sequence[int]) -> np.random.SeedSequence:
+    numbers = list(numbers)
+    while numbers and not numbers[-1]:
+        del numbers[-1]
+    return np.random.SeedSequence([int(seed) % 2**64, stream, *numbers])
 
 
 # Random words of 64 bits that a generator is made of.
@@ -63,8 +71,7 @@ def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int) -
         are asked for at a time.
     """
     # A step of this generator, which counts, gives the words of an element.
-    entropy = np.random.SeedSequence([int(seed) % 2**64, _FOR_WORDS, *numbers])
-    philox = np.random.Philox(entropy).advance(start)
+    philox = np.random.Philox(_entropy(seed, _FOR_WORDS, numbers)).advance(start)
     return philox.random_raw(num_rows * WORDS_PER_GENERATOR).reshape(num_rows, WORDS_PER_GENERATOR)
 
 

@@ -23,7 +23,7 @@ from daskdist.execute.position import Recorder, Resumer
 
 logger: Final = logging.getLogger("daskdist")
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,14 @@ class Identity:
         The seeds that its operations have drawn for themselves.
     planned
         Gives what it comes down to with such seeds.
+    note_pass
+        Told of the pass that a position is in, so that iterations to come are later ones.
     """
 
     fingerprint: Callable[[], str]
     seeds: list[int]
     planned: Callable[[list[int]], Primitive]
+    note_pass: Callable[[Epoch], None]
 
 
 class ElementIterator(Iterator[Any]):
@@ -56,8 +59,8 @@ class ElementIterator(Iterator[Any]):
         Who makes the calls; closed at the end, or when the iterator is let go of.
     primitive
         What the pipeline comes down to.
-    iteration
-        How many passes over it were begun before: the order of a shuffle depends on it.
+    epoch
+        Which pass: the order of a shuffle depends on it.
     empty
         Makes an element without rows, where a pipeline can have such.
     budget_bytes
@@ -72,7 +75,7 @@ class ElementIterator(Iterator[Any]):
         self,
         caller: Caller,
         primitive: Primitive,
-        iteration: int,
+        epoch: Epoch,
         empty: Callable[[], Any] | None = None,
         budget_bytes: int | None = None,
         identity: Identity | None = None,
@@ -80,9 +83,9 @@ class ElementIterator(Iterator[Any]):
     ) -> None:
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
-        self._iteration = iteration
-        self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive)
-        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, (iteration,), empty=recycled)
+        self._epoch = epoch
+        self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive, lambda epoch: None)
+        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, epoch, empty=recycled)
         self._current = _Current()
         self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
         self._is_writable = is_writable
@@ -155,7 +158,7 @@ class ElementIterator(Iterator[Any]):
             "version": _VERSION,
             "fingerprint": self._identity.fingerprint(),
             "seeds": self._identity.seeds,
-            "iteration": self._iteration,
+            "epoch": self._epoch,
             "number": self._number,
             "current": rest,
             "delivery": recorder.delivery(delivery),
@@ -190,10 +193,11 @@ class ElementIterator(Iterator[Any]):
             # Operations without a seed of their own have drawn others.
             self._identity = replace(self._identity, seeds=state["seeds"])
             self._primitive = self._identity.planned(state["seeds"])
-            delivery.source = self._interpreter.open(self._primitive)((state["iteration"],))
+            delivery.source = self._interpreter.open(self._primitive)(state["epoch"])
         resumer = Resumer(self._interpreter, self._primitive)
         resumer.streams([state["current"], state["delivery"]])
-        self._iteration, self._number = state["iteration"], state["number"]
+        self._epoch, self._number = state["epoch"], state["number"]
+        self._identity.note_pass(self._epoch)
         resumer.delivery(delivery, state["delivery"])
         for lanes in reversed(state["current"]):
             delivery.ready.appendleft(resumer.stretch(lanes))
@@ -241,8 +245,8 @@ def _is_contiguous(places: Any) -> bool:
 
 
 def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIterator:
-    """The elements of a pipeline, in order, brought here."""
-    return ElementIterator(caller, primitive, iteration)
+    """The elements of a pipeline in an iteration, in order, brought here; no operation counts it."""
+    return ElementIterator(caller, primitive, (iteration,))
 
 
 def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from daskdist.core.block import Rows
-from daskdist.core.primitive import Exhausted, NotReady, Primitive
+from daskdist.core.primitive import Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection import Groups, Run, RunQueue
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.gather import blocks_of, run_bytes
@@ -58,6 +58,7 @@ def facts_of(
     workers: Sequence[str | None] = (None,),
     budget_bytes: int | None = None,
     *,
+    epoch: Epoch = (0,),
     name: str,
 ) -> Iterator[_F]:
     """What a function gives for the elements of a stream, some at a time, in order.
@@ -76,13 +77,15 @@ def facts_of(
         The workers that take part; ``(None,)`` for this process.
     budget_bytes
         Bytes that may be outstanding on each; the setting ``window-bytes`` if None.
+    epoch
+        Which pass.
     name
         What tasks are called.
     """
     # Nobody waits for the first elements: parts of splits would only have to be put together again.
     caller.divides = False
     interpreter = Interpreter(caller, workers, budget_bytes)
-    portioned = _Portioned(interpreter, primitive, portions)
+    portioned = _Portioned(interpreter, primitive, portions, epoch)
     pending: deque[tuple[Run, Handle]] = deque()
     number = 0
     try:
@@ -112,11 +115,16 @@ def facts_of(
 
 
 def pass_over(
-    primitive: Primitive, caller: Caller, workers: Sequence[str | None] = (None,), budget_bytes: int | None = None
+    primitive: Primitive,
+    caller: Caller,
+    workers: Sequence[str | None] = (None,),
+    budget_bytes: int | None = None,
+    *,
+    epoch: Epoch = (0,),
 ) -> None:
     """Let a stream run to its end, for what its calls do on the way; the parameters are those of `facts_of`."""
     try:
-        cursor = Interpreter(caller, workers, budget_bytes).open(primitive)((0,))
+        cursor = Interpreter(caller, workers, budget_bytes).open(primitive)(epoch)
         with suppress(Exhausted):
             while True:
                 cursor.pull()
@@ -137,10 +145,10 @@ class Numbered:
 
 class _Portioned:
     # A stream cut into what calls are given.
-    def __init__(self, interpreter: Interpreter, primitive: Primitive, portions: Portions) -> None:
+    def __init__(self, interpreter: Interpreter, primitive: Primitive, portions: Portions, epoch: Epoch) -> None:
         self.interpreter = interpreter
         self.portions = portions
-        self.source = interpreter.open(primitive)((0,))
+        self.source = interpreter.open(primitive)(epoch)
         self.waiting = RunQueue()
         self.is_over = False
         # Of what waits.

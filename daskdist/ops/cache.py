@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from daskdist.core.node import Facts, Transformation, walk
+from daskdist.core.node import Facts, Transformation, counting, walk
+from daskdist.core.pass_numbers import part_of, with_part
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection import Run
 
@@ -16,7 +17,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.runs: dict[Hashable, list[Run]] = {}
-        # Of passes that were gone on from half way: which they were, for the order of those after them.
+        # Of passes that were gone on from half way: which they were, for the order of those after them. As `part_of`.
         self.epochs: dict[Hashable, Epoch] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,16 +46,35 @@ class Cache(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         # Rewritten for a worker's share, the same node keeps other elements.
         nodes = list(walk(self.source))
-        key = tuple(map(str, nodes)), tuple(each for each in nodes if not each.inputs)
-        return Arrange(inputs, CacheRows(self.kept, key), inputs[0].grouped, name=self.name)
+        sources = tuple(_identity(each) for each in nodes if not each.inputs)
+        key = tuple(map(str, nodes)), sources
+        places = tuple(each.passes.place for each in counting(self.source))
+        return Arrange(inputs, CacheRows(self.kept, key, places), inputs[0].grouped, name=self.name)
+
+
+def _identity(source: Any) -> object:
+    # A random source is another node once it was told its place; its counter stays.
+    passes = getattr(source, "passes", None)
+    return source if passes is None else passes.counter
 
 
 @dataclass(frozen=True)
 class CacheRows:
-    """Which way a pass goes."""
+    """The choice between a pass that fills the cache and one that replays it.
+
+    Parameters
+    ----------
+    kept
+        What was kept.
+    key
+        Tells what is cached here from what the same operation keeps on other shares.
+    places
+        The places of the operations below that count their passes.
+    """
 
     kept: Kept
     key: Hashable
+    places: tuple[int, ...]
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         home = context.home
@@ -62,8 +82,11 @@ class CacheRows:
             return inputs[0](epoch)
         key = (self.key, home)
         replayed = self.kept.runs.get(key)
-        source = None if replayed is not None else inputs[0](self.kept.epochs.get(key, epoch))
-        return CacheCursor(source, self.kept, key, replayed)
+        source: Cursor | None = None
+        if replayed is None:
+            earlier = self.kept.epochs.get(key)
+            source = inputs[0](epoch if earlier is None else with_part(epoch, self.places, earlier))
+        return CacheCursor(source, self.kept, key, replayed, _places=self.places)
 
 
 @dataclass
@@ -77,6 +100,7 @@ class CacheCursor:
     number: int = 0
     is_whole: bool = True
     _runs: list[Run] = field(default_factory=list)
+    _places: tuple[int, ...] = ()
 
     def pull(self) -> Run:
         if self.source is None:
@@ -104,4 +128,4 @@ class CacheCursor:
             self.kept.runs.setdefault(self.key, self.replayed)
             return
         self.is_whole = False
-        self.kept.epochs[self.key] = self.born[1]  # type: ignore[attr-defined]  # of every cursor
+        self.kept.epochs[self.key] = part_of(self.born[1], self._places)  # type: ignore[attr-defined]  # of every cursor

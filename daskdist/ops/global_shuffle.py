@@ -14,6 +14,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Transformation
+from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.permutation import Permutation
 from daskdist.core.permuted import shuffled
 from daskdist.core.primitive import (
@@ -32,7 +33,7 @@ from daskdist.core.seed import generator
 from daskdist.core.selection import Run, concat
 from daskdist.errors import UnknownLengthError
 
-# Elements in an order that goes with each split.
+# Up to so many elements their order goes with each split; it is the same order however they are read.
 _MOST_SENT: Final = 2**16
 
 
@@ -43,15 +44,15 @@ class GlobalShuffle(Transformation):
     Parameters
     ----------
     seed
-        Decides the order, together with the operation's place in the pipeline.
+        Decides the order, with the number of elements.
     reshuffle_each_iteration
         Whether each pass has an order of its own.
     """
 
     seed: int
     reshuffle_each_iteration: bool = True
-    node_id: int = field(default=0, repr=False)
     is_seeded: bool = field(default=True, repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "global_shuffle"
     # Not `keeps_rows`: what is computed of elements is better computed after than held.
@@ -66,14 +67,15 @@ class GlobalShuffle(Transformation):
 
     def rng(self, epoch: Epoch) -> np.random.Generator:
         """What draws the order of a pass."""
-        return generator(self.seed, self.node_id, epoch if self.reshuffle_each_iteration else ())
+        numbers = self.passes.of(epoch) if self.reshuffle_each_iteration else ()
+        return generator(self.seed, 1 + self.passes.stream, numbers)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows_at = getattr(self.source, "rows_at", None)
         if rows_at is None:
             return Arrange(inputs, GlobalShuffleRows(self), inputs[0].grouped, name=self.name)
         # What can be had at any place is had where it is wanted: nothing is read before, nor kept.
-        splits = partial(self._splits, ())
+        splits = partial(self._splits, (0,))
         return Read(splits, partial(_read, rows_at), self.name, divide=_divide, splits_of=self._splits)
 
     def _splits(self, epoch: Epoch) -> LazySplits:
@@ -129,4 +131,4 @@ class GlobalShuffleCursor:
         if not self.runs:
             raise Exhausted
         elements, self.runs = concat(self.runs).without_unused(), []
-        return shuffled(elements, self.shuffle.rng(self.epoch))
+        return shuffled(elements, self.shuffle.rng(self.epoch), _MOST_SENT)

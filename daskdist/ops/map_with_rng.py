@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
+from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Compute, EndlessSplits, Epoch, Primitive, Read, Split
 from daskdist.core.seed import WORDS_PER_GENERATOR, generator_of, random_words
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
@@ -51,11 +52,14 @@ class MapWithRng(Transformation):
         The seed.
     in_order
         Whether elements come in the order of the input's; else block by block as they are done.
+    passes
+        Tells which pass it is in.
     """
 
     function: SeededFunction
     rng: int
     in_order: bool = True
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "map_with_rng"
     # It goes by the numbers of elements, which a worker's share of the files has not got.
@@ -82,11 +86,11 @@ class MapWithRng(Transformation):
         return "row by row: each has a generator of its own"
 
     def _splits_of(self, epoch: Epoch) -> EndlessSplits:
-        return EndlessSplits(partial(_split, epoch))
+        return EndlessSplits(partial(_split, self.passes.of(epoch)))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         draw = partial(_draw, self.rng)
-        words = Read(partial(self._splits_of, ()), draw, "rng", divide=_divide, splits_of=self._splits_of)
+        words = Read(partial(self._splits_of, (0,)), draw, "rng", divide=_divide, splits_of=self._splits_of)
         pairs = zipped((*inputs, words), _PAIR, self.name)
         return Compute(pairs, MapRows(self.function), self.name, factor=1, in_order=self.in_order)
 

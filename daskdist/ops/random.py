@@ -11,6 +11,7 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Source
+from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
 from daskdist.core.seed import generator
 from daskdist.core.spec import ElementSpec, TensorSpec
@@ -34,8 +35,8 @@ class Random(Source):
 
     seed: int
     rerandomize_each_iteration: bool = False
-    node_id: int = field(default=0, repr=False)
     is_seeded: bool = field(default=True, repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "random"
     facts = Facts()
@@ -55,27 +56,26 @@ class Random(Source):
 
     def splits_of(self, epoch: Epoch) -> EndlessSplits:
         """The units a pass is read in."""
-        return EndlessSplits(partial(_split, epoch if self.rerandomize_each_iteration else ()))
+        return EndlessSplits(partial(_split, self.passes.of(epoch) if self.rerandomize_each_iteration else ()))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        draw = partial(_draw, self.seed, self.node_id)
-        no_epoch = partial(self.splits_of, ())
-        return Read(no_epoch, draw, self.name, divide=_divide, splits_of=self.splits_of)
+        draw = partial(_draw, self.seed, self.passes.stream)
+        return Read(partial(self.splits_of, (0,)), draw, self.name, divide=_divide, splits_of=self.splits_of)
 
 
-def _split(epoch: Epoch, number: int) -> Split:
-    return Split(f"random rows {number * _ROWS} on", (epoch, number, 0, _ROWS), _ROWS, _ROWS * 8)
+def _split(numbers: tuple[int, ...], number: int) -> Split:
+    return Split(f"random rows {number * _ROWS} on", (numbers, number, 0, _ROWS), _ROWS, _ROWS * 8)
 
 
 def _divide(split: Split, start: int, stop: int) -> Split:
-    epoch, number, first, _ = split.payload
+    numbers, number, first, _ = split.payload
     num_rows = stop - start
     return replace(
-        split, payload=(epoch, number, first + start, first + stop), num_rows=num_rows, num_bytes=8 * num_rows
+        split, payload=(numbers, number, first + start, first + stop), num_rows=num_rows, num_bytes=8 * num_rows
     )
 
 
-def _draw(seed: int, node_id: int, split: Split) -> Block:
-    epoch, number, start, stop = split.payload
-    numbers = generator(seed, node_id, (*epoch, number)).integers(2**32, size=_ROWS)
-    return Block(LONE, [numbers[start:stop]], split.label)
+def _draw(seed: int, stream: int, split: Split) -> Block:
+    numbers, number, start, stop = split.payload
+    drawn = generator(seed, stream, (*numbers, number)).integers(2**32, size=_ROWS)
+    return Block(LONE, [drawn[start:stop]], split.label)

@@ -14,6 +14,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
+from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
 from daskdist.core.seed import generator
 from daskdist.core.selection import Index, Run
@@ -44,8 +45,8 @@ class RejectionResample(Transformation):
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
     seed: int
-    node_id: int = field(default=0, repr=False)
     is_seeded: bool = field(default=True, repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "rejection_resample"
     facts = Facts()
@@ -78,7 +79,7 @@ class RejectionResample(Transformation):
         classes = Fact(
             gathered(inputs[0]), WithClass(self.class_function, len(self.target)), self.name, makes_rows=True
         )
-        rows = ResampleRows(self.target, self.initial, self.seed, self.node_id)
+        rows = ResampleRows(self.target, self.initial, self.seed, 1 + self.passes.stream, self.passes)
         return Arrange((classes,), rows, grouped=0, name=self.name)
 
 
@@ -125,11 +126,13 @@ class ResampleRows:
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
     seed: int
-    node_id: int
+    stream: int
+    passes: PassNumber
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         seen = np.zeros(len(self.target), np.int64)
-        return ResampleCursor(inputs[0](epoch), self, generator(self.seed, self.node_id, epoch), seen)
+        rng = generator(self.seed, self.stream, self.passes.of(epoch))
+        return ResampleCursor(inputs[0](epoch), self, rng, seen)
 
 
 @dataclass

@@ -11,6 +11,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Facts, Node
+from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, alike
 from daskdist.core.seed import generator
 from daskdist.core.selection import Index, RunQueue
@@ -44,8 +45,8 @@ class SampleFromDatasets(Node):
     seed: int
     stop_on_empty_dataset: bool = False
     rerandomize_each_iteration: bool = True
-    node_id: int = field(default=0, repr=False)
     is_seeded: bool = field(default=True, repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "sample_from_datasets"
     facts = Facts()
@@ -76,9 +77,8 @@ class SampleFromDatasets(Node):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         inputs = alike(inputs)
-        rows = SampleRows(
-            self.weights, self.seed, self.node_id, self.stop_on_empty_dataset, self.rerandomize_each_iteration
-        )
+        passes = self.passes if self.rerandomize_each_iteration else None
+        rows = SampleRows(self.weights, self.seed, 1 + self.passes.stream, self.stop_on_empty_dataset, passes)
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 
@@ -88,12 +88,12 @@ class SampleRows:
 
     weights: tuple[float, ...]
     seed: int
-    node_id: int
+    stream: int
     stop_on_empty: bool
-    rerandomize: bool
+    passes: PassNumber | None
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        rng = generator(self.seed, self.node_id, epoch if self.rerandomize else ())
+        rng = generator(self.seed, self.stream, () if self.passes is None else self.passes.of(epoch))
         sources = [opener(epoch) for opener in inputs]
         choices = DrawnChoices(rng, np.cumsum(self.weights)[:-1])
         return DirectedCursor(sources, choices, self.stop_on_empty, [RunQueue() for _ in sources])

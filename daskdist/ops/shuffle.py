@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.buffer import BatchBuffer, Draws, RowBuffer, buffer_of
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, Node, Transformation
+from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.permuted import shuffled
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.seed import generator
@@ -29,18 +30,23 @@ class Shuffle(Transformation):
     buffer_size
         Elements to draw from. As many as there are elements makes the order uniform over all orders.
     seed
-        Decides the order, together with the operation's place in the pipeline.
+        Decides the order, with the buffer size and the number of elements.
     reshuffle_each_iteration
         Whether each pass has an order of its own.
-    node_id
-        The operation's place in the pipeline.
+    is_seeded
+        Whether the seed was given; else it was drawn when the operation was made.
+    passes
+        Tells which pass it is in.
+    share
+        The share of a worker, where the operation is on one and its seed was drawn: workers draw differently then.
     """
 
     buffer_size: int
     seed: int
     reshuffle_each_iteration: bool = True
-    node_id: int = field(default=0, repr=False)
     is_seeded: bool = field(default=True, repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
+    share: int = field(default=0, repr=False)
 
     name = "shuffle"
     facts = Facts(keeps_rows=True, keeps_spec=True, per_worker=True)
@@ -50,8 +56,13 @@ class Shuffle(Transformation):
         whole_number(self.name, "seed", self.seed)
         yes_or_no(self.name, "reshuffle_each_iteration", self.reshuffle_each_iteration)
 
+    def on_share(self, index: int, num_shards: int) -> Node:
+        return self if self.is_seeded else replace(self, share=index)
+
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        rows = ShuffleRows(self.buffer_size, self.seed, self.reshuffle_each_iteration, self.node_id)
+        passes = self.passes if self.reshuffle_each_iteration else None
+        stream = 1 + self.passes.stream + (self.share << 16)
+        rows = ShuffleRows(self.buffer_size, self.seed, stream, passes)
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)
 
 
@@ -61,11 +72,11 @@ class ShuffleRows:
 
     buffer_size: int
     seed: int
-    reshuffle_each_iteration: bool
-    node_id: int
+    stream: int
+    passes: PassNumber | None
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        rng = generator(self.seed, self.node_id, epoch if self.reshuffle_each_iteration else ())
+        rng = generator(self.seed, self.stream, () if self.passes is None else self.passes.of(epoch))
         return ShuffleCursor(inputs[0](epoch), self.buffer_size, rng, context)
 
 

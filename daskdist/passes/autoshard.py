@@ -200,7 +200,7 @@ def _by_file(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision,
         if isinstance(each, ReadFiles):
             known = dealt.get(id(each))
             return known[index] if known else each.sharded(index, number, by_split=decision.by_split)
-        return each.with_inputs(tuple(share(source, index) for source in each.inputs))
+        return each.with_inputs(tuple(share(source, index) for source in each.inputs)).on_share(index, number)
 
     return decision, [share(node, index) for index in range(number)]
 

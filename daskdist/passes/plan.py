@@ -13,6 +13,7 @@ from daskdist.ops.with_options import merged_options
 from daskdist.passes.device_maps import check_device_maps
 from daskdist.passes.fuse import fuse
 from daskdist.passes.row_by_row import row_by_row
+from daskdist.passes.numbering import numbered
 from daskdist.passes.seed import with_seed
 from daskdist.passes.simplify import simplify
 
@@ -26,6 +27,7 @@ def plan(node: Node) -> Primitive:
         A function that replicas are to call on their devices is not at its end.
     """
     check_device_maps(node)
+    node = numbered(node)
     options = merged_options(node)
     if options.seed is not None:
         node = with_seed(node, options.seed)

@@ -12,8 +12,11 @@ from daskdist.core.node import Node, Source, walk
 
 
 def with_seed(node: Node, seed: int) -> Node:
-    """The pipeline with a seed in each operation that has drawn one for itself; their places keep them apart."""
-    return _reseeded(node, lambda each: replace(each, seed=seed, is_seeded=True))
+    """The pipeline with a seed in each operation that has drawn one for itself.
+
+    It does not count as given: by `PassNumber.stream` those operations draw differently.
+    """
+    return _reseeded(node, lambda each: replace(each, seed=seed))
 
 
 def drawn_seeds(node: Node) -> list[int]:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.core.node import Node
+from daskdist.core.primitive import Epoch
 from daskdist.core.spec import DatasetSpec, ElementSpec, PerReplicaSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
 from daskdist.dataset import Dataset
 from daskdist.devices import Device, named
@@ -20,6 +21,7 @@ from daskdist.execute.embedded import rows_of
 from daskdist.execute.gather_on_device import told
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
+from daskdist.passes.numbering import begin_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
@@ -71,6 +73,10 @@ class Feeding:
     how: str
     maps: Sequence[DeviceMaps]
 
+    def begin_pass(self) -> list[Epoch]:
+        """Draw the numbers of a pass, the same for the same operations in all pipelines; return each pipeline's."""
+        return begin_pass(*[pipeline.node for pipeline in self.pipelines])
+
     @cached_property
     def mapped(self) -> MapsOnReplicas | None:
         """What each replica calls with what it is given; None if nothing."""
@@ -96,7 +102,6 @@ class DistributedDataset:
         self._feed = feed
         self._fed: Sequence[Replica] = ()
         self._feeding_of_those: Feeding
-        self._iterations = itertools.count()
         # What replicas that read it themselves are sent, once that was made.
         self._plans: Any = None
         self.options = options
@@ -121,7 +126,7 @@ class DistributedDataset:
             feeding.spec,
             self.known_element_spec,
             feeding.reader(),
-            next(self._iterations),
+            feeding.begin_pass(),
             options=self.options,
             devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
             drops_uneven=feeding.drops_uneven,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node
+from daskdist.core.pass_numbers import PassCounter, PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.distributed import DistributedDataset, Feeding
-from daskdist.strategy.held import Outlook
+from daskdist.strategy.held import OnWorker, Outlook
 from daskdist.strategy.inputs import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.pipeline import Pipeline
 
@@ -45,10 +46,14 @@ def of_function(
             f"distribute_datasets_from_function: {type(dataset_fn).__name__} is no function; give one that takes an "
             "InputContext and returns a Dataset"
         )
-    return DistributedDataset(strategy, lambda: _feeding_of(strategy, dataset_fn, options), options)
+    # Also where the datasets are made again, on the workers that are left.
+    counter = PassCounter()
+    return DistributedDataset(strategy, lambda: _feeding_of(strategy, dataset_fn, options, counter), options)
 
 
-def _feeding_of(strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: InputOptions) -> Feeding:
+def _feeding_of(
+    strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: InputOptions, counter: PassCounter
+) -> Feeding:
     served = _served(strategy, options.replication_mode)
     num_replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(len(served), number, num_replicas) for number in range(len(served))]
@@ -57,7 +62,7 @@ def _feeding_of(strategy: Strategy, dataset_fn: Callable[[InputContext], Any], o
     spec = _common_spec(made, workers)
     varies = any(leaf.shape and leaf.shape[0] is None for leaf in spec.leaves)
     pipelines = [
-        Pipeline(each.node, (worker,), consumers, varies)
+        Pipeline(_counted_by(counter, each.node), (worker,), consumers, varies)
         for each, worker, consumers in zip(made, workers, served, strict=True)
     ]
     drops_uneven = any(each.outlook.options.drop_uneven for each in made)
@@ -74,6 +79,11 @@ def _feeding_of(strategy: Strategy, dataset_fn: Callable[[InputContext], Any], o
         f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
         tuple(each.outlook.device_maps for each in made),
     )
+
+
+def _counted_by(counter: PassCounter, node: Node) -> Node:
+    # What is on a worker is counted here, by one counter for all workers.
+    return replace(node, passes=PassNumber(counter)) if isinstance(node, OnWorker) else node
 
 
 def _served(strategy: Strategy, mode: InputReplicationMode) -> list[tuple[str | None, ...]]:

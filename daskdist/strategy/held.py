@@ -10,6 +10,7 @@ from typing import Any
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Facts, Source
 from daskdist.core.origin import Skipped
+from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Leaves, Structure
@@ -113,9 +114,20 @@ def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
     return dataset.spec.structure, tuple(leaf.zeros() for leaf in dataset.spec.leaves)
 
 
-def begin(values: Sequence[Dataset], epoch: Epoch) -> Pass:
-    """A pass over the one dataset there is."""
-    return Pass(values[0], epoch)
+@dataclass(frozen=True)
+class Begin:
+    """Begins passes over the one dataset there is.
+
+    Parameters
+    ----------
+    passes
+        Tells which pass it is, of all operations of the dataset.
+    """
+
+    passes: PassNumber
+
+    def __call__(self, values: Sequence[Dataset], epoch: Epoch) -> Pass:
+        return Pass(values[0], self.passes.of(epoch))
 
 
 class _Noting(Interpreter):
@@ -144,11 +156,14 @@ class OnWorker(Source):
         The address of the worker.
     known
         What is known of it.
+    passes
+        Tells which pass it is in, of which all its operations are.
     """
 
     held: Handle = field(repr=False)
     worker: str
     known: Outlook = field(repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
 
     name = "dataset_fn"
     facts = Facts()
@@ -164,7 +179,7 @@ class OnWorker(Source):
         return self.known.cardinality
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Stream(_nothing_here, self.name, self.held, begin)
+        return Stream(_nothing_here, self.name, self.held, Begin(self.passes))
 
     def __str__(self) -> str:
         return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())

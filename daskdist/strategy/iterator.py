@@ -8,7 +8,7 @@ from threading import RLock
 from typing import Any, Final
 
 from daskdist.core.block import writable
-from daskdist.core.primitive import Exhausted
+from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
 from daskdist.core.short_traceback import shortened
@@ -164,7 +164,7 @@ class DistributedIterator:
         spec: ElementSpec,
         element_spec: Any,
         caller: Caller,
-        iteration: int,
+        epochs: Sequence[Epoch],
         *,
         options: InputOptions,
         devices: Sequence[Device] = (),
@@ -192,7 +192,7 @@ class DistributedIterator:
         is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
         # Any device of a kind copies from what is pinned for one of them.
         is_pinned = is_fed and len({device.kind for device in devices}) == 1
-        for pipeline in pipelines:
+        for pipeline, epoch in zip(pipelines, epochs, strict=True):
             interpreter = Interpreter(caller, pipeline.readers, pipeline.budget_bytes)
             self._interpreters.append(interpreter)
             first = sum(num_lanes[: len(feeds)])
@@ -204,7 +204,7 @@ class DistributedIterator:
             delivery = Delivery(
                 interpreter,
                 pipeline.primitive,
-                (iteration,),
+                epoch,
                 pipeline.consumers,
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import json
 import uuid
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,6 +20,7 @@ from daskdist.core.block import writable_element
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
 from daskdist.core.node import walk
+from daskdist.core.primitive import Epoch
 from daskdist.core.spec import ElementSpec, PerReplicaSpec
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
@@ -126,7 +128,7 @@ class Fed(NamedTuple):
     plan
         Its plan, the same for every call.
     turn
-        Which call this is, and the number of its first pass.
+        Which call this is, and the numbers of its first pass for each input pipeline.
     held
         The dataset, where it is on the worker already.
     """
@@ -154,12 +156,13 @@ class ReplicaIterator(Iterator[Any]):
         The spec of what it gives, the first length None where it can vary.
     """
 
-    def __init__(self, plan: Plan, meeting: Meeting, lane: int, iteration: int, device: Device) -> None:
+    def __init__(self, plan: Plan, meeting: Meeting, lane: int, device: Device) -> None:
         self.element_spec = plan.element_spec
         self._plan = plan
         self._meeting = meeting
         self._lane = lane
-        self._iteration = iteration
+        # Counted within the call.
+        self._iteration = 0
         self._device = device
         # What puts elements on the device, in this pass.
         self._ahead: Ahead | None = None
@@ -352,7 +355,8 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
         plans = strategy._with_kept(plans, found.futures, found.around)
     # Not before it is known that there will be a call.
     token = uuid.uuid4().hex
-    turn = f"{token}:{next(dataset._iterations)}"
+    epochs = dataset._feeding.begin_pass()
+    turn = f"{token}:{json.dumps(epochs)}"
     by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
     held: Any = None
     if isinstance(pipelines[0].node, OnWorker):
@@ -364,7 +368,7 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
         devices = [named(replica.device) for replica in strategy.replicas]
         for plan in plans:
             own = devices[plan.first_replica : plan.first_replica + len(plan.reading.pipeline.consumers)]
-            meetings.append(_meeting(token, None, plan, _pinned(plan, plan.reading, own)))
+            meetings.append(_meeting(token, None, plan, _pinned(plan, _in_pass(plan, epochs), own)))
     return Fed(PerReplica(by_replica), turn, held)
 
 
@@ -508,8 +512,8 @@ def _with_iterators(nest: Any, replica: Replica, number: int, around: Callable[[
 
 def _iterator(given: Fed, replica: Replica, number: int, around: Around | None) -> ReplicaIterator:
     plan: Plan = given.plan
-    token, _, iteration = given.turn.partition(":")
-    reading = plan.reading
+    token, _, numbers = given.turn.partition(":")
+    reading = _in_pass(plan, [(tuple(each), *rest) for each, *rest in json.loads(numbers)])
     if around is not None:
         # Those that ask are other threads; the settings of the call count for them, too.
         within = contextvars.copy_context()
@@ -517,10 +521,20 @@ def _iterator(given: Fed, replica: Replica, number: int, around: Around | None) 
         outside = Outside(token, plan.number, around.board, lambda *args: within.copy().run(ask, *args))
         reading = replace(reading, bring=around.bring, outside=outside)
     if given.held is not None:
-        reading = replace(reading, pipeline=replace(reading.pipeline, node=given.held.node))
+        pipeline = replace(reading.pipeline, node=given.held.node)
+        # The number of the one operation that stands for all of the dataset.
+        (((number_of_all,), *rest), *others) = reading.epochs
+        reading = replace(reading, pipeline=pipeline, epochs=((number_of_all, *rest), *others))
     device = named(replica.device)
     meeting = _meeting(token, replica.worker, plan, _pinned(plan, reading, [device]))
-    return ReplicaIterator(plan, meeting, number - plan.first_replica, int(iteration), device)
+    return ReplicaIterator(plan, meeting, number - plan.first_replica, device)
+
+
+def _in_pass(plan: Plan, epochs: Sequence[Epoch]) -> Reading:
+    # Those of the other pipelines are in the order of these.
+    own = epochs[plan.number]
+    others = [epoch for number, epoch in enumerate(epochs) if number != plan.number]
+    return replace(plan.reading, epochs=(own, *others))
 
 
 def _pinned(plan: Plan, reading: Reading, devices: Sequence[Device]) -> Reading:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.primitive import Exhausted
+from daskdist.core.pass_numbers import later
+from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
 from daskdist.devices import named
@@ -68,7 +69,7 @@ class Flow:
     ----------
     pipeline
         The pipeline; its order is the one it has where the order of elements is fixed, for others may read it too.
-    iteration
+    epoch
         Which pass.
     wanted
         The replicas, of those that the pipeline serves, whose elements are put together.
@@ -87,7 +88,7 @@ class Flow:
     def __init__(
         self,
         pipeline: Pipeline,
-        iteration: int,
+        epoch: Epoch,
         wanted: set[int],
         *,
         is_alone: bool,
@@ -111,7 +112,7 @@ class Flow:
         self._delivery = Delivery(
             self.interpreter,
             primitive,
-            (iteration,),
+            epoch,
             (None,) * self._num_lanes,
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
@@ -159,8 +160,8 @@ class Known:
 class Counted:
     """In which steps a pipeline of somebody else has rows, told by reading it: nothing else tells."""
 
-    def __init__(self, pipeline: Pipeline, iteration: int, bring: Bring | None = None) -> None:
-        self._flow: Flow | None = Flow(pipeline, iteration, set(), is_alone=False, bring=bring)
+    def __init__(self, pipeline: Pipeline, epoch: Epoch, bring: Bring | None = None) -> None:
+        self._flow: Flow | None = Flow(pipeline, epoch, set(), is_alone=False, bring=bring)
         self._num_lanes = len(pipeline.consumers)
         self._full = np.zeros((0, self._num_lanes), bool)
         self._first = 0
@@ -211,6 +212,8 @@ class Reading:
         Whether the end is before the first step in which a replica would have nothing.
     num_steps_ahead
         Steps that are built ahead of use whatever that takes.
+    epochs
+        The first pass of a call: of the pipeline, and then of each other one.
     bring
         Brings what the cluster has, on a worker.
     outside
@@ -226,6 +229,7 @@ class Reading:
     is_alone: bool
     drops_uneven: bool
     num_steps_ahead: int
+    epochs: tuple[Epoch, ...] = ()
     bring: Bring | None = None
     outside: Outside | None = None
     empty: Empty | None = None
@@ -244,7 +248,7 @@ class SharedPass:
     reading
         What it is of.
     iteration
-        Which pass.
+        Which pass of the call, from 0 on.
     lanes
         The replicas that may take part, by their place among those that the pipeline serves.
     """
@@ -257,7 +261,7 @@ class SharedPass:
         self._ending: set[int] = set()
         self._flow = Flow(
             reading.pipeline,
-            iteration,
+            later(reading.epochs[0], iteration),
             set(self._queues),
             is_alone=reading.is_alone,
             num_steps_ahead=reading.num_steps_ahead,
@@ -486,15 +490,16 @@ class SharedPass:
 
     def _others(self) -> list[Known | Counted | Told]:
         if self._watched is None:
-            self._watched = list(map(self._other, self._reading.others))
+            reading = self._reading
+            self._watched = list(map(self._other, reading.others, reading.epochs[1:]))
         return self._watched
 
-    def _other(self, other: Cuts | Pipeline | Unseen) -> Known | Counted | Told:
+    def _other(self, other: Cuts | Pipeline | Unseen, epoch: Epoch) -> Known | Counted | Told:
         reading = self._reading
         if isinstance(other, Cuts):
             return Known(other)
         if isinstance(other, Pipeline):
-            return Counted(other, self._iteration, reading.bring)
+            return Counted(other, later(epoch, self._iteration), reading.bring)
         if reading.outside is None:
             raise ArgumentError(f"nobody here can tell of the pipeline of {other.worker}")
         return Told(other, self._iteration, reading.outside)

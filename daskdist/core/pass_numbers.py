@@ -1,0 +1,107 @@
+"""The pass that a random operation is in: what it draws depends on it.
+
+Each operation that draws at random counts the iterations over whatever contains it, in the process of the program. An
+iteration asks all of them for their numbers when it is opened (`daskdist.passes.numbering.begin_pass`), and hands these
+on as the first item of its `Epoch`, to wherever it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from daskdist.core.primitive import Epoch
+
+
+class PassCounter:
+    """The number of iterations that were begun over an operation.
+
+    All copies of the operation, in all datasets made from it, share one counter. A pickled copy counts for itself,
+    from 0.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._lock = Lock()
+
+    def draw(self, count: int = 1) -> int:
+        """Return the first of the next ``count`` numbers, and take them all."""
+        with self._lock:
+            first = self._next
+            self._next += count
+            return first
+
+    def skip_to(self, number: int) -> None:
+        """Give no number below this one any more."""
+        with self._lock:
+            self._next = max(self._next, number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PassCounter, ()
+
+    def __dask_tokenize__(self) -> object:
+        return "PassCounter"
+
+
+@dataclass(frozen=True)
+class PassNumber:
+    """Tells an operation which pass it is in.
+
+    Parameters
+    ----------
+    counter
+        Counts its iterations.
+    place
+        Its place among the operations of a pipeline that count their passes, the most upstream first. Set by
+        `daskdist.passes.numbering.numbered`, before anything is rewritten.
+    stream
+        Keeps apart what operations draw that share one seed because none was given to them.
+    """
+
+    counter: PassCounter = field(default_factory=PassCounter)
+    place: int = 0
+    stream: int = 0
+
+    def of(self, epoch: Epoch) -> tuple[int, ...]:
+        """Return the pass of the operation: its own number, then those of enclosing repetitions, outermost first.
+
+        >>> PassNumber(place=1).of(((4, 7), 2)), PassNumber(place=1).of((3, 2))
+        ((7, 2), (3, 2))
+        """
+        numbers, *repetitions = epoch
+        return (numbers if isinstance(numbers, int) else numbers[self.place], *repetitions)
+
+
+def later(epoch: Epoch, number: int) -> Epoch:
+    """Return the epoch whose operations are all so many passes further.
+
+    >>> later(((4, 7), 2), 1)
+    ((5, 8), 2)
+    """
+    numbers, *repetitions = epoch
+    if isinstance(numbers, int):
+        return (numbers + number, *repetitions)
+    return (tuple(each + number for each in numbers), *repetitions)
+
+
+def part_of(epoch: Epoch, places: Sequence[int]) -> Epoch:
+    """Return the epoch of some operations only, in that order, as `with_part` takes it."""
+    numbers, *repetitions = epoch
+    return (numbers if isinstance(numbers, int) else tuple(numbers[place] for place in places), *repetitions)
+
+
+def with_part(epoch: Epoch, places: Sequence[int], part: Epoch) -> Epoch:
+    """Return the epoch in which some operations are in the pass that `part_of` gave.
+
+    >>> with_part(((4, 7, 9),), [1, 2], part_of(((0, 1), 5), [0, 1]))
+    ((4, 0, 1), 5)
+    """
+    numbers, *repetitions = part
+    if isinstance(numbers, int) or isinstance(epoch[0], int):
+        return part
+    found = list(epoch[0])
+    for place, number in zip(places, numbers, strict=True):
+        found[place] = number
+    return (tuple(found), *repetitions)

@@ -1,0 +1,61 @@
+"""Pass numbers of the operations of a pipeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from daskdist.core.node import Node, counting
+from daskdist.core.pass_numbers import PassCounter
+from daskdist.core.primitive import Epoch
+
+
+def numbered(node: Node) -> Node:
+    """Return the pipeline with each operation that counts its passes told its place among them.
+
+    The place is the index of its number in the epochs of `begin_pass`. An operation without a seed of its own is told
+    too how many others are before it, so that those that share one seed draw differently.
+    """
+    places = iter(range(sum(1 for _ in counting(node))))
+
+    def visit(each: Any) -> tuple[Any, int]:
+        found = [visit(source) for source in each.inputs]
+        before = sum(number for _, number in found)
+        if any(new is not old for (new, _), old in zip(found, each.inputs, strict=True)):
+            each = each.with_inputs(tuple(source for source, _ in found))
+        if getattr(each, "passes", None) is None:
+            return each, before
+        stream = 0 if getattr(each, "is_seeded", True) else before
+        return replace(each, passes=replace(each.passes, place=next(places), stream=stream)), before + 1
+
+    made: Node = visit(node)[0]
+    return made
+
+
+def begin_pass(*nodes: Node) -> list[Epoch]:
+    """Draw the pass numbers of one iteration over some pipelines, and return the epoch of each.
+
+    Where an operation is in a pipeline twice, as in ``zip(ds, ds)``, each use has a number of its own, the first use
+    the lower one. Pipelines that share operations, as the shares of workers do, have the same numbers.
+    """
+    counters = [[each.passes.counter for each in counting(node)] for node in nodes]
+    uses: Counter[PassCounter] = Counter()
+    for found in counters:
+        uses |= Counter(found)
+    first = {counter: counter.draw(count) for counter, count in uses.items()}
+    epochs: list[Epoch] = []
+    for found in counters:
+        seen: Counter[PassCounter] = Counter()
+        numbers = []
+        for counter in found:
+            numbers.append(first[counter] + seen[counter])
+            seen[counter] += 1
+        epochs.append((tuple(numbers),))
+    return epochs
+
+
+def note_pass(node: Node, epoch: Epoch) -> None:
+    """Count a pass that was begun elsewhere: iterations to come are later ones."""
+    for each, number in zip(counting(node), epoch[0], strict=True):
+        each.passes.counter.skip_to(number + 1)
