@@ -14,6 +14,7 @@ from distributed import Client, Event, Nanny, Scheduler, SpecCluster, get_worker
 
 import daskdist
 from daskdist import Dataset, Options, read_parquet
+from daskdist.testing import afresh
 
 NUM_FILES = 4
 FILE_ROWS = 120
@@ -71,8 +72,8 @@ PIPELINES = {
 
 
 def sequence(strategy, ds, policy="data"):
-    """For each replica, for each step, the bits that it got."""
-    steps = list(strategy.distribute_dataset(ds.with_options(Options(auto_shard_policy=policy))))
+    """For each replica, for each step of the first pass, the bits that it got."""
+    steps = list(strategy.distribute_dataset(afresh(ds).with_options(Options(auto_shard_policy=policy))))
     assert len(steps) > 5
     by_replica = strategy.local_results(steps)
     return [[list(map(bits, optree.tree_leaves(step))) for step in each] for each in by_replica]

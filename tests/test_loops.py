@@ -16,6 +16,7 @@ from daskdist import Dataset, InputOptions, Options
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy import sharing
+from daskdist.testing import afresh
 
 
 def as_lists(element):
@@ -80,16 +81,16 @@ IN_MEMORY = {
 def test_embedded_as_step_by_step(name, num_replicas):
     strategy = mirrored(num_replicas)
     dataset = IN_MEMORY[name]()
-    expected = by_steps(strategy, strategy.distribute_dataset(dataset), 3)
-    assert by_loops(strategy, strategy.distribute_dataset(dataset), 3) == expected
+    expected = by_steps(strategy, strategy.distribute_dataset(afresh(dataset)), 3)
+    assert by_loops(strategy, strategy.distribute_dataset(afresh(dataset)), 3) == expected
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", IN_MEMORY)
 def test_on_a_cluster_as_step_by_step(on_cluster, name):
     dataset = IN_MEMORY[name]()
-    expected = by_steps(on_cluster, on_cluster.distribute_dataset(dataset), 2)
-    assert by_loops(on_cluster, on_cluster.distribute_dataset(dataset), 2) == expected
+    expected = by_steps(on_cluster, on_cluster.distribute_dataset(afresh(dataset)), 2)
+    assert by_loops(on_cluster, on_cluster.distribute_dataset(afresh(dataset)), 2) == expected
 
 
 @pytest.mark.cluster
@@ -97,8 +98,8 @@ def test_on_a_cluster_as_step_by_step(on_cluster, name):
 def test_several_replicas_on_a_worker(start_cluster, name):
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
         dataset = IN_MEMORY[name]()
-        expected = by_steps(strategy, strategy.distribute_dataset(dataset), 2)
-        assert by_loops(strategy, strategy.distribute_dataset(dataset), 2) == expected
+        expected = by_steps(strategy, strategy.distribute_dataset(afresh(dataset)), 2)
+        assert by_loops(strategy, strategy.distribute_dataset(afresh(dataset)), 2) == expected
 
 
 # Rows of each file; on two workers, of which the second has no more to read long before the first.
@@ -124,8 +125,8 @@ OF_FILES = {
 def test_files_on_a_cluster(on_cluster, parquet_files, name):
     made, options = OF_FILES[name]
     dataset = with_options(made(daskdist.read_parquet(parquet_files([31, 6, 9, 2]))), **options)
-    expected = by_steps(on_cluster, on_cluster.distribute_dataset(dataset), 2)
-    assert by_loops(on_cluster, on_cluster.distribute_dataset(dataset), 2) == expected
+    expected = by_steps(on_cluster, on_cluster.distribute_dataset(afresh(dataset)), 2)
+    assert by_loops(on_cluster, on_cluster.distribute_dataset(afresh(dataset)), 2) == expected
 
 
 def own_numbers(context):
@@ -215,7 +216,7 @@ def test_a_loop_that_is_left_goes_on_where_it_was():
 def test_calls_and_iterators_are_numbered_together():
     strategy = mirrored(2)
     dataset = Dataset.range(16).shuffle(16, seed=1).batch(8)
-    expected = by_steps(strategy, strategy.distribute_dataset(dataset), 3)
+    expected = by_steps(strategy, strategy.distribute_dataset(afresh(dataset)), 3)
     distributed = strategy.distribute_dataset(dataset)
     found = [by_loops(strategy, distributed, 1), by_steps(strategy, distributed, 1), by_loops(strategy, distributed, 1)]
     for number, whole in enumerate(expected):
@@ -533,8 +534,8 @@ def test_files_on_disks_of_those_that_read_them(on_cluster, parquet_files, where
     dataset = daskdist.read_parquet(paths)
     dataset = dataset if where == "own" else dataset.filter(filtered)
     dataset = with_options(dataset.batch(4), **options)
-    expected = by_steps(on_cluster, on_cluster.distribute_dataset(dataset), 2)
-    assert by_loops(on_cluster, on_cluster.distribute_dataset(dataset), 2) == expected
+    expected = by_steps(on_cluster, on_cluster.distribute_dataset(afresh(dataset)), 2)
+    assert by_loops(on_cluster, on_cluster.distribute_dataset(afresh(dataset)), 2) == expected
 
 
 @pytest.mark.cluster

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from itertools import islice
@@ -116,6 +118,11 @@ def check_every_position(make, caller):
         again.load_state_dict(state)
         same_elements(list(again), whole[number:], f"gone on from {number}")
         same_elements(list(iterator), whole[number:], f"the iterator that was asked, from {number}")
+    # And once more where the iterator has noticed that nothing comes any more.
+    again = begun(make, 0, caller)
+    again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
+    assert list(again) == []
+    assert again.state_dict()["number"] == len(whole)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +183,73 @@ def test_from_a_position_of_any_pipeline(pipeline, data):
         again = begun(pipeline.dataset, 0, Now)
         again.load_state_dict(pickle.loads(pickle.dumps(state)))
         same_elements(list(again), outcome.elements[number:], f"gone on from {number}")
+
+
+KEPT = {
+    "cache": lambda ds, path: ds.cache(),
+    "cache in a file": lambda ds, path: ds.cache(path),
+    "snapshot": lambda ds, path: ds.snapshot(path),
+    "compressed snapshot": lambda ds, path: ds.snapshot(path, compression="lz4"),
+}
+
+
+@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("is_complete", [False, True], ids=["filling", "complete"])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_becomes_complete_or_goes(name, is_complete, caller, tmp_path):
+    def make(path="kept"):
+        return KEPT[name](Dataset.range(12).shuffle(5, seed=1).batch(2), tmp_path / path).map(lambda x: x + 0)
+
+    with using(caller), dask.config.set(SMALL):
+        ds = make()
+        if is_complete:
+            list(ds)
+        iterator = iter(ds)
+        begun = [next(iterator).tolist() for _ in range(3)]
+        state = pickle.dumps(iterator.state_dict())
+        rest = [x.tolist() for x in iterator]
+        over = pickle.dumps(iterator.state_dict())
+        assert sorted(np.ravel(begun + rest)) == list(range(12))
+        # By now it is complete in any case.
+        for each, expected in ((state, rest), (over, [])):
+            for other in (ds, make()):
+                again = iter(other)
+                again.load_state_dict(pickle.loads(each))
+                assert [x.tolist() for x in again] == expected
+                assert list(again) == []
+        assert [x.tolist() for x in ds] == begun + rest
+        # Parts of resumed passes do not stay.
+        num_files = sum(len(files) for _, _, files in os.walk(tmp_path))
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        again = iter(make())
+        if is_complete and name != "cache":
+            with pytest.raises(errors.FileError, match="not there any more"):
+                again.load_state_dict(pickle.loads(state))
+            return
+        assert num_files == (0 if name == "cache" else 2), "a part for all there is, and a manifest"
+        again.load_state_dict(pickle.loads(state))
+        assert [x.tolist() for x in again] == rest
+        # Nothing was kept of half a pass; the next one is in the same order.
+        other = make()
+        again = iter(other)
+        again.load_state_dict(pickle.loads(state))
+        assert [x.tolist() for x in again] == rest
+        assert [x.tolist() for x in other] == begun + rest
+
+
+def test_a_snapshot_written_anew_is_not_gone_on_with(tmp_path):
+    def make():
+        return Dataset.range(12).shuffle(12).snapshot(tmp_path / "kept")
+
+    ds = make()
+    list(ds)
+    iterator = iter(ds)
+    next(iterator)
+    state = iterator.state_dict()
+    shutil.rmtree(tmp_path / "kept")
+    list(ds)
+    with pytest.raises(errors.FileError, match="written anew"):
+        iter(ds).load_state_dict(state)
 
 
 def test_from_a_position_gone_on_from():
@@ -263,7 +337,7 @@ def test_of_another_pipeline_is_an_error():
 
 def test_of_another_version_is_an_error():
     state = iter(Dataset.range(9)).state_dict()
-    with pytest.raises(errors.ArgumentError, match="of version 0, not 2"):
+    with pytest.raises(errors.ArgumentError, match="of version 0, not 3"):
         iter(Dataset.range(9)).load_state_dict({**state, "version": 0})
 
 

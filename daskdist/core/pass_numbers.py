@@ -7,7 +7,7 @@ on as the first item of its `Epoch`, to wherever it runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -72,6 +72,33 @@ class PassNumber:
         """
         numbers, *repetitions = epoch
         return (numbers if isinstance(numbers, int) else numbers[self.place], *repetitions)
+
+
+class ResumedPasses:
+    """The passes of operations that keep what comes, where one was resumed half way.
+
+    What came before is not there then, so nothing is kept of such a pass: the next one makes all of it again, and is
+    to come in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[Hashable, Epoch] = {}
+
+    def note(self, key: Hashable, epoch: Epoch, places: Sequence[int]) -> None:
+        """Note the pass that was resumed, of the operations at those places."""
+        self._parts[key] = part_of(epoch, places)
+
+    def instead_of(self, key: Hashable, epoch: Epoch, places: Sequence[int]) -> Epoch:
+        """Return the pass in which the operations at those places are to be: the one that was resumed, if one was."""
+        part = self._parts.get(key)
+        return epoch if part is None else with_part(epoch, places, part)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process none was.
+        return ResumedPasses, ()
+
+    def __dask_tokenize__(self) -> object:
+        return "ResumedPasses"
 
 
 def later(epoch: Epoch, number: int) -> Epoch:

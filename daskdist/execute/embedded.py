@@ -233,7 +233,9 @@ def _elements(
                         yield from caller.result(lane.ref.handle).elements(place, place + 1)  # type: ignore[union-attr]
                     elif empty is not None:
                         yield empty()
+            # Nothing of it is still to come, also where no other follows.
             current.first += len(places)
+            current.stretch = None
     finally:
         if interpreter.num_skipped:
             logger.warning("left out %d elements in all", interpreter.num_skipped)

@@ -249,12 +249,7 @@ class Resumer:
         if not isinstance(cursor, StreamCursor):
             # A stream's runs already; others are used but for their way of making blocks.
             cursor = self._open(saved)
-        opened = cursor
-        if type(cursor) is not saved.cursor_type:
-            # What is opened depends on what there is, a cache say, and that has changed.
-            cursor = object.__new__(saved.cursor_type)
-            cursor.born = saved.path, saved.epoch
-        self._set(cursor, saved.fields, opened)
+        self._set(cursor, saved.fields, cursor)
         if hasattr(cursor, "resumed"):
             cursor.resumed(self.of(saved.extra, None))
         return cursor

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskdist.core.node import Facts, Transformation, counting, walk
-from daskdist.core.pass_numbers import part_of, with_part
+from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
 from daskdist.core.selection import Run
 
@@ -17,8 +17,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.runs: dict[Hashable, list[Run]] = {}
-        # Of passes that were gone on from half way: which they were, for the order of those after them. As `part_of`.
-        self.epochs: dict[Hashable, Epoch] = {}
+        self.resumed = ResumedPasses()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process there is nothing yet.
@@ -84,8 +83,7 @@ class CacheRows:
         replayed = self.kept.runs.get(key)
         source: Cursor | None = None
         if replayed is None:
-            earlier = self.kept.epochs.get(key)
-            source = inputs[0](epoch if earlier is None else with_part(epoch, self.places, earlier))
+            source = inputs[0](self.kept.resumed.instead_of(key, epoch, self.places))
         return CacheCursor(source, self.kept, key, replayed, _places=self.places)
 
 
@@ -123,9 +121,10 @@ class CacheCursor:
         return runs[self.number - 1]
 
     def resumed(self, saved: None) -> None:
-        """Of a pass half way, what came before is not here: the next is made again, in the order of this one."""
+        """Go on half way: what came before is not here, so nothing is kept of a pass that is not a replay."""
         if self.replayed is not None:
             self.kept.runs.setdefault(self.key, self.replayed)
-            return
-        self.is_whole = False
-        self.kept.epochs[self.key] = part_of(self.born[1], self._places)  # type: ignore[attr-defined]  # of every cursor
+        elif self.source is not None:
+            self.is_whole = False
+            epoch: Epoch = self.source.born[1]  # type: ignore[attr-defined]  # of every cursor
+            self.kept.resumed.note(self.key, epoch, self._places)

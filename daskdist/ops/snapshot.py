@@ -9,12 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dask.base import tokenize
+
 from daskdist.core.block import Rows
-from daskdist.core.node import Facts, Node, Transformation
+from daskdist.core.node import Facts, Node, Transformation, counting
+from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
 from daskdist.core.selection import Run
 from daskdist.core.spec import ElementSpec
-from daskdist.files.manifest import Manifest, Part, exists, located, remove_unfinished, spec_to_json, write_manifest
+from daskdist.errors import FileError
+from daskdist.files.manifest import (
+    Manifest,
+    Part,
+    exists,
+    located,
+    read_manifest,
+    remove_unfinished,
+    spec_to_json,
+    write_manifest,
+)
 from daskdist.files.store import write_part
 from daskdist.formats.saved import Saved
 from daskdist.ops.read_files import ReadFiles
@@ -36,6 +49,8 @@ class Snapshot(Transformation):
         How they are compressed.
     is_reused
         Whether what is there already is read; else it is written anew.
+    resumed
+        The passes that were resumed half way.
     """
 
     directory: str
@@ -43,6 +58,7 @@ class Snapshot(Transformation):
     element_spec: ElementSpec = field(repr=False)
     compression: str | None = None
     is_reused: bool = True
+    resumed: ResumedPasses = field(default_factory=ResumedPasses, repr=False)
 
     name = "snapshot"
     # There is one directory for all workers.
@@ -64,7 +80,8 @@ class Snapshot(Transformation):
         # A file for as much as a call takes, however little the runs are that come.
         rows = Compute(inputs[0], same, "gather", factor=1, is_full=True)
         parts = Fact(rows, write, f"{self.name}-write", is_strict=True)
-        return Arrange((parts,), SnapshotRows(self), grouped=0, name=self.name)
+        places = tuple(each.passes.place for each in counting(self.source))
+        return Arrange((parts,), SnapshotRows(self, places), grouped=0, name=self.name)
 
 
 @dataclass(frozen=True)
@@ -80,48 +97,72 @@ class WriteRows:
 
 @dataclass(frozen=True)
 class SnapshotRows:
-    """Which way a pass goes; its input notes the part each run was written to.
+    """The choice between a pass that writes the elements and one that reads them; the input notes the parts written.
 
     Parameters
     ----------
     snapshot
         Where, and of what.
-    epochs
-        The pass that was gone on from half way, if one was, for the order of those after it.
+    places
+        The places of the operations below that count their passes.
     """
 
     snapshot: Snapshot
-    epochs: list[Epoch] = field(default_factory=list)
+    places: tuple[int, ...]
 
-    def primitive_of(self, key: None) -> Primitive:
-        """The reading of what was written."""
-        return ReadFiles(Saved(), (self.snapshot.directory,)).lower(())
+    def primitive_of(self, key: str) -> Primitive:
+        """Return the reading of what was written, which is to be what the key tells.
+
+        Raises
+        ------
+        FileError
+            It is not there any more, or something else is.
+        """
+        directory = self.snapshot.directory
+        found = _contents(directory)
+        if found != key:
+            state = "not there any more" if found is None else "written anew since"
+            raise FileError(
+                f"load_state_dict: the position is in a pass that read {directory}, and what was written there is "
+                f"{state}; begin a new pass, or load a position from before it was complete"
+            )
+        return ReadFiles(Saved(), (directory,)).lower(())
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
-        if self.snapshot.is_reused and exists(self.snapshot.directory):
-            return context.open(None)(epoch)
-        return SnapshotCursor(inputs[0](self.epochs[0] if self.epochs else epoch), self.snapshot, self.epochs)
+        snapshot = self.snapshot
+        written = _contents(snapshot.directory) if snapshot.is_reused else None
+        if written is not None:
+            return SnapshotCursor(None, context.open(written)(epoch), snapshot, self.places)
+        source = inputs[0](snapshot.resumed.instead_of(snapshot.directory, epoch, self.places))
+        return SnapshotCursor(source, None, snapshot, self.places)
 
 
 @dataclass(eq=False)
 class SnapshotCursor:
-    """The parts written; they go if the pass ends early."""
+    """A pass that reads, by ``reader``; or one that writes, whose parts go if it ends early or was resumed."""
 
-    source: Cursor
-    snapshot: Snapshot
-    _epochs: list[Epoch]
+    source: Cursor | None
+    reader: Cursor | None
+    _snapshot: Snapshot
+    _places: tuple[int, ...]
+    is_whole: bool = True
     _parts: list[Part] = field(default_factory=list)
     _finalizer: Any = None
 
     def __post_init__(self) -> None:
-        self._finalizer = weakref.finalize(self, _remove, self.snapshot.directory, self._parts)
+        self._finalizer = weakref.finalize(self, _remove, self._snapshot.directory, self._parts)
 
     def resumed(self, saved: None) -> None:
-        """What was written before is not here: nothing is left of this pass, and the next is in its order."""
-        self._parts, self._finalizer = [], None
-        self._epochs[:] = [self.born[1]]  # type: ignore[attr-defined]  # of every cursor
+        """Go on half way: what was written before is not here, so nothing is left of a pass that writes."""
+        if self.source is not None:
+            self.is_whole = False
+            epoch: Epoch = self.source.born[1]  # type: ignore[attr-defined]  # of every cursor
+            self._snapshot.resumed.note(self._snapshot.directory, epoch, self._places)
 
     def pull(self) -> Run:
+        if self.source is None:
+            read: Run = self.reader.pull()  # type: ignore[union-attr]
+            return read
         try:
             noted = self.source.pull()
         except Exhausted:
@@ -132,25 +173,35 @@ class SnapshotCursor:
         return run
 
     def _finish(self) -> None:
-        if self._finalizer is None or not self._finalizer.alive:
+        if not self._finalizer.alive:
             return
-        directory = self.snapshot.directory
-        if self.snapshot.is_reused and exists(directory):
-            # Another pass was done first: one of them is enough.
+        snapshot = self._snapshot
+        directory = snapshot.directory
+        if not self.is_whole or (snapshot.is_reused and exists(directory)):
+            # Another pass was done first, or another has to be: one that is whole is enough.
             self._finalizer()
             return
         self._finalizer.detach()
-        snapshot, number = self.snapshot, sum(part.num_rows for part in self._parts)
+        number = sum(part.num_rows for part in self._parts)
         parts = tuple(self._parts)
         write_manifest(
             directory, Manifest(snapshot.fingerprint, snapshot.element_spec, number, parts, snapshot.compression)
         )
-        if not self.snapshot.is_reused:
+        if not snapshot.is_reused:
             remove_unfinished(directory)
+
+
+def _contents(directory: str) -> str | None:
+    # Tells what was written there from anything that is written there later; None where nothing was.
+    if not exists(directory):
+        return None
+    return str(tokenize([part.name for part in read_manifest(directory).parts]))
 
 
 def _remove(directory: str, parts: Sequence[Part]) -> None:
     # Best effort: what stays is not in the manifest, and so is not read.
+    if not parts:
+        return
     with contextlib.suppress(OSError, ValueError):
         filesystem, root = located(directory)
         for part in parts:

@@ -15,7 +15,7 @@ A law that does not hold raises `AssertionError`, and the message says which and
 """
 
 from daskdist.testing.devices import DeviceLaws
-from daskdist.testing.distribution import DistributionLaws, SimulatedWorkers
+from daskdist.testing.distribution import DistributionLaws, SimulatedWorkers, afresh
 from daskdist.testing.equality import check, same_element, same_elements, same_multiset
 from daskdist.testing.formats import FormatLaws
 from daskdist.testing.never_run import never_run
@@ -30,6 +30,7 @@ __all__ = [
     "NodeLaws",
     "PolicyLaws",
     "SimulatedWorkers",
+    "afresh",
     "check",
     "elements_of",
     "never_run",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import walk
+from daskdist.core.pass_numbers import PassCounter
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
@@ -50,6 +52,26 @@ class SimulatedWorkers(MirroredStrategy):
         return Now()
 
 
+def afresh(dataset: Dataset) -> Dataset:
+    """Return the dataset as another program has it: no iteration over it was begun, and the next is the first.
+
+    >>> dataset = Dataset.range(9).shuffle(9)
+    >>> list(afresh(dataset)) == list(dataset) == list(afresh(dataset))
+    True
+    """
+    counters: defaultdict[PassCounter, PassCounter] = defaultdict(PassCounter)
+
+    def visit(node: Any) -> Any:
+        if node.inputs:
+            node = node.with_inputs(tuple(map(visit, node.inputs)))
+        passes = getattr(node, "passes", None)
+        if passes is None:
+            return node
+        return replace(node, passes=replace(passes, counter=counters[passes.counter]))
+
+    return Dataset(visit(dataset.node))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of a dataset on a strategy.
@@ -71,7 +93,7 @@ class Outcome:
     @classmethod
     def of(cls, strategy: Strategy, dataset: Dataset) -> Outcome:
         """One pass, the first, over a dataset on a strategy."""
-        distributed = strategy.distribute_dataset(dataset)
+        distributed = strategy.distribute_dataset(afresh(dataset))
         steps = [strategy.local_results(step) for step in distributed]
         numbers = [sum(r.worker == worker for r in strategy.replicas) for worker in strategy.workers]
         pipeline = " of ".join(map(str, walk(dataset.node)))

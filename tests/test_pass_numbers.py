@@ -1,0 +1,333 @@
+"""What is drawn at random: another order in each iteration, and with a given seed always the same ones."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import cloudpickle
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import mirrored
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import daskdist
+from daskdist import Dataset, Options
+from daskdist.sharding import AutoShardPolicy
+from daskdist.testing import SimulatedWorkers
+
+# Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+NUMBERS = np.arange(24)
+
+
+def flat(elements):
+    return [int(x) for element in elements for x in np.ravel(element)]
+
+
+def shuffled(seed=3):
+    return Dataset.from_tensor_slices(NUMBERS).shuffle(24, seed=seed)
+
+
+def orders(num_passes=3):
+    """The orders of the first passes over a shuffle that nothing is made of."""
+    ds = shuffled()
+    return [flat(ds) for _ in range(num_passes)]
+
+
+def steps(distributed):
+    strategy = distributed._strategy
+    return [np.concatenate(strategy.local_results(step)) for step in distributed]
+
+
+# What is made of a dataset in each epoch, to be iterated over.
+DERIVED = {
+    "itself": lambda ds: ds,
+    "batch": lambda ds: ds.batch(5),
+    "map": lambda ds: ds.map(lambda x: x + 0),
+    "take": lambda ds: ds.take(24),
+    "enumerate": lambda ds: ds.enumerate().map(lambda k, x: x),
+    "concatenate": lambda ds: Dataset.range(0).concatenate(ds),
+    "zip": lambda ds: Dataset.zip(Dataset.range(24), ds).map(lambda k, x: x),
+    "options": lambda ds: ds.with_options(Options(num_threads=2)).prefetch(2),
+    "distributed": lambda ds: steps(mirrored(2).distribute_dataset(ds.batch(6))),
+    "distributed by DATA": lambda ds: steps(SimulatedWorkers([1, 2]).distribute_dataset(ds.batch(6))),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_each_iteration_of_what_is_made_of_it_has_the_next_order(name):
+    ds = shuffled()
+    assert [flat(DERIVED[name](ds)) for _ in range(3)] == orders()
+
+
+def test_different_iterations_count_together():
+    ds = shuffled()
+    made = [flat(DERIVED[name](ds)) for name in ("batch", "itself", "distributed")]
+    assert made == orders()
+    assert len(set(map(tuple, made))) == 3
+
+
+def test_each_loop_on_replicas_begins_with_the_next_order():
+    strategy, ds = mirrored(1), shuffled()
+
+    def loop(iterator, num_passes):
+        return repr([flat(iterator) for _ in range(num_passes)])
+
+    for number in range(2):
+        distributed = strategy.distribute_dataset(ds.batch(6))
+        assert strategy.run(loop, args=(distributed, 2)) == repr(orders()[number : number + 2])
+
+
+@pytest.mark.cluster
+def test_on_a_cluster_and_made_by_a_function(on_cluster):
+    ds = shuffled()
+    assert [flat(steps(on_cluster.distribute_dataset(ds.batch(6)))) for _ in range(2)] == orders(2)
+
+    def made(context):
+        return shuffled().batch(6)
+
+    distributed = on_cluster.distribute_datasets_from_function(made)
+    num_pipelines = len(on_cluster.workers)
+    for order in orders(2):
+        assert sorted(flat(steps(distributed))) == sorted(order * num_pipelines)
+    again = on_cluster.distribute_datasets_from_function(made)
+    first, second = ([on_cluster.local_results(step)[0] for step in again] for _ in range(2))
+    assert [flat(first), flat(second)] == orders(2)
+
+
+@pytest.mark.parametrize("policy", [AutoShardPolicy.FILE, AutoShardPolicy.DATA])
+def test_workers_agree(policy, tmp_path):
+    for number in range(4):
+        pq.write_table(pa.table({"n": NUMBERS + 24 * number}), tmp_path / f"{number}.parquet")
+    names = Dataset.list_files(str(tmp_path / "*"))
+    read = names.interleave(lambda name: daskdist.read_parquet(str(name), "n"), cycle_length=2)
+    ds = read.shuffle(96).batch(8).with_options(Options(auto_shard_policy=policy))
+    found = [flat(steps(SimulatedWorkers([1, 1]).distribute_dataset(ds))) for _ in range(3)]
+    assert all(sorted(each) == list(range(96)) for each in found)
+    assert len(set(map(tuple, found))) == 3
+
+
+def test_without_a_given_seed_shares_of_workers_draw_differently(tmp_path):
+    for number in range(2):
+        pq.write_table(pa.table({"n": NUMBERS}), tmp_path / f"{number}.parquet")
+
+    def shares(seed):
+        ds = daskdist.read_parquet(str(tmp_path), "n").shuffle(24, seed=seed).batch(24)
+        distributed = SimulatedWorkers([1, 1]).distribute_dataset(ds.with_options(Options(auto_shard_policy="file")))
+        # A batch of each worker in two steps.
+        halves = [distributed._strategy.local_results(step) for step in distributed]
+        return [flat([half[worker] for half in halves]) for worker in range(2)]
+
+    first, second = shares(None)
+    assert sorted(first) == sorted(second) == list(range(24))
+    assert first != second
+    assert shares(3) == orders(1) * 2
+
+
+# --- other operations that draw ---
+
+
+DRAWING = {
+    "random": lambda seed: Dataset.random(seed, rerandomize_each_iteration=True).take(9),
+    "sample": lambda seed: Dataset.sample_from_datasets([Dataset.range(20), Dataset.range(50, 70)], seed=seed),
+    "shuffle": lambda seed: Dataset.range(20).shuffle(7, seed=seed),
+    "global_shuffle": lambda seed: Dataset.range(20).global_shuffle(seed=seed),
+    "global_shuffle of mapped": lambda seed: Dataset.range(20).map(lambda x: x).global_shuffle(seed=seed),
+    "rejection_resample": lambda seed: (
+        Dataset.range(60).rejection_resample(lambda x: x % 2, [0.9, 0.1], seed=seed).map(lambda k, x: x)
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("name", DRAWING)
+def test_each_iteration_draws_anew(name, seed):
+    ds = DRAWING[name](seed)
+    found = [flat(ds.batch(3)) for _ in range(3)]
+    assert len(set(map(tuple, found))) == 3
+    if seed is not None:
+        again = DRAWING[name](seed)
+        assert [flat(again) for _ in range(3)] == found
+
+
+def test_random_without_a_seed_draws_anew_unless_told():
+    ds, fixed = Dataset.random(), Dataset.random(rerandomize_each_iteration=False)
+    assert flat(ds.take(3)) != flat(ds.take(3))
+    assert flat(fixed.take(3)) == flat(fixed.take(3))
+    assert flat(Dataset.random(seed=1).take(3)) == flat(Dataset.random(seed=1).take(3))
+
+
+def test_each_use_in_an_iteration_has_an_order_of_its_own():
+    ds = shuffled()
+    expected = orders(5)
+    both = Dataset.zip(ds, ds)
+    for number in (0, 2):
+        first, second = zip(*both, strict=True)
+        assert [flat(first), flat(second)] == expected[number : number + 2]
+    assert flat(ds) == expected[4]
+    assert flat(shuffled().concatenate(shuffled())) == expected[0] * 2
+    ds = shuffled()
+    assert flat(ds.concatenate(ds)) == expected[0] + expected[1]
+
+
+def test_iterators_that_are_open_together():
+    ds = shuffled().batch(4)
+    steps_of_all = zip(iter(ds), iter(ds), iter(ds.map(lambda x: x)), strict=True)
+    assert [flat(each) for each in zip(*steps_of_all, strict=True)] == orders()
+
+
+def test_looking_counts_nothing():
+    ds = shuffled().map(lambda x: [x, None][0]).batch(4)
+    ds.element_spec, ds.cardinality(), ds.fingerprint(), repr(ds), ds.explain(), len(ds)
+    distributed = mirrored(2).distribute_dataset(ds)
+    distributed.element_spec, distributed.cardinality(), distributed.explain(), repr(distributed)
+    # A collection of Dask is a value: computed twice it is the same, in the first order.
+    for _ in range(2):
+        assert flat(dask.compute(ds)[0]) == orders(1)[0]
+    assert [flat(ds), flat(ds)] == orders(2)
+
+
+def test_a_copy_counts_for_itself():
+    ds = shuffled()
+    list(ds)
+    assert [flat(cloudpickle.loads(cloudpickle.dumps(ds))) for _ in range(2)] == orders(1) * 2
+    assert flat(ds) == orders(2)[1]
+
+
+def test_writing_is_an_iteration(tmp_path):
+    ds = shuffled()
+    found = []
+    for number in range(2):
+        ds.save(str(tmp_path / str(number)))
+        found.append(flat(Dataset.load(str(tmp_path / str(number)))))
+    ds.map(lambda x: {"n": x}).to_parquet(str(tmp_path / "parquet"))
+    found.append(flat(daskdist.read_parquet(str(tmp_path / "parquet"), "n")))
+    assert found == orders()
+
+
+def test_what_is_resumed_counts():
+    ds = shuffled()
+    list(ds), list(ds)
+    iterator = iter(ds.batch(5))
+    next(iterator)
+    state = pickle.dumps(iterator.state_dict())
+    rest, after = flat(iterator), flat(ds.batch(5))
+    # Another program.
+    ds = shuffled()
+    iterator = iter(ds.batch(5))
+    iterator.load_state_dict(pickle.loads(state))
+    assert [flat(iterator), flat(ds.batch(5))] == [rest, after]
+    # A position of long ago takes nothing back.
+    iterator = iter(ds.batch(5))
+    iterator.load_state_dict(pickle.loads(state))
+    assert flat(iterator) == rest
+    assert flat(ds) == orders(6)[5]
+
+
+def test_a_cache_keeps_one_order_for_what_is_made_of_it():
+    ds = shuffled().cache()
+    first = flat(ds.batch(5))
+    assert [flat(ds), flat(ds.map(lambda x: x)), flat(ds.shuffle(1))] == [first] * 3
+    ds = Dataset.random(rerandomize_each_iteration=True).take(4).cache()
+    assert flat(ds.batch(2)) == flat(ds) == flat(ds.map(lambda x: x))
+
+
+# --- a given seed fixes the order by itself ---
+
+
+SAME = {
+    "map": lambda ds: ds.map(lambda x: x),
+    "interpreted map": lambda ds: ds.map(lambda x: [x, None][0], vectorized=False),
+    "filter": lambda ds: ds.filter(lambda x: x >= 0),
+    "batch and unbatch": lambda ds: ds.batch(1).unbatch(),
+    "batches and unbatch": lambda ds: ds.batch(4).map(lambda x: x).unbatch(),
+    "take": lambda ds: ds.take(1000),
+    "skip": lambda ds: Dataset.range(3).map(lambda x: x - 3).concatenate(ds).skip(3),
+    "enumerate": lambda ds: ds.enumerate().map(lambda k, x: x),
+    "flat_map": lambda ds: ds.flat_map(Dataset.from_tensors),
+    "prefetch": lambda ds: ds.prefetch(2),
+    "window": lambda ds: ds.window(3).flat_map(lambda w: w),
+    "cache": lambda ds: ds.cache(),
+}
+SHUFFLES = {
+    "shuffle of all": lambda ds, **seed: ds.shuffle(30, **seed),
+    "shuffle of a part": lambda ds, **seed: ds.shuffle(5, **seed),
+    "global_shuffle": lambda ds, **seed: ds.global_shuffle(**seed),
+    "rejection_resample": lambda ds, **seed: ds.rejection_resample(lambda x: x % 2, [0.9, 0.1], seed=seed["seed"]).map(
+        lambda k, x: x
+    ),
+    "sample": lambda ds, **seed: Dataset.sample_from_datasets([ds, Dataset.range(-9, 0)], seed=seed["seed"]),
+}
+
+
+@given(
+    st.sampled_from(sorted(SHUFFLES)),
+    st.lists(st.sampled_from(sorted(SAME)), max_size=3),
+    st.integers(0, 30),
+    st.sampled_from([1, 8, 24, 100, 2**24]),
+    st.integers(0, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_nothing_else_decides(shuffle, before, num_rows, split_bytes, num_passes):
+    plain = SHUFFLES[shuffle](Dataset.from_tensor_slices(np.arange(num_rows)), seed=7)
+    ds = Dataset.from_tensor_slices(np.arange(num_rows))
+    for name in before:
+        ds = SAME[name](ds)
+    ds = SHUFFLES[shuffle](ds, seed=7)
+    expected = [flat(plain) for _ in range(num_passes + 1)]
+    with dask.config.set({"daskdist.split-bytes": split_bytes, "daskdist.window-bytes": 100}):
+        assert [flat(ds.batch(4)) for _ in range(num_passes + 1)] == expected
+
+
+@pytest.mark.parametrize("num_rows", [1000, 70_000])
+def test_a_global_shuffle_of_what_is_read_in_place_is_that_of_what_is_held(num_rows):
+    rows = np.arange(num_rows)
+    in_place = Dataset.from_tensor_slices(rows).global_shuffle(seed=1).batch(num_rows)
+    held = Dataset.from_tensor_slices(rows).map(lambda x: x + 0).global_shuffle(seed=1).batch(num_rows)
+    assert np.array_equal(next(iter(in_place)), next(iter(held)))
+
+
+def test_batches_of_any_size_are_put_in_the_same_order():
+    sizes = [3, 1, 4, 1, 5, 9, 2]
+    uneven = Dataset.range(7).map(lambda x: np.full(sizes[int(x)], x), vectorized=False)
+    expected = flat(Dataset.range(7).shuffle(4, seed=2))
+    assert [int(x[0]) for x in uneven.shuffle(4, seed=2)] == expected
+    assert [int(x[0]) for x in Dataset.range(14).batch(2).map(lambda x: x // 2).shuffle(4, seed=2)] == expected
+
+
+@pytest.mark.parametrize("seed", [0, None], ids=["given", "drawn"])
+@pytest.mark.parametrize("shuffle", ["shuffle", "global_shuffle"])
+def test_a_split_of_a_fixed_order_is_disjoint_and_complete(shuffle, seed):
+    size = {"buffer_size": 24} if shuffle == "shuffle" else {}
+    fixed = getattr(Dataset.from_tensor_slices(NUMBERS), shuffle)(**size, seed=seed, reshuffle_each_iteration=False)
+    train, test = fixed.take(16), fixed.skip(16)
+    if seed is not None:
+        # Built apart, one of them on what a map gives.
+        mapped = Dataset.from_tensor_slices(NUMBERS - 1).map(lambda x: x + 1).filter(lambda x: x >= 0)
+        test = getattr(mapped, shuffle)(**size, seed=seed, reshuffle_each_iteration=False).skip(16)
+    ways = [
+        flat,
+        lambda ds: flat(ds.map(lambda x: x + 0).batch(4)),
+        lambda ds: flat(ds.shuffle(24)),
+        lambda ds: flat(Dataset.zip(shuffled(), ds).map(lambda k, x: x)),
+        lambda ds: flat(steps(mirrored(2).distribute_dataset(ds.batch(4)))),
+        lambda ds: flat(steps(SimulatedWorkers([1, 1]).distribute_dataset(ds.map(lambda x: x + 0).batch(4)))),
+    ]
+    for one, other in itertools.product(ways, ways[:3]):
+        assert sorted(one(train) + other(test)) == list(range(24))
+
+
+def test_operations_without_a_seed_share_that_of_the_options():
+    def found(before):
+        ds = before(Dataset.range(20)).shuffle(20).map(lambda x: x).shuffle(20)
+        return flat(ds.with_options(Options(seed=3)))
+
+    assert found(lambda ds: ds) == found(lambda ds: ds.map(lambda x: x).prefetch(1))
+    once = Dataset.range(20).shuffle(20).with_options(Options(seed=3))
+    assert flat(once) == flat(Dataset.range(20).shuffle(20, seed=3))
