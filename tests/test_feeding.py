@@ -27,6 +27,7 @@ from daskdist.execute.feeding import Ahead
 from daskdist.execute.holding import Holding
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy import loops, sharing
+from daskdist.testing import afresh
 
 KIB = 2**10
 
@@ -148,11 +149,11 @@ PIPELINES = {
 def test_values_and_order_are_those_of_the_host(late, name, num_replicas):
     dataset = PIPELINES[name]()
     here, there = mirrored(num_replicas), on_device(num_replicas)
-    expected = steps_of(here, here.distribute_dataset(dataset))
-    distributed = there.distribute_dataset(dataset)
+    expected = steps_of(here, here.distribute_dataset(afresh(dataset)))
+    distributed = there.distribute_dataset(afresh(dataset))
     # Another pass has another order where it is shuffled anew.
     assert steps_of(there, distributed) == expected
-    second = here.distribute_dataset(dataset)
+    second = here.distribute_dataset(afresh(dataset))
     steps_of(here, second)
     assert steps_of(there, distributed) == steps_of(here, second)
 
@@ -225,8 +226,8 @@ def test_left_on_the_host_where_asked():
 def test_an_endless_dataset_left_early(late):
     here, there = mirrored(2), on_device(2)
     dataset = Dataset.range(10).repeat().batch(4)
-    distributed = there.distribute_dataset(dataset)
-    assert steps_of(there, distributed, 7) == steps_of(here, here.distribute_dataset(dataset), 7)
+    distributed = there.distribute_dataset(afresh(dataset))
+    assert steps_of(there, distributed, 7) == steps_of(here, here.distribute_dataset(afresh(dataset)), 7)
     gc.collect()
     join(feed_threads())
 
@@ -350,7 +351,9 @@ def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
     strategy = on_device()
     dataset = Dataset.from_tensor_slices(rows).shuffle(64, seed=1).batch(32)
     here = mirrored(1)
-    assert steps_of(strategy, strategy.distribute_dataset(dataset)) == steps_of(here, here.distribute_dataset(dataset))
+    assert steps_of(strategy, strategy.distribute_dataset(afresh(dataset))) == steps_of(
+        here, here.distribute_dataset(afresh(dataset))
+    )
     assert seen
     assert all(num_direct and not packed_bytes for num_direct, packed_bytes in seen)
 
@@ -926,8 +929,8 @@ LOOPS = {
 def test_loops_in_this_process(late, name, num_replicas):
     here, there = mirrored(num_replicas), on_device(num_replicas)
     dataset = LOOPS[name]()
-    expected = here.run(on_the_host, args=(here.distribute_dataset(dataset), 2))
-    found = there.run(passes_of, args=(there.distribute_dataset(dataset), 2))
+    expected = here.run(on_the_host, args=(here.distribute_dataset(afresh(dataset)), 2))
+    found = there.run(passes_of, args=(there.distribute_dataset(afresh(dataset)), 2))
     assert there.local_results(found) == here.local_results(expected)
     assert not feed_threads()
 

@@ -21,6 +21,7 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.plan import plan
 from daskdist.sharding.balance import excess, largest_first
+from daskdist.testing import afresh
 
 ROWS = [5, 3, 6, 2, 4]
 
@@ -59,7 +60,8 @@ def rows_of(elements):
 
 def sharded(ds, name, num_workers):
     decision, nodes = autoshard(ds.node, AutoShardPolicy[name.upper()], num_workers, first)
-    return decision, [list(Dataset(node)) for node in nodes]
+    # Each in the same pass, as an iteration over all of them is.
+    return decision, [list(afresh(Dataset(node))) for node in nodes]
 
 
 def generated(files):

@@ -400,7 +400,12 @@ def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> Plans:
     for number, pipeline in enumerate(fresh):
         others = tuple(say for place, say in enumerate(says) if place != number)
         reading = Reading(
-            pipeline, others, num_replicas == 1, feeding.drops_uneven, dataset.options.per_replica_buffer_size
+            pipeline,
+            others,
+            num_replicas == 1,
+            feeding.drops_uneven,
+            dataset.options.per_replica_buffer_size,
+            ((0,),) * len(fresh),
         )
         replicas = strategy.replicas[first_replica : first_replica + len(pipeline.consumers)]
         if dataset.options.fetch_to_device:

@@ -229,7 +229,7 @@ class Reading:
     is_alone: bool
     drops_uneven: bool
     num_steps_ahead: int
-    epochs: tuple[Epoch, ...] = ()
+    epochs: tuple[Epoch, ...]
     bring: Bring | None = None
     outside: Outside | None = None
     empty: Empty | None = None
