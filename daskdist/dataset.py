@@ -111,8 +111,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     Notes
     -----
-    Iterating twice gives the same elements, in the same order unless ``shuffle`` reshuffles. Arrays handed
-    out are read-only views wherever that saves a copy; ``Options(writable=True)`` has these copied.
+    Iterating twice gives the same elements, in the same order unless ``shuffle`` reshuffles: each new iteration over
+    anything made of a shuffled dataset, distributed or not, has its next order, and so has each writing of it. With a
+    seed the orders are the same ones in every program. A Dask graph is a value: it always has the first order.
+
+    Arrays handed out are read-only views wherever that saves a copy; ``Options(writable=True)`` has these copied.
     """
 
     # Whether Python's own numbers become int32 and float32, where `Options` do not say.
@@ -422,11 +425,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         weights
             The share of each; alike if None. A dataset of weight 0 is left out.
         seed
-            Fixes the draws.
+            Fixes the draws, whatever the datasets are.
         stop_on_empty_dataset
             Whether all ends when the dataset drawn has; else the others go on.
         rerandomize_each_iteration
-            Whether each pass has draws of its own; True if None.
+            Whether each iteration has draws of its own; True if None.
 
         Raises
         ------
@@ -756,9 +759,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             Elements to draw from; with as many as there are, every order is equally likely, as in `global_shuffle`.
             -2 (``UNKNOWN_CARDINALITY``) for as many as there are.
         seed
-            Fixes the order, everywhere: embedded, in a graph, on any number of workers.
+            Fixes the orders, with ``buffer_size`` and the number of elements: whatever operations come before, and
+            embedded, in a graph or on workers. Shuffles that are given the same seed draw alike.
         reshuffle_each_iteration
-            Whether each pass has an order of its own; True if None.
+            Whether each iteration has an order of its own; True if None. With False it is the same for all that is
+            made of the dataset, such as the two parts of a split by ``take`` and ``skip``.
 
         Raises
         ------
@@ -784,9 +789,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         seed
-            Fixes the order, everywhere: embedded, in a graph, on any number of workers.
+            Fixes the orders, with the number of elements, as in `shuffle`.
         reshuffle_each_iteration
-            Whether each pass has an order of its own; True if None.
+            Whether each iteration has an order of its own; True if None.
 
         Raises
         ------

@@ -19,6 +19,7 @@ from distributed import Client
 
 import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.testing import afresh
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -34,12 +35,14 @@ def loop(it):
 
 
 def by_loops(strategy, dataset):
-    return list(map(str, strategy.local_results(strategy.run(loop, args=(strategy.distribute_dataset(dataset),)))))
+    return list(
+        map(str, strategy.local_results(strategy.run(loop, args=(strategy.distribute_dataset(afresh(dataset)),))))
+    )
 
 
 def by_steps(strategy, dataset):
     found = [[] for _ in range(strategy.num_replicas_in_sync)]
-    for step in strategy.distribute_dataset(dataset):
+    for step in strategy.distribute_dataset(afresh(dataset)):
         for each, value in zip(found, strategy.local_results(step), strict=True):
             each.append(as_lists(value))
     return list(map(repr, found))

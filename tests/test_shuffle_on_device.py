@@ -33,6 +33,7 @@ from daskdist.execute.delivery import Delivery
 from daskdist.execute.gather import Picks, gather
 from daskdist.execute.gather_on_device import OnDevice, on_device, on_devices, told
 from daskdist.execute.interpreter import Interpreter
+from daskdist.ops import global_shuffle
 from daskdist.passes.plan import plan
 from daskdist.testing import same_elements
 
@@ -128,6 +129,7 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
 
 def _worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutation, "_SMALL", 2)
+    monkeypatch.setattr(global_shuffle, "_MOST_SENT", 2)
     monkeypatch.setattr(permuted, "_FEW", 0)
 
 
