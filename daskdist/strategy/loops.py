@@ -278,7 +278,7 @@ class _Failed(Iterator[Any]):
 def _elements(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterator[Any]:
     # Not a method: an iterator that is let go of is to go at once, with what was read for it.
     structure: Structure = plan.spec.structure
-    is_writable = bool(merged_options(plan.reading.pipeline.node).writable)
+    is_writable = bool(merged_options(meeting.node).writable)
     # Nothing is held on to but what is handed out.
     parts = meeting.begin(lane, iteration).parts(lane)
     try:
