@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.node import Node
 from daskdist.core.pass_numbers import later
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
@@ -548,15 +547,11 @@ class Meeting:
 
     def __init__(self, reading: Reading, lanes: Iterable[int]) -> None:
         self._reading = reading
+        self.node = reading.pipeline.node
         self._present = set(lanes)
         self._num_lanes = len(self._present)
         self._passes: dict[int, SharedPass] = {}
         self._lock = RLock()
-
-    @property
-    def node(self) -> Node:
-        """The end of the pipeline whose elements the replicas are given."""
-        return self._reading.pipeline.node
 
     def begin(self, lane: int, iteration: int) -> SharedPass:
         """The pass that a replica is to take part in."""
