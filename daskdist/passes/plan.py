@@ -12,8 +12,8 @@ from daskdist.files.locations import Locations
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.device_maps import check_device_maps
 from daskdist.passes.fuse import fuse
-from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.numbering import numbered
+from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import with_seed
 from daskdist.passes.simplify import simplify
 
