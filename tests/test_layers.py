@@ -94,6 +94,7 @@ HOMES = {
         "strategy/exchange.py",
         "strategy/left_behind.py",
         "strategy/membership.py",
+        "strategy/program_end.py",
         "service/",
         "display/dashboard",
         "cli/",

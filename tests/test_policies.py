@@ -11,6 +11,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import daskdist
 from daskdist import SHARD_HINT, AutoShardPolicy, Dataset, Options, TensorSpec, read_parquet, read_text
@@ -18,10 +20,11 @@ from daskdist.core.node import walk
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.files.storage import Storage
 from daskdist.ops.read_files import ReadFiles
-from daskdist.passes.autoshard import autoshard
+from daskdist.passes.autoshard import autoshard, outlook
 from daskdist.passes.plan import plan
+from daskdist.passes.remainders import level
 from daskdist.sharding.balance import excess, largest_first
-from daskdist.testing import afresh
+from daskdist.testing import SimulatedWorkers, afresh
 
 ROWS = [5, 3, 6, 2, 4]
 
@@ -717,10 +720,214 @@ def test_a_damaged_file_is_left_out_where_errors_are(tmp_path, parquet_files):
         assert rows_of(itertools.chain(*map(Dataset, nodes))) == Counter([*range(8), *range(16, 32)])
 
 
-@pytest.mark.parametrize("name", ["batch", "padded_batch", "ragged_batch"])
-def test_it_is_said_that_each_worker_drops_a_remainder(parquet_files, name):
-    ds = daskdist.read_parquet(parquet_files(3, files=4), "id")
-    batched = [getattr(ds, name)(2, drop_remainder=drops).node for drops in (True, False)]
-    said = [autoshard(node, AutoShardPolicy.AUTO, 2)[0] for node in batched]
-    assert [decision.policy.name for decision in said] == ["FILE", "FILE"]
-    assert said[0].reason == f"{said[1].reason}; {name} with drop_remainder=True drops a remainder on each worker"
+# --- what is dropped in groups, and what cuts a pass short ---
+
+
+def ids(rows):
+    return lambda files: read_parquet(files(rows), "id")
+
+
+def by_lines(files):
+    return numbers(files([3, 3]))
+
+
+def rows_given(strategy, ds):
+    return rows_of(itertools.chain(*steps_of(strategy, ds)))
+
+
+# name -> (what makes the dataset, what AUTO comes to on 2 workers, words of what is said of it).
+GROUPS = {
+    "nothing dropped": (ids([4, 4, 4, 4]), lambda ds: ds.batch(4, drop_remainder=True), "FILE", "for 2 workers"),
+    "as many dropped of the whole": (ids([5, 4]), lambda ds: ds.batch(4, drop_remainder=True), "FILE", "for 2 workers"),
+    "below 1 %": (
+        ids([398, 406]),
+        lambda ds: ds.batch(4, drop_remainder=True).batch(3).unbatch(),
+        "FILE",
+        "drops 4 of 804 rows",
+    ),
+    "at 1 %": (
+        ids([198, 206]),
+        lambda ds: ds.batch(4, drop_remainder=True),
+        "FILE",
+        "drops 4 of 404 rows, each worker's last partial batch; of the whole it drops 0",
+    ),
+    "above 1 %": (ids([130, 134]), lambda ds: ds.batch(4, drop_remainder=True), "DATA", "drops 4 of 264 rows"),
+    "all": (ids([3, 3]), lambda ds: ds.batch(4, drop_remainder=True), "DATA", "drops 6 of 6 rows"),
+    "lines": (by_lines, lambda ds: ds.batch(4, drop_remainder=True), "DATA", "only the data tells"),
+    "padded": (ids([3, 3]), lambda ds: ds.padded_batch(4, drop_remainder=True), "DATA", "padded_batch with drop_rem"),
+    "ragged": (ids([3, 3]), lambda ds: ds.ragged_batch(4, drop_remainder=True), "DATA", "ragged_batch with drop_rem"),
+    "rebatched": (ids([3, 5]), lambda ds: ds.batch(3).rebatch(4, drop_remainder=True), "DATA", "drops 4 of 8 rows"),
+    "twice": (ids([4, 8]), lambda ds: ds.batch(4).batch(3, drop_remainder=True), "DATA", "drops 12 of 12 rows"),
+    "by buckets": (
+        ids([3, 3]),
+        lambda ds: ds.bucket_by_sequence_length(lambda x: 1, [2], [4, 4], drop_remainder=True),
+        "DATA",
+        "only the data tells",
+    ),
+    "filtered before": (
+        ids([30, 30]),
+        lambda ds: ds.filter(lambda x: x >= 0).batch(4, drop_remainder=True),
+        "DATA",
+        "only the data tells",
+    ),
+    "repeated": (ids([3, 3]), lambda ds: ds.repeat(4).batch(4, drop_remainder=True), "FILE", "for 2 workers"),
+    "filter": (ids([3, 3]), lambda ds: ds.batch(2).filter(lambda b: b.sum() % 2 == 0), "DATA", "keep or drop whole"),
+    "filter of batches' batches": (
+        ids([4, 4]),
+        lambda ds: ds.batch(2).batch(2).unbatch().filter(lambda b: b.sum() > 4),
+        "DATA",
+        "keep or drop whole",
+    ),
+    "filter of rows": (
+        ids([3, 3]),
+        lambda ds: ds.filter(lambda x: x > 1).batch(2).unbatch().filter(lambda x: x < 5).batch(2),
+        "FILE",
+        "for 2 workers",
+    ),
+    "errors of batches": (
+        ids([3, 3]),
+        lambda ds: ds.batch(2).map(lambda b: b if b.sum() % 2 else 1 // 0).ignore_errors(),
+        "DATA",
+        "ignore_errors would keep or drop whole",
+    ),
+    "errors of rows": (
+        ids([3, 3]),
+        lambda ds: ds.map(lambda x: x if x > 2 else 1 // 0).batch(2).ignore_errors(),
+        "FILE",
+        "for 2 workers",
+    ),
+    "errors skipped": (
+        ids([3, 3]),
+        lambda ds: ds.batch(2).map(lambda b: b if b.sum() % 2 else 1 // 0).with_options(Options(on_error="skip")),
+        "DATA",
+        "map under on_error='skip' would keep or drop whole",
+    ),
+    "uneven": (
+        ids([9, 3]),
+        lambda ds: ds.batch(2).with_options(Options(drop_uneven=True)),
+        "DATA",
+        "drop_uneven drops",
+    ),
+    "even": (ids([8, 8]), lambda ds: ds.batch(2).with_options(Options(drop_uneven=True)), "FILE", "for 2 workers"),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_auto_drops_no_more_than_the_whole(parquet_files, caplog, name):
+    source, build, chosen, words = GROUPS[name]
+    ds = build(source(parquet_files))
+    strategy = SimulatedWorkers([1, 1])
+    with caplog.at_level(logging.INFO, "daskdist"):
+        dist = strategy.distribute_dataset(ds)
+    (record,) = [each for each in caplog.records if each.getMessage().startswith("sharding")]
+    assert (dist.sharding.policy.name, words in record.getMessage(), words in dist.explain()) == (chosen, True, True)
+    assert record.levelname == ("INFO" if chosen == "FILE" else "WARNING")
+    found, expected = rows_given(strategy, ds), rows_of(ds)
+    assert found.total() >= 0.99 * expected.total() - (name == "uneven")
+    if chosen == "DATA" and name != "uneven":
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "num_lost"),
+    [
+        ("above 1 %", "drops 4 of 264 rows, each worker's last partial batch; of the whole it drops 0", 4),
+        ("all", "drops 6 of 6 rows, each worker's last partial batch; of the whole it drops 2", 4),
+        ("lines", "drops each worker's last partial batch, and only the data tells how much that is", 4),
+        ("rebatched", "drops 4 of 8 rows", 4),
+        ("filter", "filter would keep or drop whole batches, and those of each worker's files are others", None),
+    ],
+)
+def test_file_that_is_asked_for_says_what_goes(parquet_files, caplog, name, words, num_lost):
+    source, build, _, _ = GROUPS[name]
+    ds = build(source(parquet_files)).with_options(policy("file"))
+    strategy = SimulatedWorkers([1, 1])
+    with caplog.at_level(logging.INFO, "daskdist"):
+        dist = strategy.distribute_dataset(ds)
+    (record,) = caplog.records
+    assert (record.levelname, words in record.getMessage(), words in dist.explain()) == ("WARNING", True, True)
+    assert dist.sharding.policy is AutoShardPolicy.FILE
+    if num_lost is not None:
+        assert rows_of(ds).total() - rows_given(strategy, ds).total() == num_lost
+
+
+SIZE = st.integers(1, 4)
+# What is batched, and then batched or rebatched; batches of others stack where those are whole.
+GROUPINGS = {
+    "batch": lambda ds, a, b, drops: ds.batch(a, drop_remainder=True),
+    "batch of batches": lambda ds, a, b, drops: ds.batch(a, drop_remainder=True).batch(b, drop_remainder=drops),
+    "ragged": lambda ds, a, b, drops: ds.ragged_batch(a, drop_remainder=True),
+    "rebatch": lambda ds, a, b, drops: ds.batch(a, drop_remainder=drops).rebatch(b, drop_remainder=True),
+    "unbatch": lambda ds, a, b, drops: ds.batch(a, drop_remainder=True).unbatch(),
+    "repeat": lambda ds, a, b, drops: ds.repeat(a).shuffle(5).batch(b, drop_remainder=True),
+}
+
+
+@given(rows=st.lists(st.integers(0, 9), min_size=2, max_size=3), name=st.sampled_from(list(GROUPINGS)), a=SIZE, b=SIZE)
+@settings(max_examples=60, deadline=None)
+def test_what_is_said_to_be_dropped_is(tmp_path_factory, rows, name, a, b):
+    folder = tmp_path_factory.getbasetemp() / "remainders"
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for number, num_rows in enumerate(rows):
+        paths.append(str(folder / f"{number}-{num_rows}.npy"))
+        np.save(paths[-1], np.arange(num_rows) + 100 * number)
+    ds = GROUPINGS[name](daskdist.read_npy(paths), a, b, True)
+    found = outlook(ds.node, 2).remainder(False)
+    _, shares = sharded(ds, "file", 2)
+    kept = rows_of(ds).total(), rows_of(itertools.chain(*shares)).total()
+    assert (found.num_kept, found.num_kept_by_file, found.unit) == (*kept, "rows")
+    assert found.num_rows >= max(kept)
+
+
+@pytest.mark.parametrize("cut", [lambda ds: ds.skip(2), lambda ds: ds.take(3)])
+def test_it_is_said_where_a_cut_makes_auto_change_its_mind(parquet_files, caplog, cut):
+    ds = read_parquet(parquet_files(6, files=4), "id").batch(4)
+    strategy = SimulatedWorkers([1, 1])
+    assert strategy.distribute_dataset(ds).sharding.policy is AutoShardPolicy.FILE
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "daskdist"):
+        dist = strategy.distribute_dataset(cut(ds))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for said in (record.getMessage(), dist.explain()):
+        for words in ("sharding", "would be FILE", "does not resume such a pass", "state_dict() and load_state_dict()"):
+            assert words in said
+    # Not where that makes no difference.
+    for other in (cut(ds.map(lambda x: x).unique()), cut(Dataset.range(9).batch(2))):
+        assert "resume" not in strategy.distribute_dataset(other).explain()
+    # What it says to do: by DATA what comes after a cut is what the whole has there.
+    ds = ds.with_options(policy("data"))
+    assert [flat(batch) for step in steps_of(strategy, ds.skip(2)) for batch in step] == [
+        flat(batch) for step in steps_of(strategy, ds)[2:] for batch in step
+    ]
+
+
+def test_a_decision_is_logged_once_for_a_pipeline(parquet_files, caplog):
+    ds = read_parquet(parquet_files(6, files=4), "id").take(9)
+    strategy = SimulatedWorkers([1, 1])
+    with caplog.at_level(logging.INFO, "daskdist"):
+        for _ in range(3):
+            for _ in strategy.distribute_dataset(ds.batch(4)):
+                pass
+        assert len(caplog.records) == 1
+        assert "would mean something else" in strategy.distribute_dataset(ds.batch(4)).explain()
+        strategy.distribute_dataset(ds.batch(2))
+        SimulatedWorkers([1, 1]).distribute_dataset(ds.batch(4))
+    assert len(caplog.records) == 3
+
+
+def test_levels_of_groups_are_those_of_elements():
+    ds = Dataset.range(12)
+    for build, expected in [
+        (lambda ds: ds, 0),
+        (lambda ds: ds.batch(2), 1),
+        (lambda ds: ds.padded_batch(2).ragged_batch(2), 2),
+        (lambda ds: ds.batch(2).unbatch(), 0),
+        (lambda ds: ds.batch(2).rebatch(3), 1),
+        (lambda ds: ds.batch(2).map(lambda x: x + 1).shuffle(3).repeat(2), 1),
+        (lambda ds: ds.bucket_by_sequence_length(lambda x: 1, [2], [2, 2]), 1),
+        (lambda ds: ds.concatenate(ds).batch(2), 1),
+    ]:
+        made = build(ds)
+        assert level(made.node) == expected == np.ndim(next(iter(made)))

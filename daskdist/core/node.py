@@ -41,6 +41,8 @@ class Facts:
         files only where its inputs are shared out alike.
     regroups
         Each of its elements is made of several of its input's: on other shares of them it makes others.
+    levels
+        By how many levels of groups its elements are deeper than its input's: 1 for batches, -1 for their rows.
     leaves_out_failed
         Elements upstream that fail are left out where they fail: what is computed before what counts or reorders
         cannot change places with it.
@@ -55,6 +57,7 @@ class Facts:
     by_count: bool = False
     pairs: bool = False
     regroups: bool = False
+    levels: int = 0
     leaves_out_failed: bool = False
 
 

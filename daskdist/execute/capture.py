@@ -8,7 +8,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as futures_wait
 from typing import Any, Final, TypeAlias
 
 from distributed import Future
@@ -97,6 +99,7 @@ class Capturing(Submit):
         self._sending = threading.RLock()
         # Its thread sends what waits when something is over.
         self._sender = ThreadPoolExecutor(1, "daskdist-sender")
+        self._last_send: ThreadFuture[None] | None = None
 
     def together(self) -> contextlib.AbstractContextManager[Capture]:
         """Send the calls noted in a ``with`` block together, or with those of the session there is."""
@@ -267,7 +270,7 @@ class Capturing(Submit):
             self._lock.notify_all()
         # Not here, in the client's own thread: what pickles may look at results. Refused at the end of a program.
         with contextlib.suppress(RuntimeError):
-            self._sender.submit(self._send_waiting)
+            self._last_send = self._sender.submit(self._send_waiting)
 
     async def _of_lane(self, future: Future, of_lane: tuple[OfLane, ...], steps: list[int]) -> None:
         await _until_over([future])
@@ -478,6 +481,12 @@ class Capturing(Submit):
 
     def is_done(self, handle: Handle) -> bool:
         return super().is_done(self.sent([handle], "a result was asked after")[0])
+
+    def stop_sending(self, within_s: float) -> None:
+        """Send nothing more by itself; what is being sent just now is waited for, so many seconds at most."""
+        self._sender.shutdown(wait=False, cancel_futures=True)
+        if self._last_send is not None:
+            futures_wait([self._last_send], within_s)
 
     def close(self) -> None:
         super().close()

@@ -26,7 +26,7 @@ class Batch(Transformation):
     drop_remainder: bool = False
 
     name = "batch"
-    facts = Facts(per_worker=True, regroups=True)
+    facts = Facts(per_worker=True, regroups=True, levels=1)
 
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)

@@ -50,7 +50,7 @@ class BucketBySequenceLength(Transformation):
     drop_remainder: bool = False
 
     name = "bucket_by_sequence_length"
-    facts = Facts(per_worker=True, regroups=True)
+    facts = Facts(per_worker=True, regroups=True, levels=1)
 
     def __post_init__(self) -> None:
         whole_numbers(self.name, "bucket_boundaries", self.boundaries)

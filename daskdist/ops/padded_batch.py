@@ -161,7 +161,7 @@ class PaddedBatch(Transformation):
     drop_remainder: bool = False
 
     name = "padded_batch"
-    facts = Facts(per_worker=True, regroups=True)
+    facts = Facts(per_worker=True, regroups=True, levels=1)
 
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)

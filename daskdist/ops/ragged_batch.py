@@ -40,7 +40,7 @@ class RaggedBatch(Transformation):
     row_splits_dtype: Any = np.int64
 
     name = "ragged_batch"
-    facts = Facts(per_worker=True, regroups=True)
+    facts = Facts(per_worker=True, regroups=True, levels=1)
 
     def __post_init__(self) -> None:
         whole_number(self.name, "batch_size", self.batch_size, at_least=1)

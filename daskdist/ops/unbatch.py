@@ -25,7 +25,7 @@ class Unbatch(Transformation):
     """Each element cut along its first axis."""
 
     name = "unbatch"
-    facts = Facts(compute=True, per_worker=True)
+    facts = Facts(compute=True, per_worker=True, levels=-1)
 
     def __post_init__(self) -> None:
         with contextlib.suppress(SpecUnknown):

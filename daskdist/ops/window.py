@@ -39,7 +39,7 @@ class Window(Transformation):
 
     name = "window"
     # Of other elements, and where windows overlap of another number; what becomes of one is up to a function.
-    facts = Facts(regroups=True)
+    facts = Facts(regroups=True, levels=1)
 
     def __post_init__(self) -> None:
         for name in ("size", "shift", "stride"):

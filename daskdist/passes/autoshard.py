@@ -16,6 +16,7 @@ from daskdist.ops.shard import Shard
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.dealing import deal
 from daskdist.passes.pairing import pairing, tied
+from daskdist.passes.remainders import drops_groups, drops_remainder, remainder, uneven
 from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing, decide
 
 # Gives the first elements of a pipeline, so many at most.
@@ -52,8 +53,7 @@ def autoshard(
     if num_pipelines == 1:
         return Decision(AutoShardPolicy.OFF, "one worker reads everything"), [filled(node, 0, 1)]
     if policy in (AutoShardPolicy.FILE, AutoShardPolicy.AUTO):
-        survey = _Survey(num_pipelines, first)
-        survey.look(node)
+        survey = _Survey(num_pipelines, first, node)
         decision = decide(policy, survey.outlook())
         if decision.policy is AutoShardPolicy.FILE:
             return _by_file(node, decision, survey)
@@ -78,9 +78,7 @@ def filled(node: Node, index: int, num_shards: int) -> Node:
 
 def outlook(node: Node, num_pipelines: int, first: First | None = None) -> Outlook:
     """What a policy looks at."""
-    survey = _Survey(num_pipelines, first)
-    survey.look(node)
-    return survey.outlook()
+    return _Survey(num_pipelines, first, node).outlook()
 
 
 def read_by(node: Node) -> Iterator[Sequence[Split]]:
@@ -106,12 +104,19 @@ class _Survey:
     # What is found on the way from the end of a pipeline to where files are read.
     num_pipelines: int
     first: First | None
+    root: Node
     sources: list[FileSource] = field(default_factory=list)
     obstacles: list[str] = field(default_factory=list)
     pairings: list[Pairing] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
     droppers: list[str] = field(default_factory=list)
+    group_filters: list[str] = field(default_factory=list)
     # The ids of nodes that read files by the names they are given.
     readers: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.skips_errors = merged_options(self.root).on_error == "skip"
+        self.look(self.root)
 
     def outlook(self) -> Outlook:
         return Outlook(
@@ -119,8 +124,16 @@ class _Survey:
             tuple(self.sources),
             tuple(self.obstacles),
             tuple(self.pairings),
+            cuts=tuple(self.cuts),
             droppers=tuple(self.droppers),
+            group_filters=tuple(self.group_filters),
+            drops_uneven=bool(merged_options(self.root).drop_uneven),
+            remainder=lambda by_split: remainder(self.root, self._shares(by_split)),
+            uneven=lambda by_split: uneven(self._shares(by_split)),
         )
+
+    def _shares(self, by_split: bool) -> list[Node]:
+        return _by_file(self.root, Decision(AutoShardPolicy.FILE, "", by_split), self)[1]
 
     def look(self, node: Node) -> None:
         if not node.inputs:
@@ -130,12 +143,16 @@ class _Survey:
             self.readers.add(id(node))
             self.sources.append(self._by_name(node))
             return
-        if getattr(node, "drop_remainder", False):
+        if drops_remainder(node):
             self.droppers.append(node.name)
+        if drops_groups(node, skips_errors=self.skips_errors):
+            self.group_filters.append(f"{node.name} under on_error='skip'" if self.skips_errors else node.name)
         if node.facts.pairs:
             self.pairings.append(pairing(node))
         elif not node.facts.per_worker:
             self.obstacles.append(node.name)
+            if node.facts.by_count:
+                self.cuts.append(node.name)
         for each in node.inputs:
             self.look(each)
 

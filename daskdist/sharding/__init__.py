@@ -82,6 +82,42 @@ class Pairing:
 
 
 @dataclass(frozen=True)
+class Remainder:
+    """Rows that are dropped because they do not fill a group, by file and of the whole.
+
+    Parameters
+    ----------
+    num_rows
+        That come to the operation that drops some.
+    num_kept
+        That it keeps, applied to the whole.
+    num_kept_by_file
+        That it keeps where each worker applies it to its own files.
+    unit
+        What is counted: rows, or elements.
+    """
+
+    num_rows: int
+    num_kept: int
+    num_kept_by_file: int
+    unit: str
+
+    @property
+    def num_lost(self) -> int:
+        """How many more are dropped by file than of the whole; fewer where negative."""
+        return self.num_kept - self.num_kept_by_file
+
+    @property
+    def is_small(self) -> bool:
+        """Whether by file it is what the whole would keep but for 1 % of that at most."""
+        return 100 * abs(self.num_lost) <= self.num_kept
+
+
+def _unknown(by_split: bool) -> Remainder | None:
+    return None
+
+
+@dataclass(frozen=True)
 class Outlook:
     """All a policy looks at.
 
@@ -97,8 +133,19 @@ class Outlook:
         The operations that do so unless their inputs have shares alike.
     num_hints
         Places for a shard that the policy HINT fills in.
+    cuts
+        The obstacles that keep or drop the first elements.
     droppers
         The operations that drop what is left over at the end of a share.
+    group_filters
+        The operations that keep or drop groups of rows as a whole, batches say.
+    drops_uneven
+        Whether all workers end with the first.
+    remainder
+        Counts what `droppers` drop, given whether splits are dealt instead of files; None where only the data tells.
+        It may read every file's index.
+    uneven
+        As `remainder`, of what is dropped because all workers end with the first.
     """
 
     num_pipelines: int
@@ -106,7 +153,12 @@ class Outlook:
     obstacles: tuple[str, ...]
     pairings: tuple[Pairing, ...] = ()
     num_hints: int = 0
+    cuts: tuple[str, ...] = ()
     droppers: tuple[str, ...] = ()
+    group_filters: tuple[str, ...] = ()
+    drops_uneven: bool = False
+    remainder: Callable[[bool], Remainder | None] = _unknown
+    uneven: Callable[[bool], Remainder | None] = _unknown
 
 
 @dataclass(frozen=True)

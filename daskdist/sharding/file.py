@@ -6,8 +6,11 @@ in the same way. With ``Options.balance="bytes"`` they are dealt largest first i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 from daskdist.errors import ShardingError
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Remainder
 
 _ALTERNATIVES = "Use AutoShardPolicy.DATA, which shards any dataset, or OFF"
 
@@ -17,7 +20,57 @@ def decide(outlook: Outlook) -> Decision:
     if decision.policy is not AutoShardPolicy.FILE:
         advice = f"{decision.advice}. " if decision.advice else ""
         raise ShardingError(f"FILE: {decision.reason}. {advice}{_ALTERNATIVES}")
-    return decision
+    found = list(losses(outlook, decision.by_split))
+    reason = "; ".join([decision.reason, *(loss.reason for loss in found)])
+    return replace(decision, reason=reason, is_costly=bool(found))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is lost by file that the whole would keep.
+
+    Parameters
+    ----------
+    reason
+        What drops how much, as a clause.
+    advice
+        What to do instead, as a clause.
+    is_small
+        Whether it is at most 1 % of what the whole would keep, for certain.
+    """
+
+    reason: str
+    advice: str
+    is_small: bool
+
+
+def losses(outlook: Outlook, by_split: bool) -> Iterator[Loss]:
+    """What a pipeline that can be sharded by file would lose by it."""
+    if outlook.group_filters:
+        names = ", ".join(dict.fromkeys(outlook.group_filters))
+        reason = f"{names} would keep or drop whole batches, and those of each worker's files are others"
+        yield Loss(reason, f"apply {names} before batching", is_small=False)
+    if outlook.droppers:
+        names = ", ".join(dict.fromkeys(outlook.droppers))
+        what = f"{names} with drop_remainder=True drops"
+        yield from _loss(
+            what, "each worker's last partial batch", "leave drop_remainder out", outlook.remainder(by_split)
+        )
+    if outlook.drops_uneven:
+        what, advice = "drop_uneven drops", "leave drop_uneven out"
+        yield from _loss(what, "each worker's steps that others have none for", advice, outlook.uneven(by_split))
+
+
+def _loss(what: str, rest: str, advice: str, remainder: Remainder | None) -> Iterator[Loss]:
+    if remainder is None:
+        yield Loss(f"{what} {rest}, and only the data tells how much that is", advice, is_small=False)
+    elif remainder.num_lost:
+        dropped, of_whole = remainder.num_rows - remainder.num_kept_by_file, remainder.num_rows - remainder.num_kept
+        yield Loss(
+            f"{what} {dropped} of {remainder.num_rows} {remainder.unit}, {rest}; of the whole it drops {of_whole}",
+            advice,
+            remainder.is_small,
+        )
 
 
 def try_to(outlook: Outlook) -> Decision:
@@ -51,8 +104,6 @@ def try_to(outlook: Outlook) -> Decision:
     files = ", ".join(dict.fromkeys(source.label or f"{source.num_files} files" for source in outlook.sources))
     reason = f"{files} for {outlook.num_pipelines} workers"
     reason += ", so sharded by splits within files" if by_split else ""
-    for name in dict.fromkeys(outlook.droppers):
-        reason += f"; {name} with drop_remainder=True drops a remainder on each worker"
     return Decision(AutoShardPolicy.FILE, reason, by_split)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from daskdist.strategy.strategy import Replica, Strategy
 
 logger: Final = logging.getLogger("daskdist")
+# By strategy, the sharding decisions that were logged, each with the pipeline it is for.
+_logged: Final[weakref.WeakKeyDictionary[Strategy, set[str]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,15 @@ def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
     return str(leaf.dtype) if any(device.lacks(leaf.dtype) for device in devices) else ""
 
 
+def _log_once(strategy: Strategy, node: Node, sharding: Decision) -> None:
+    # A program may distribute the same pipeline again in every epoch.
+    logged, notice = _logged.setdefault(strategy, set()), f"sharding by {sharding.policy.name}: {sharding}"
+    key = f"{notice}\n{tree(node)}"
+    if key not in logged:
+        logged.add(key)
+        logger.log(logging.WARNING if sharding.is_costly else logging.INFO, "%s", notice)
+
+
 def _mapped(strategy: Strategy, maps: MapsOnReplicas, value: Any) -> Any:
     return strategy.run(maps, args=(value,))
 
@@ -283,8 +295,7 @@ def _feeding_of(strategy: Strategy, dataset: Supplied) -> Feeding:
             for node, worker in zip(nodes, workers, strict=True)
         ]
     if len(workers) > 1:
-        level = logging.WARNING if sharding.is_costly else logging.INFO
-        logger.log(level, "sharding by %s: %s", sharding.policy.name, sharding)
+        _log_once(strategy, dataset.node, sharding)
 
     def length(num_rows: int | None) -> int | None:
         is_even = len(workers) == 1 and num_rows is not None and num_rows % len(consumers) == 0

@@ -53,6 +53,7 @@ from daskdist.strategy.layouts import LONE, Layout, layout_of, made_of, referenc
 from daskdist.strategy.left_behind import sweep, watch
 from daskdist.strategy.membership import Membership, call_there, go_on_as, part_from, tell_not_made
 from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Spread
+from daskdist.strategy.program_end import let_go_at_end
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.rows_there import figures_there
@@ -158,6 +159,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._team = replace(self._team, client=self.client.id)
         self._lanes = lanes_of(self._team)
         watch(self.client, self._roster, self._token, self._steps)
+        let_go_at_end(self._steps)
         sweep(self.client, self.client.run(enrol, self._team, workers=list(self._team.workers)))
         # Held by who sees which workers are lost; and whether that goes on, which calls some replicas too.
         self._mustering = threading.RLock()

@@ -1,0 +1,129 @@
+"""The end of a program with work under way on a cluster whose scheduler is in its own process.
+
+Python shuts all thread pools down before it calls what ``atexit`` has. A scheduler in this process needs such a pool
+for each graph that it is sent, and logs an error for each that arrives too late. Then Dask closes the cluster, and
+warns of each result that somebody still has and of each task that a worker is in the middle of. So all that strategies
+have under way is let go of before that: when the main thread is over and thread pools are still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Collection
+from typing import Any, Final
+
+from distributed import Client, Future, Scheduler, Worker
+from distributed.core import Status
+
+from daskdist.execute.capture import Capturing
+
+# A program does not wait longer for tasks that workers are in the middle of, nor does the end of a strategy.
+_MOST_S: Final = 3.0
+_LOOK_EVERY_S: Final = 0.005
+
+
+class _Open:
+    """The connection of a strategy that is in use, and the futures that it has there."""
+
+    def __init__(self, steps: Capturing) -> None:
+        client = steps.client
+        self.client = weakref.ref(client)
+        self.steps = weakref.ref(steps)
+        self.futures = weakref.ref(steps.futures)
+        # A client that is closed does not know it any more.
+        self.address = client.scheduler.address
+        self.security = client.security
+
+
+_open: Final[list[_Open]] = []
+
+
+def let_go_at_end(steps: Capturing) -> None:
+    """Have what makes the calls of a strategy let go of its futures at the end of the program."""
+    _open[:] = [each for each in _open if each.futures() is not None]
+    _open.append(_Open(steps))
+
+
+def settle(client: Client, futures: Collection[Future], within_s: float = _MOST_S) -> None:
+    """Let go of futures, and wait until no worker is in the middle of a task.
+
+    Parameters
+    ----------
+    client
+        The connection that the futures are of.
+    futures
+        What is let go of.
+    within_s
+        The most seconds that are waited for tasks: a function of the user's may take long.
+    """
+    with contextlib.suppress(Exception):
+        work = asyncio.wait_for(_settle(client, futures, within_s), within_s)
+        asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop).result()
+
+
+async def _settle(client: Client, futures: Collection[Future], within_s: float) -> None:
+    # A scheduler takes graphs in turn: once it knows this one, it knows those that were sent before.
+    last = client.submit(_nothing, key=f"last-{uuid.uuid4().hex}", pure=False)
+    await client._run_on_scheduler(_all_known, last.key, within_s)
+    keys = {last.key, *(future.key for future in futures)}
+    for future in (last, *futures):
+        future.release()
+    await client._run_on_scheduler(_let_go_of, client.id, keys, within_s)
+    await client._run(_idle, within_s, on_error="ignore")
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+async def _all_known(key: str, within_s: float, dask_scheduler: Scheduler) -> None:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until and (key not in dask_scheduler.tasks or dask_scheduler._active_graph_updates):
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _let_go_of(client: str, keys: Collection[Any], within_s: float, dask_scheduler: Scheduler) -> None:
+    until = time.monotonic() + within_s
+    state = dask_scheduler.clients.get(client)
+    while time.monotonic() < until and state and any(task.key in keys for task in state.wants_what):
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _idle(within_s: float, dask_worker: Worker) -> None:
+    # Tasks that nobody wants any more are forgotten by the scheduler; a worker that is in the middle of one knows.
+    until = time.monotonic() + within_s
+    while time.monotonic() < until and dask_worker._async_instructions:
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _let_go_of_all() -> None:
+    here = {each.address for each in Scheduler._instances if each.status == Status.running}
+    for each in _open:
+        client, steps, futures = each.client(), each.steps(), each.futures()
+        # A scheduler elsewhere goes on without this program.
+        if each.address not in here:
+            continue
+        if steps is not None:
+            steps.stop_sending(_MOST_S)
+        if client is not None and client.status == "running":
+            settle(client, list(futures or ()))
+            continue
+        # The program has closed its client; tasks may be under way all the same.
+        with (
+            contextlib.suppress(Exception),
+            Client(each.address, security=each.security, timeout=_MOST_S, set_as_default=False) as other,
+        ):
+            settle(other, ())
+
+
+# Those that are registered last are called first, and thread pools have registered theirs by now.
+if hasattr(threading, "_register_atexit"):
+    threading._register_atexit(_let_go_of_all)
+else:
+    atexit.register(_let_go_of_all)
