@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import wait as futures_wait
-from typing import Any
+from typing import Any, Final
 
 from dask.optimization import cull
 from distributed import Client, Future
@@ -27,6 +28,8 @@ from daskdist.execute.roster import Roster, give_up
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 # Seconds between two looks at whether the workers are still there, while something is waited for.
 LOOK_EVERY_S = 2
+# What `Submit.key_of` makes.
+_KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
 
 
 class Submit:
@@ -310,6 +313,11 @@ class Submit:
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()
+
+
+def is_key_of_ours(key: Any) -> bool:
+    """Whether a key is one that `Submit.key_of` made, in whichever strategy."""
+    return isinstance(key, str) and _KEY.search(key) is not None
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:

@@ -53,7 +53,7 @@ from daskdist.strategy.layouts import LONE, Layout, layout_of, made_of, referenc
 from daskdist.strategy.left_behind import sweep, watch
 from daskdist.strategy.membership import Membership, call_there, go_on_as, part_from, tell_not_made
 from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Spread
-from daskdist.strategy.program_end import let_go_at_end
+from daskdist.strategy.program_end import let_go_at_end, settle_before_close
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.rows_there import figures_there
@@ -261,6 +261,8 @@ class MultiWorkerMirroredStrategy(Strategy):
                 left = [worker for worker in self._team.workers if worker in workers_of(self.client)]
                 self.client.run(dismiss, self._team.token, workers=left, on_error="ignore")
         if self._finalizer.alive:
+            if self.client.status == "running":
+                settle_before_close(self.client, list(self._submit.futures))
             self._submit.release()
         self._finalizer()
 

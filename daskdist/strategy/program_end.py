@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import signal
 import threading
 import time
 import uuid
@@ -22,14 +23,17 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.core import Status
 
 from daskdist.execute.capture import Capturing
+from daskdist.execute.submit import is_key_of_ours
 
-# A program does not wait longer for tasks that workers are in the middle of, nor does the end of a strategy.
+# A program does not wait longer for tasks that workers are in the middle of.
 _MOST_S: Final = 3.0
+# Nor does the end of a strategy.
+_AT_CLOSE_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
 
 
 class _Open:
-    """The connection of a strategy that is in use, and the futures that it has there."""
+    """The connection of a strategy to a scheduler in this process, and the futures that it has there."""
 
     def __init__(self, steps: Capturing) -> None:
         client = steps.client
@@ -45,12 +49,30 @@ _open: Final[list[_Open]] = []
 
 
 def let_go_at_end(steps: Capturing) -> None:
-    """Have what makes the calls of a strategy let go of its futures at the end of the program."""
+    """Have what makes the calls of a strategy let go of its futures at the end of the program.
+
+    Only where the scheduler is in this process: elsewhere it goes on without the program. Then an interrupt of the
+    terminal goes to the worker processes too, which the program ends itself: they ignore it.
+    """
+    if not is_here(steps.client.scheduler.address):
+        return
     _open[:] = [each for each in _open if each.futures() is not None]
     _open.append(_Open(steps))
+    steps.client.run(_ignore_interrupts, on_error="ignore")
 
 
-def settle(client: Client, futures: Collection[Future], within_s: float = _MOST_S) -> None:
+def is_here(address: str) -> bool:
+    """Whether the scheduler of an address is in this process, and running."""
+    return any(each.address == address for each in Scheduler._instances if each.status == Status.running)
+
+
+def settle_before_close(client: Client, futures: Collection[Future]) -> None:
+    """Let go of futures; where the cluster may be closed next, do not leave workers in the middle of tasks."""
+    if any(future.status == "pending" for future in futures) and is_here(client.scheduler.address):
+        settle(client, futures, _AT_CLOSE_S, is_end=False)
+
+
+def settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:
     """Let go of futures, and wait until no worker is in the middle of a task.
 
     Parameters
@@ -61,20 +83,25 @@ def settle(client: Client, futures: Collection[Future], within_s: float = _MOST_
         What is let go of.
     within_s
         The most seconds that are waited for tasks: a function of the user's may take long.
+    is_end
+        Whether it is the end of the program, and all calls of strategies are let go of.
     """
     with contextlib.suppress(Exception):
-        work = asyncio.wait_for(_settle(client, futures, within_s), within_s)
+        work = asyncio.wait_for(_settle(client, futures, within_s, is_end), within_s)
         asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop).result()
 
 
-async def _settle(client: Client, futures: Collection[Future], within_s: float) -> None:
+async def _settle(client: Client, futures: Collection[Future], within_s: float, is_end: bool) -> None:
     # A scheduler takes graphs in turn: once it knows this one, it knows those that were sent before.
     last = client.submit(_nothing, key=f"last-{uuid.uuid4().hex}", pure=False)
-    await client._run_on_scheduler(_all_known, last.key, within_s)
+    # Some schedulers call no functions.
+    with contextlib.suppress(Exception):
+        await client._run_on_scheduler(_all_known, last.key, within_s)
     keys = {last.key, *(future.key for future in futures)}
     for future in (last, *futures):
         future.release()
-    await client._run_on_scheduler(_let_go_of, client.id, keys, within_s)
+    with contextlib.suppress(Exception):
+        await client._run_on_scheduler(_let_go_of, client.id, keys, is_end)
     await client._run(_idle, within_s, on_error="ignore")
 
 
@@ -88,11 +115,13 @@ async def _all_known(key: str, within_s: float, dask_scheduler: Scheduler) -> No
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def _let_go_of(client: str, keys: Collection[Any], within_s: float, dask_scheduler: Scheduler) -> None:
-    until = time.monotonic() + within_s
+def _let_go_of(client: str, keys: Collection[Any], is_end: bool, dask_scheduler: Scheduler) -> None:
+    # Here, and not only by the futures: of one that was being sent when the program was interrupted nobody knows, and
+    # the traceback that the interpreter keeps holds on to others.
     state = dask_scheduler.clients.get(client)
-    while time.monotonic() < until and state and any(task.key in keys for task in state.wants_what):
-        await asyncio.sleep(_LOOK_EVERY_S)
+    wanted = [task.key for task in state.wants_what] if state else []
+    ours = [key for key in wanted if key in keys or (is_end and is_key_of_ours(key))]
+    dask_scheduler.client_releases_keys(keys=ours, client=client, stimulus_id="daskdist-end")
 
 
 async def _idle(within_s: float, dask_worker: Worker) -> None:
@@ -102,24 +131,28 @@ async def _idle(within_s: float, dask_worker: Worker) -> None:
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
+async def _ignore_interrupts() -> None:
+    # Workers that are threads of the program leave its signals alone.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _let_go_of_all() -> None:
-    here = {each.address for each in Scheduler._instances if each.status == Status.running}
     for each in _open:
-        client, steps, futures = each.client(), each.steps(), each.futures()
-        # A scheduler elsewhere goes on without this program.
-        if each.address not in here:
+        if not is_here(each.address):
             continue
+        client, steps, futures = each.client(), each.steps(), each.futures()
         if steps is not None:
             steps.stop_sending(_MOST_S)
         if client is not None and client.status == "running":
-            settle(client, list(futures or ()))
+            settle(client, list(futures or ()), _MOST_S, is_end=True)
             continue
         # The program has closed its client; tasks may be under way all the same.
         with (
             contextlib.suppress(Exception),
             Client(each.address, security=each.security, timeout=_MOST_S, set_as_default=False) as other,
         ):
-            settle(other, ())
+            settle(other, (), _MOST_S, is_end=True)
 
 
 # Those that are registered last are called first, and thread pools have registered theirs by now.

@@ -1,0 +1,154 @@
+"""Programs that end with work under way: they end soon, with their own exit code, and print nothing but their own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import dask
+import daskdist
+from distributed import Client, LocalCluster
+
+dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+
+def slow(x):
+    time.sleep(0.0002)
+    return x
+
+def step(x):
+    return x.sum()
+
+def slow_step(x):
+    time.sleep(0.2)
+    return x.sum()
+
+def loop(steps):
+    for x in steps:
+        return x.sum()
+
+def endless():
+    number = 0
+    while True:
+        yield np.int64(number)
+        number += 1
+
+def start(processes):
+    global cluster, client
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=processes, dashboard_address=":0")
+    client = Client(cluster)
+    return daskdist.MultiWorkerMirroredStrategy(client)
+
+batches = daskdist.Dataset.range(100_000).shuffle(100).batch(8).repeat()
+generated = daskdist.Dataset.from_generator(endless, daskdist.TensorSpec((), "int64")).batch(4)
+
+if __name__ == "__main__":
+"""
+EMBEDDED = 'strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])'
+THREADS = "strategy = start(processes=False)"
+PROCESSES = "strategy = start(processes=True)"
+OWN = "strategy = daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(num_workers=2))"
+ITERATORS = """
+iterators = [iter(strategy.distribute_dataset(each)) for each in (batches, generated, batches.map(slow))]
+for iterator in iterators:
+    for _ in range(2):
+        next(iterator)
+"""
+STEPS = "results = [strategy.run(step, args=(next(iterators[0]),)) for _ in range(20)]"
+
+# name -> (the program, its exit code, the last line that it prints as an error).
+PROGRAMS = {
+    "embedded, an exception": (
+        f"{EMBEDDED}\n{ITERATORS}\nstrategy.run(step, args=(next(iterators[0]),))\nraise ValueError('mine')",
+        1,
+        "ValueError: mine",
+    ),
+    "embedded, exit in a loop": (
+        f"{EMBEDDED}\n{ITERATORS}\nplain = iter(batches.map(slow))\nnext(plain)\nsys.exit(3)",
+        3,
+        None,
+    ),
+    "threads, iterators and steps": (f"{THREADS}\n{ITERATORS}\n{STEPS}", 0, None),
+    "threads, an exception in a with block": (
+        f"with {THREADS.partition(' = ')[2]} as strategy:\n"
+        + "".join(f"    {line}\n" for line in ITERATORS.splitlines())
+        + "    raise ValueError('mine')",
+        1,
+        "ValueError: mine",
+    ),
+    "threads, an interrupt": (
+        f"{THREADS}\n{ITERATORS}\nthreading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "for x in iterators[0]:\n    strategy.run(step, args=(x,))",
+        -signal.SIGINT,
+        "KeyboardInterrupt",
+    ),
+    "processes, in the middle of a step": (
+        f"{PROCESSES}\n{ITERATORS}\nloops = strategy.run(loop, args=(strategy.distribute_dataset(batches),))\n"
+        f"{STEPS}\nlast = [strategy.run(slow_step, args=(next(iterators[0]),)) for _ in range(2)]\nsys.exit(3)",
+        3,
+        None,
+    ),
+    "processes, an interrupt of all": (
+        f"{PROCESSES}\n{ITERATORS}\nthreading.Timer(0.2, os.killpg, (0, signal.SIGINT)).start()\n"
+        "for x in iterators[0]:\n    strategy.run(step, args=(x,))",
+        -signal.SIGINT,
+        "KeyboardInterrupt",
+    ),
+    "its own cluster, an exception": (f"{OWN}\n{ITERATORS}\nraise ValueError('mine')", 1, "ValueError: mine"),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """By name, what each program printed as errors, and its exit code; two run at a time."""
+    folder = tmp_path_factory.mktemp("programs")
+    waiting, running, found = list(PROGRAMS), {}, {}
+    while waiting or running:
+        while waiting and len(running) < 2:
+            name = waiting.pop(0)
+            path = folder / f"{len(waiting)}.py"
+            path.write_text(HEAD + "".join(f"    {line}\n" for line in PROGRAMS[name][0].splitlines()))
+            with open(path.with_suffix(".err"), "w") as errors:
+                running[name] = (
+                    path,
+                    subprocess.Popen(
+                        [sys.executable, str(path)], stderr=errors, stdout=errors, start_new_session=True, cwd=folder
+                    ),
+                )
+        for name, (path, process) in list(running.items()):
+            if process.poll() is not None:
+                del running[name]
+                found[name] = process.returncode, path.with_suffix(".err").read_text()
+        time.sleep(0.02)
+    return found
+
+
+# Of a worker whose heartbeat is under way when Dask closes the cluster, on a machine that is slow; idle ones too.
+HEARTBEAT = re.compile(
+    r"^\S+ \S+ - distributed\.worker - ERROR - [^\n]* during heartbeat.*?(?=^\d{4}-|\Z)", re.M | re.S
+)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_but_its_own_is_printed(ended, name):
+    _, code, last = PROGRAMS[name]
+    found, printed = ended[name]
+    printed = HEARTBEAT.sub("", printed)
+    lines = printed.splitlines()
+    if last is None:
+        assert lines == []
+    else:
+        # One traceback, of the program's own.
+        assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", last), printed
+        assert printed.count("Traceback") == 1, printed
+        assert "distributed." not in printed.replace("site-packages/distributed", ""), printed
+    assert found == code
