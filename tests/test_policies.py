@@ -778,6 +778,18 @@ GROUPS = {
         "DATA",
         "keep or drop whole",
     ),
+    "rows made of batches": (
+        ids([3, 3]),
+        lambda ds: ds.batch(2).flat_map(lambda b: Dataset.from_tensor_slices(b).take(1)).batch(2),
+        "DATA",
+        "flat_map would keep or drop whole",
+    ),
+    "rows made of rows": (
+        ids([3, 3]),
+        lambda ds: ds.flat_map(lambda x: Dataset.range(2).map(lambda y: x * 2 + y)).batch(2),
+        "FILE",
+        "for 2 workers",
+    ),
     "filter of rows": (
         ids([3, 3]),
         lambda ds: ds.filter(lambda x: x > 1).batch(2).unbatch().filter(lambda x: x < 5).batch(2),

@@ -16,7 +16,7 @@ from daskdist.ops.shard import Shard
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.dealing import deal
 from daskdist.passes.pairing import pairing, tied
-from daskdist.passes.remainders import drops_groups, drops_remainder, remainder, uneven
+from daskdist.passes.remainders import drops_groups, drops_remainder, level, remainder, uneven
 from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing, decide
 
 # Gives the first elements of a pipeline, so many at most.
@@ -145,6 +145,9 @@ class _Survey:
             return
         if drops_remainder(node):
             self.droppers.append(node.name)
+        if isinstance(node, Expansion) and level(node.source):
+            # It may give nothing for some, and so is a filter.
+            self.group_filters.append(node.name)
         if drops_groups(node, skips_errors=self.skips_errors):
             self.group_filters.append(f"{node.name} under on_error='skip'" if self.skips_errors else node.name)
         if node.facts.pairs:

@@ -24,7 +24,7 @@ class AutoShardPolicy(enum.IntEnum):
     OFF = -1
     """Each worker gets the whole dataset."""
     AUTO = 0
-    """`FILE` where that is possible, else `DATA`."""
+    """`FILE` where that is possible and at most 1 % of the rows are dropped that the whole would keep, else `DATA`."""
     FILE = 1
     """Each worker reads its own files, file ``i`` worker ``i mod num_workers``, and batches what it reads."""
     DATA = 2
