@@ -37,6 +37,7 @@ from daskdist.execute.callers import Caller, embedded
 from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.facts import Portions, facts_of, pass_over
 from daskdist.execute.graph import FromGraph, Recorded, record, scheduler_of
+from daskdist.execute.send_functions import check_recorded
 from daskdist.execute.writing import Files, Store, compression_to_write, npy_to_write, rows_of_chunk
 from daskdist.files.manifest import codec
 from daskdist.files.storage import Paths, Storage, is_remote, local
@@ -1701,6 +1702,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- as a Dask collection ---
 
     def __dask_graph__(self) -> Any:
+        check_recorded(self._node)
         return self._recorded.graph
 
     def __dask_keys__(self) -> list[Any]:

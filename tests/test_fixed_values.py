@@ -109,10 +109,13 @@ def test_module_functions_go_by_reference(factor):
     assert len(cloudpickle.dumps(UserFunction(times_factor, "map"))) < 1000
 
 
-def test_on_a_cluster(cluster, factor):
-    del cluster
+def test_on_a_cluster(client):
     folds = [Dataset.range(6).filter(lambda i: i % 3 != fold).batch(6) for fold in range(3)]  # noqa: B023
-    assert [[x.tolist() for x in ds.compute()] for ds in folds] == [[[1, 2, 4, 5]], [[0, 2, 3, 5]], [[0, 1, 3, 4]]]
+    assert [[x.tolist() for x in ds.compute(scheduler=client)] for ds in folds] == [
+        [[1, 2, 4, 5]],
+        [[0, 2, 3, 5]],
+        [[0, 1, 3, 4]],
+    ]
 
 
 def test_helpers_that_are_defined_again_are_called():

@@ -98,9 +98,8 @@ def test_on_a_cluster(on_cluster, tmp_path):
     assert found == expected
 
 
-def test_recorded_as_a_graph(cluster):
-    del cluster
-    ((xs, ys),) = build().batch(40).compute()
+def test_recorded_as_a_graph(client):
+    ((xs, ys),) = build().batch(40).compute(scheduler=client)
     assert list(zip(xs.tolist(), ys.tolist(), strict=True)) == rows(build())
 
 

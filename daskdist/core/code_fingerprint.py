@@ -24,7 +24,7 @@ import threading
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,7 +32,10 @@ import numpy as np
 
 from daskdist.core.code_references import Chain, Import, references_of
 from daskdist.core.installed_packages import package_of
+from daskdist.core.random_generators import GeneratorUses
 
+# Names by which functions make generators of their own.
+_MAKING_GENERATORS: Final = frozenset({"default_rng", "Generator", "RandomState", "Random", "SeedSequence"})
 # Immutable values whose text tells all. Their types are compared exactly: a subclass may hold more.
 _PLAIN: Final = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)})
 _LARGE: Final = 1000
@@ -66,11 +69,14 @@ class Fingerprint:
         The hash of what the objects hold that it reaches.
     changes_state
         Whether some of the code may change those objects: then their state is another after each call.
+    generators
+        Words for each random generator that it uses and that lives longer than a call.
     """
 
     code: str
     state: str
     changes_state: bool
+    generators: Sequence[str]
     _unread: list[Any] = field(repr=False)
     _contents: str | None = None
 
@@ -103,8 +109,8 @@ def fingerprint_of(function: Callable[..., Any]) -> Fingerprint:
         walk.visit(function)
     except Exception:
         # Something it reaches cannot even be looked at: then it is like itself only.
-        return Fingerprint(_unique(function), "", False, [])
-    return Fingerprint(walk.finish(), _hash(walk.state), walk.changes_state, walk.unread)
+        return Fingerprint(_unique(function), "", False, [], [])
+    return Fingerprint(walk.finish(), _hash(walk.state), walk.changes_state, walk.generators.list(), walk.unread)
 
 
 def code_fingerprint(function: Callable[..., Any]) -> str:
@@ -127,8 +133,11 @@ class _Walk:
         self.code: list[bytes] = []
         self.state: list[bytes] = self.code if is_deep else []
         self.sink = self.code
+        # Of the variable whose value is visited, for messages.
+        self.name = "it"
         self.unread: list[Any] = []
         self.changes_state = False
+        self.generators = GeneratorUses()
         # By identity, of functions, classes and modules; they are kept so that no identity is given to another.
         self.seen: dict[int, tuple[int, Any]] = {}
         # Containers and objects whose visit is under way.
@@ -170,6 +179,7 @@ class _Walk:
 
     def _callable_or_object(self, value: Any) -> None:
         kind = type(value)
+        self.generators.look_at(value, self.name)
         if kind is functools.partial:
             self.emit("partial")
             for each in (value.func, value.args, value.keywords):
@@ -227,7 +237,9 @@ class _Walk:
         code = function.__code__
         found = references_of(code)
         self.changes_state |= found.may_change_objects
+        self.generators.note_names(*found.names)
         self.emit("function", found.digest.hex())
+        self.name = "a default"
         self.visit(function.__defaults__)
         self.visit(function.__kwdefaults__)
         for name, cell in zip(code.co_freevars, cells, strict=True):
@@ -235,6 +247,7 @@ class _Walk:
                 self.emit("assigned", name)
             else:
                 self.emit("free", name)
+                self.name = name
                 self._cell(cell, found.free_names[name])
         for name in found.assigned_globals:
             self.assigned.add((id(variables), name))
@@ -267,6 +280,7 @@ class _Walk:
     def _variable(self, variables: dict[str, Any], name: str, chains: Iterable[Chain]) -> None:
         value = variables[name]
         self.emit("variable", name)
+        self.name = name
         if isinstance(value, types.ModuleType):
             self._attributes(value, chains)
             return
@@ -278,6 +292,8 @@ class _Walk:
         package = package_of(module.__name__)
         if package is not None:
             self.emit("package", package, module.__name__, *map(".".join, sorted(chains)))
+            for chain in sorted(chains):
+                self.generators.look_at_attributes(module, module.__name__, chain)
             return
         following: dict[str, set[Chain]] = {}
         for chain in chains:
@@ -307,6 +323,7 @@ class _Walk:
         installed = package_of(name)
         if installed is not None:
             self.emit("package", installed)
+            self._look_for_generators(name, statement)
             return
         try:
             module = importlib.import_module(name)
@@ -322,6 +339,20 @@ class _Walk:
         else:
             self._used(sys.modules[name.partition(".")[0]], statement.used, statement.used)
             self._used(module, statement.used, statement.used)
+
+    def _look_for_generators(self, name: str, statement: Import) -> None:
+        module = sys.modules.get(name)
+        if module is None:
+            return
+        if statement.names:
+            chains: Iterable[Chain] = [(each,) for each in statement.names]
+            chains = [*chains, *[(one, other) for one in statement.names for other in statement.used]]
+        else:
+            chains = [(each,) for each in statement.used]
+            if "random" in statement.used and not _MAKING_GENERATORS & statement.used:
+                chains += [("random", each) for each in statement.used]
+        for chain in sorted(chains):
+            self.generators.look_at_attributes(module, name, chain)
 
     def _used(self, module: types.ModuleType, names: frozenset[str], used: frozenset[str]) -> None:
         # Which attributes follow which name is not known: all that have a name that is used.
@@ -358,8 +389,10 @@ class _Walk:
             if name in _NOT_OF_CLASS or isinstance(value, types.MemberDescriptorType):
                 continue
             self.emit("member", name)
-            if isinstance(value, types.FunctionType):
+            if isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
+                member, self.generators.member = self.generators.member, name
                 self.visit(value)
+                self.generators.member = member
             else:
                 # Counters are kept in classes, too.
                 before, self.sink = self.sink, self.state
@@ -369,6 +402,7 @@ class _Walk:
     def _method(self, method: types.MethodType) -> None:
         owner = method.__self__
         self.emit("method", method.__name__)
+        self.generators.note_names(method.__name__)
         self.visit(owner)
         of_class = inspect.getattr_static(owner, method.__name__, None)
         code = getattr(method.__func__, "__code__", None)
@@ -453,6 +487,7 @@ class _Walk:
             self.emit("open", len(self.open) - self.open[id(value)])
             return
         self.emit("object")
+        self.generators.look_in(value)
         self.visit(kind)
         package = package_of(kind.__module__)
         wrapped = getattr(value, "py_func", getattr(value, "__wrapped__", None)) if package is not None else None

@@ -53,6 +53,8 @@ class References:
         The imports in it.
     functions
         Functions that are constants of it.
+    names
+        All names in it, those of attributes and methods too.
     may_change_objects
         Whether it stores items or attributes, or calls a method by the name of one that changes its object.
     """
@@ -64,6 +66,7 @@ class References:
     assigned_free: frozenset[str]
     imports: tuple[Import, ...]
     functions: tuple[Callable[..., Any], ...]
+    names: frozenset[str]
     may_change_objects: bool
 
 
@@ -99,6 +102,7 @@ class _Reader:
         self.assigned_free: set[str] = set()
         self.imports: list[Import] = []
         self.functions: list[Callable[..., Any]] = []
+        self.names: set[str] = set()
         self.may_change_objects = False
 
     def read(self, code: types.CodeType) -> References:
@@ -111,11 +115,13 @@ class _Reader:
             frozenset(self.assigned_free),
             tuple(self.imports),
             tuple(self.functions),
+            frozenset(self.names),
             self.may_change_objects,
         )
 
     def _visit(self, code: types.CodeType, free: frozenset[str]) -> None:
         # `free` are the names that, in this code, mean free variables of the outermost.
+        self.names.update(code.co_names)
         if _CHANGING_METHODS.intersection(code.co_names):
             self.may_change_objects = True
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]

@@ -115,7 +115,8 @@ class FixedValues:
         skipped = set(reach.recursive)
         if not with_imported:
             skipped |= {id(function) for function in reach.functions if _is_imported(function)}
-        fixed: Callable[..., Any] = _Fixer(value_of, content_of, skipped).fix(self.original)
+        replace = _as_it_is if with_imported else _elsewhere
+        fixed: Callable[..., Any] = _Fixer(value_of, content_of, skipped, replace).fix(self.original)
         return fixed
 
 
@@ -132,6 +133,27 @@ def with_values(function: Callable[..., Any], values: Values) -> Callable[..., A
 
     fixed: Callable[..., Any] = _Fixer(value_of, lambda cell, value: _MISSING, set(reach.recursive)).fix(function)
     return fixed
+
+
+def with_views(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function in which objects that stay in their process are replaced by what stands for them in others.
+
+    Those are objects with a method ``view_elsewhere``, such as strategies.
+    """
+    reach = _Reach(function)
+    skipped = reach.recursive | {id(each) for each in reach.functions if _is_imported(each)}
+    fixer = _Fixer(lambda function, name, value: _MISSING, lambda cell, value: _MISSING, skipped, _elsewhere)
+    found: Callable[..., Any] = fixer.fix(function)
+    return found
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _elsewhere(value: Any) -> Any:
+    view = getattr(type(value), "view_elsewhere", None)
+    return value if view is None else view(value)
 
 
 class _Missing:
@@ -232,6 +254,8 @@ class _Fixer:
         Gives the value to fix of a cell.
     skipped
         Functions that stay as they are, by identity.
+    replace
+        Gives what is to stand for a value that is no function.
     """
 
     def __init__(
@@ -239,17 +263,21 @@ class _Fixer:
         value_of: Callable[[types.FunctionType, str, Any], Any],
         content_of: Callable[[types.CellType, Any], Any],
         skipped: set[int],
+        replace: Callable[[Any], Any] = _as_it_is,
     ) -> None:
         self._value_of = value_of
         self._content_of = content_of
         self._skipped = skipped
+        self._replace = replace
         self._fixed: dict[int, tuple[Any, Any]] = {}
 
     def fix(self, value: Any) -> Any:
         """Return the function, or a copy of it where something in it is to be fixed; anything else as it is."""
         if type(value) is functools.partial:
             return self._fix_partial(value)
-        if type(value) is not types.FunctionType or id(value) in self._skipped:
+        if type(value) is not types.FunctionType:
+            return self._replace(value)
+        if id(value) in self._skipped:
             return value
         if package_of(value.__globals__.get("__name__")) is not None:
             return value

@@ -40,6 +40,9 @@ class UserFunction:
         Whether Python numbers that it returns become int32 and float32, as in `as_array`.
     """
 
+    # Whether it is called in the process of the program only, or alike in each.
+    stays_in_program = False
+
     def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
         if not callable(function):
             raise ArgumentError(f"{operation}: expected a function, got {type(function).__name__} {function!r}")
@@ -66,7 +69,26 @@ class UserFunction:
         if self._values is not None and self._values.is_outdated():
             self.function = self._values.function()
 
+    def check_generators(self) -> None:
+        """Check that it draws from no random generator that each process would have a copy of.
+
+        Raises
+        ------
+        ArgumentError
+            It does.
+        """
+        generators = () if self._values is None else self.fingerprint().generators
+        if generators and not self.stays_in_program:
+            name = getattr(self._values.original, "__name__", "fn") if self._values else "fn"
+            name = "fn" if name == "<lambda>" else name
+            raise ArgumentError(
+                f"{self.operation}: {self.location} draws from {generators[0]}, which each process has for itself, so "
+                f"that rows would get the same numbers, or others in each run. Write map({name}, rng=seed): it calls "
+                f"{name}(element, rng) with a generator of its own for each element and pass"
+            )
+
     def __getstate__(self) -> dict[str, Any]:
+        self.check_generators()
         state = {**self.__dict__, "_fingerprint": None, "_values": None}
         if self._values is not None:
             state["function"], state["values"] = self._values.portable()

@@ -17,6 +17,12 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, UserFunctionError
 
 
+class GeneratorFunction(UserFunction):
+    """A function that gives an iterable."""
+
+    stays_in_program = True
+
+
 @dataclass(frozen=True, eq=False)
 class FromGenerator(Source):
     """The elements a generator yields, started anew for each pass.
@@ -61,7 +67,7 @@ class FromGenerator(Source):
                 f"from_generator: expected a function that gives an iterable, got {type(generator).__name__}; "
                 "a generator itself can be run once only, so give the function that makes it"
             )
-        return cls(UserFunction(generator, "from_generator"), args, signature, label=label)
+        return cls(GeneratorFunction(generator, "from_generator"), args, signature, label=label)
 
     @property
     def spec(self) -> ElementSpec:

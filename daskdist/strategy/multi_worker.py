@@ -34,6 +34,7 @@ from daskdist.execute.noting import Lanes
 from daskdist.execute.ordered import Ordered
 from daskdist.execute.parcels import Parcel, Parcels
 from daskdist.execute.roster import Roster
+from daskdist.execute.send_functions import check_functions, sent_function
 from daskdist.execute.session import current_session
 from daskdist.execute.submit import Submit, workers_of
 from daskdist.files.locations import Addresses, Locations
@@ -285,6 +286,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
     ) -> tuple[list[Made], Callable[[], Caller]]:
         call = self._submit.call
+        dataset_fn = sent_function(dataset_fn, "distribute_datasets_from_function", len(contexts))
         held = [
             call(hold, [], dataset_fn, context, worker, on=worker, is_pinned=True, name="dataset_fn")
             for worker, context in contexts
@@ -329,7 +331,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         token = tokenize(node.structure, node.leaves)
         return MakeNumpyDataset(start, node.spec, Placing(tuple(blocks), token))
 
-    def _check_locations(self, dataset: Dataset) -> None:
+    def _check_sent(self, dataset: Dataset) -> None:
+        check_functions(dataset.node)
         locations = dataset.options().locations
         if locations is None:
             return

@@ -37,6 +37,7 @@ from daskdist.strategy.team import Team
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
 from daskdist.strategy.variables import Variable
+from daskdist.strategy.view import Viewed
 from daskdist.strategy.with_copies import has_variables, with_copies
 
 # Of the arguments of a step, leaves for certain.
@@ -60,7 +61,7 @@ class Replica:
     device: str
 
 
-class Strategy:
+class Strategy(Viewed):
     """Replicas in sync: each step gives every one of them a part of a batch, and runs one function on all.
 
     Not made directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.
@@ -150,7 +151,7 @@ class Strategy:
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")
-        self._check_locations(dataset)
+        self._check_sent(dataset)
         return of_dataset(self, dataset, checked_options(options))
 
     def distribute_datasets_from_function(
@@ -567,8 +568,8 @@ class Strategy:
             "it is of another strategy"
         )
 
-    def _check_locations(self, dataset: Dataset) -> None:
-        """Refuse a dataset whose files are said to be on a worker that there is not."""
+    def _check_sent(self, dataset: Dataset) -> None:
+        """Refuse a dataset that workers cannot be sent, or whose files are said to be on one that there is not."""
 
     def _addresses(self, locations: Locations) -> Callable[[str], Sequence[str]]:
         """What gives the addresses of the workers that have a file, by its path."""

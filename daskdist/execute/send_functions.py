@@ -1,0 +1,77 @@
+"""Functions that are sent to other processes, checked before they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from daskdist.core.code_fingerprint import fingerprint_of
+from daskdist.core.fixed_values import with_views
+from daskdist.core.function import UserFunction, location
+from daskdist.core.node import Node, walk
+from daskdist.errors import ArgumentError
+from daskdist.execute.pickling import culprit, dumps_on_host, kind_of
+
+
+def check_functions(node: Node) -> None:
+    """Check that the functions of a pipeline can be sent to other processes.
+
+    Raises
+    ------
+    ArgumentError
+        One does not pickle, or draws from a random generator that each process would have a copy of.
+    """
+    for each in walk(node):
+        for field in dataclasses.fields(each):
+            function = getattr(each, field.name)
+            if isinstance(function, UserFunction) and not function.stays_in_program:
+                function.check_generators()
+                sent = function.__getstate__()["function"]
+                _check_pickles(sent, f"{function.operation}: the function {function.location}")
+
+
+def check_recorded(node: Node) -> None:
+    """Check the functions of a pipeline whose graph is made, where Dask is set to run graphs in other processes.
+
+    Raises
+    ------
+    ArgumentError
+        As `check_functions`.
+    """
+    from dask import local, threaded
+    from dask.base import get_scheduler
+
+    if get_scheduler() not in (None, local.get_sync, threaded.get):
+        check_functions(node)
+
+
+def sent_function(function: Callable[..., Any], operation: str, num_processes: int) -> Callable[..., Any]:
+    """Return a function that makes datasets as it is sent to other processes.
+
+    Raises
+    ------
+    ArgumentError
+        It does not pickle, or several processes would draw the same from a random generator that it refers to.
+    """
+    generators = fingerprint_of(function).generators if num_processes > 1 else ()
+    if generators:
+        raise ArgumentError(
+            f"{operation}: {location(function)} draws from {generators[0]}, of which each worker would have a copy, "
+            "and draw the same; make the generator in it, of the worker's number: "
+            "np.random.default_rng([seed, context.input_pipeline_id])"
+        )
+    sent = with_views(function)
+    _check_pickles(sent, f"{operation}: the function {location(function)}")
+    return sent
+
+
+def _check_pickles(function: Any, name: str) -> None:
+    try:
+        # What arrays hold is of no interest, and not copied.
+        dumps_on_host(function, by_value=True, buffer_callback=lambda _: False)
+    except Exception as error:
+        raise ArgumentError(
+            f"{name} ({kind_of(function)}) does not pickle, and so cannot be sent to a worker{culprit(function)}: "
+            f"{error}"
+        ) from None

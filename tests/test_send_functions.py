@@ -1,0 +1,182 @@
+"""Functions of datasets that are sent to workers: what they cannot take along, and what they can."""
+
+from __future__ import annotations
+
+import random
+import threading
+from random import random as draw
+
+import numpy as np
+import pytest
+
+import daskdist
+from daskdist import Dataset
+from daskdist.core.code_fingerprint import fingerprint_of
+from daskdist.errors import ArgumentError
+
+RNG = np.random.default_rng(0)
+
+
+def helper(x):
+    return x + RNG.random()
+
+
+class Augment:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def train(self, x):
+        return x + self.rng.random()
+
+    def evaluate(self, x):
+        return x
+
+
+def imported_within(x):
+    import random
+
+    return random.random() + x
+
+
+def of_numpy_within(x):
+    import numpy
+
+    return numpy.random.normal() + x
+
+
+def seeded_by_the_element(x):
+    return np.random.default_rng(int(x)).normal()
+
+
+DRAWS = {
+    "global": (lambda x: x + RNG.random(), "RNG, a numpy Generator"),
+    "further": (lambda x: helper(x), "RNG, a numpy Generator"),
+    "closure": ((lambda rng: lambda x: x + rng.random())(random.Random(0)), "rng, a random Random"),
+    "default": (lambda x, rng=RNG: x + rng.random(), "a default, a numpy Generator"),
+    "list": ((lambda rngs: lambda x: x + rngs[0].random())([RNG]), "rngs, a numpy Generator"),
+    "method": (Augment().train, "the attribute rng, a numpy Generator"),
+    "call of a method": ((lambda augment: lambda x: augment.train(x))(Augment()), "the attribute rng"),
+    "np.random.rand": (lambda x: x + np.random.rand(), "numpy.random.rand"),
+    "random.random": (lambda x: x + random.random(), "random.random"),
+    "random": (lambda x: x + draw(), "draw, a method of a random Random"),
+    "imported within": (imported_within, "random.random"),
+    "of numpy within": (of_numpy_within, "numpy.random.normal"),
+}
+NONE = {
+    "seeded by the element": seeded_by_the_element,
+    "another method": Augment().evaluate,
+    "call of another method": (lambda augment: lambda x: augment.evaluate(x))(Augment()),
+    "given": lambda x, rng: rng.random() + x,
+    "seeded Random": lambda x: random.Random(int(x)).random(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_generators_are_found(name):
+    function, words = DRAWS[name]
+    assert words in fingerprint_of(function).generators[0]
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_functions_without_one(name):
+    assert fingerprint_of(NONE[name]).generators == []
+
+
+def test_generators_are_refused_on_workers(on_cluster):
+    ds = Dataset.range(8).map(lambda x: x + RNG.random()).batch(4)
+    with pytest.raises(
+        ValueError, match=r"map: .*<lambda> \(.*test_send_functions.py:\d+\) draws from RNG.*map\(fn, rng=s"
+    ):
+        on_cluster.distribute_dataset(ds)
+    with pytest.raises(ValueError, match=r"Write map\(helper, rng=seed\)"):
+        on_cluster.distribute_dataset(Dataset.range(8).map(helper).batch(4))
+    # In one process it draws on.
+    for strategy in (daskdist.MirroredStrategy(["CPU:0"]), daskdist.MirroredStrategy(["CPU:0", "CPU:1"])):
+        assert sum(1 for _ in strategy.distribute_dataset(ds)) == 2
+    assert len(set(map(float, Dataset.range(50).map(helper)))) == 50
+
+
+def test_generators_are_refused_in_a_graph_that_is_sent(client):
+    ds = Dataset.range(8).map(lambda x: x + RNG.random()).batch(4)
+    with client.as_current(), pytest.raises(ArgumentError, match="rng=seed"):
+        ds.compute()
+    assert len(ds.compute(scheduler="threads")) == 2
+
+
+def test_generators_are_refused_in_a_dataset_fn(on_cluster):
+    with pytest.raises(ValueError, match=r"draws from RNG.*default_rng\(\[seed, context.input_pipeline_id\]\)"):
+        on_cluster.distribute_datasets_from_function(lambda context: Dataset.range(8).map(helper).batch(2))
+
+    def dataset_fn(context):
+        rng = np.random.default_rng([0, context.input_pipeline_id])
+        return Dataset.range(8).map(lambda x: x + rng.random()).batch(2)
+
+    on_cluster.distribute_datasets_from_function(dataset_fn)
+
+
+def test_functions_of_from_generator_may_draw(on_cluster):
+    def rows():
+        rng = random.Random(0)
+        for _ in range(4):
+            yield rng.random() + RNG.random()
+
+    ds = Dataset.from_generator(rows, daskdist.TensorSpec((), "float64")).batch(2)
+    assert sum(1 for _ in on_cluster.distribute_dataset(ds)) == 2
+
+
+@pytest.mark.parametrize("operation", ["map", "filter", "flat_map", "scan", "take_while"])
+def test_what_does_not_pickle_is_named(on_cluster, operation):
+    lock = threading.Lock()
+
+    def locked(*args):
+        with lock:
+            return {"flat_map": Dataset.range(2), "scan": args}.get(operation, args[0] >= 0)
+
+    args = (np.int64(0),) if operation == "scan" else ()
+    ds = getattr(Dataset.range(8), operation)(*args, locked)
+    with pytest.raises(ArgumentError) as caught:
+        on_cluster.distribute_dataset(ds.batch(4))
+    text = str(caught.value)
+    assert text.startswith(f"{operation}: the function test_what_does_not_pickle_is_named.<locals>.locked (")
+    assert "test_send_functions.py:" in text
+    assert "because of lock (_thread.lock)" in text
+    assert "\n" not in text
+    assert caught.value.__cause__ is None
+
+
+def test_a_dataset_fn_that_does_not_pickle_is_named(on_cluster):
+    lock = threading.Lock()
+
+    def dataset_fn(context):
+        with lock:
+            return Dataset.range(8).batch(2)
+
+    with pytest.raises(
+        ArgumentError, match=r"dataset_fn \(.*test_send_functions.py:\d+\).*because of lock \(_thread.lock\)"
+    ):
+        on_cluster.distribute_datasets_from_function(dataset_fn)
+
+
+def test_the_number_of_replicas_is_taken_along(on_cluster):
+    strategy = on_cluster
+    number = strategy.num_replicas_in_sync
+    ds = Dataset.range(8).map(lambda x: x * strategy.num_replicas_in_sync).batch(4)
+    steps = [
+        np.concatenate([np.asarray(each) for each in strategy.local_results(x)])
+        for x in strategy.distribute_dataset(ds)
+    ]
+    assert np.concatenate(steps).tolist() == [x * number for x in range(8)]
+    assert [int(x) for x in ds.unbatch()] == [x * number for x in range(8)]
+
+    def dataset_fn(context):
+        return Dataset.range(8).batch(8 // strategy.num_replicas_in_sync)
+
+    first = next(iter(strategy.distribute_datasets_from_function(dataset_fn)))
+    assert [len(np.asarray(each)) for each in strategy.local_results(first)] == [8 // number] * number
+
+
+def test_nothing_else_of_a_strategy_is(on_cluster):
+    strategy = on_cluster
+    ds = Dataset.range(8).map(lambda x: x * len(strategy.workers)).batch(4)
+    with pytest.raises(Exception, match=r"strategy\.workers is not there in a function of a dataset"):
+        list(map(strategy.local_results, strategy.distribute_dataset(ds)))
