@@ -70,8 +70,7 @@ class Strategy(Viewed):
     _can_make_variables: ClassVar[bool] = True
 
     def __init__(self, replicas: Sequence[Replica], caller: Caller) -> None:
-        # What variables know it by.
-        self._token = uuid.uuid4().hex[:12]
+        self._token = uuid.uuid4().hex[:12]  # what variables know it by
         # Replaced as a whole where replicas are lost.
         self._team = Team(self._token, tuple(replicas))
         self._caller = caller
