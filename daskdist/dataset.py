@@ -28,7 +28,7 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import Node
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
-from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec, known_spec
+from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec, known_spec, without_empty_axes
 from daskdist.core.structure import Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
@@ -521,7 +521,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         themselves.
 
         The function must be pure: it may run in another order, in another process, and again. To learn the
-        spec of what it returns it is tried on made-up elements: of ones, of twos, and of zeros.
+        spec of what it returns it is tried on some made-up elements, whose values and lengths are small numbers, and
+        numbers that are in its code.
 
         Called for many rows at once, NumPy gives no warning where a single integer would overflow.
 
@@ -1618,8 +1619,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        Nothing is computed for it but what a schema needs, unless a function given to `map` could not be
-        tried on made-up elements: then the first element is.
+        Nothing is computed for it but what a schema needs, unless a function given to `map` could not be tried on
+        made-up elements: then the first few elements are. A length that may differ from element to element is None.
+        Elements that differ in rank or dtype have no spec in common: then it is the first one's.
 
         >>> Dataset.range(5).batch(2).element_spec
         TensorSpec(shape=(None,), dtype=int64, name=None)
@@ -1776,10 +1778,15 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         known = self._known_spec()
         if not isinstance(known, SpecUnknown):
             return known
-        for element in iterate(make_caller(), self.primitive, 0):
+        found: ElementSpec | None = None
+        elements = iterate(make_caller(), self.primitive, 0)
+        for element in itertools.islice(elements, _NUM_LEARNED_FROM):
             spec = ElementSpec.of(element)
+            found = spec if found is None else found.most_general_common_spec(spec) or found
+        elements.close()
+        if found is not None:
             # A batch may be shorter or longer than the first.
-            return spec.with_leaves([leaf.of_any_length() for leaf in spec.leaves])
+            return without_empty_axes(found.with_leaves([leaf.of_any_length() for leaf in found.leaves]))
         raise UnknownLengthError("the dataset has no elements, and without one the spec of a mapped one is not known")
 
     # --- within ---
@@ -1921,6 +1928,8 @@ class TensorFlowDataset(Dataset):
         return TensorFlowDataset(node)
 
 
+# Elements whose shapes are looked at where made-up ones do not tell the spec.
+_NUM_LEARNED_FROM: Final = 4
 # Elements to draw from where all are wanted and their number is not known.
 _ALL = 2**62
 

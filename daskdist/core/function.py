@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType
+from typing import Any, Final, Self
 
 from daskdist.core.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.fixed_values import FixedValues, with_values
@@ -25,6 +27,44 @@ def location(function: Callable[..., Any]) -> str:
     path = code.co_filename
     path = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
     return f"{name} ({path}:{code.co_firstlineno})"
+
+
+# Larger numbers are not tried: a function may make arrays of such a length.
+_LARGEST: Final = 1000
+
+
+def numbers_in(function: Callable[..., Any]) -> list[float]:
+    """Return the numbers that a Python function's code has or refers to by name, from the smallest on.
+
+    They are those at which what it does may change. Of other callables there are none.
+    """
+    found: set[float] = set()
+    while isinstance(function, functools.partial):
+        found.update(_numbers(function.args), _numbers(function.keywords.values()))
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return sorted(found, key=abs)
+    codes = [code]
+    for each in codes:
+        found.update(_numbers(each.co_consts))
+        codes += [const for const in each.co_consts if isinstance(const, CodeType)]
+        names = getattr(function, "__globals__", {})
+        found.update(_numbers(names.get(name) for name in each.co_names))
+    with contextlib.suppress(ValueError):
+        # A variable of an outer function may not be set yet.
+        found.update(_numbers(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()))
+    found.update(_numbers(getattr(function, "__defaults__", None) or ()))
+    return sorted(found, key=lambda number: (abs(number), number))
+
+
+def _numbers(values: Iterable[Any]) -> Iterator[float]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _numbers(value)
+        elif type(value) in (int, float) and 0 < abs(value) <= _LARGEST:
+            yield value
 
 
 class UserFunction:

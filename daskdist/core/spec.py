@@ -15,6 +15,8 @@ from daskdist.core.structure import Leaves, Nested, Structure, as_array, is_plai
 from daskdist.errors import ArgumentError, UserFunctionError
 
 Shape = tuple[int | None, ...]
+# The length of axes that is not known, and the value of all numbers, None where they differ.
+MadeUp = tuple[int, float | None]
 # Makes a dataset of rows and the spec of its elements.
 MakeDataset = Callable[[Block | Bundle, "ElementSpec | None"], Any]
 
@@ -87,8 +89,8 @@ class TensorSpec:
         return type(self)(shape, self.dtype, self.name if self.name == other.name else None)
 
     def grouped(self, size: int | None) -> TensorSpec:
-        """The spec of ``size`` such leaves stacked along a new first axis."""
-        return TensorSpec((size, *self.shape), self.dtype, self.name)
+        """Return the spec of ``size`` such leaves stacked along a new first axis."""
+        return replace(self, shape=(size, *self.shape))
 
     def zeros(self, num_rows: int = 0) -> np.ndarray[Any, Any]:
         """An array of ``num_rows`` along the first axis; other unknown lengths are 0."""
@@ -98,17 +100,38 @@ class TensorSpec:
         """The spec of such leaves whatever their length along the first axis."""
         return replace(self, shape=(None, *self.shape[1:])) if self.shape else self
 
-    def example(self, unknown: int, value: int) -> Any:
-        """A made-up leaf that fits, whose unknown lengths are ``unknown`` and whose numbers are all ``value``."""
+    def example(self, unknown: int, value: float | None) -> Any:
+        """Return a made-up leaf that fits: unknown lengths are ``unknown``, numbers ``value``, or differ if None."""
         made = np.zeros([unknown if size is None else size for size in self.shape], self.dtype)
-        if self.dtype.kind in "biufc":
-            made[...] = value
-        elif self.dtype == object:
-            made[...] = b""
+        kind = self.dtype.kind
+        if kind in "biufc":
+            made[...] = _numbers_like(made, value)
+        elif kind == "O" or self.dtype == np.dtypes.StringDType():
+            text = "a 1 b" if value is None else "" if value in _WITHOUT_TEXT else str(value)
+            made[...] = text.encode() if kind == "O" else text
         return made[()]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, name={self.name!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AnyRankSpec(TensorSpec):
+    """Dtype of one leaf that has no axes, or one without length where a replica has run out of elements.
+
+    >>> spec = AnyRankSpec(dtype="int64")
+    >>> spec, spec.is_compatible_with(np.int64(1)), spec.is_compatible_with(np.zeros(0, "int64"))
+    (AnyRankSpec(shape=None, dtype=int64, name=None), True, True)
+    """
+
+    shape: Shape = None  # type: ignore[assignment]  # as TensorFlow has it where the rank is not known
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    def is_compatible_with(self, other: Any) -> bool:
+        dtype = getattr(other, "dtype", None)
+        return bool(self.dtype == (as_array(other).dtype if dtype is None else dtype))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -124,7 +147,7 @@ class RaggedTensorSpec(TensorSpec):
         inner = [size or 0 for size in self.shape[2:]]
         return Ragged(np.zeros((0, *inner), self.dtype), np.zeros(num_rows + 1, np.int64))
 
-    def example(self, unknown: int, value: int) -> Any:
+    def example(self, unknown: int, value: float | None) -> Any:
         num_rows = unknown if self.shape[0] is None else self.shape[0]
         inner = TensorSpec((num_rows * unknown, *self.shape[2:]), self.dtype)
         return Ragged(inner.example(unknown, value), np.arange(num_rows + 1) * unknown)
@@ -170,11 +193,11 @@ class DatasetSpec(TensorSpec):
         element = self.element.most_general_common_spec(other.element)
         return None if element is None else replace(self, element=element)
 
-    def example(self, unknown: int, value: int) -> Any:
+    def example(self, unknown: int, value: float | None) -> Any:
         if self.element is None or self.make is None:
             raise SpecUnknown("the elements of its windows are not known")
         leaves, structure = Structure.flatten(self.element.example(unknown, value))
-        return self.make(from_items(structure, [leaves, leaves]), self.element)
+        return self.make(from_items(structure, [leaves] * unknown), self.element)
 
     def __repr__(self) -> str:
         return f"DatasetSpec({self.element_spec})"
@@ -273,15 +296,15 @@ class ElementSpec:
         """The spec of ``size`` such elements stacked."""
         return self.with_leaves([leaf.grouped(size) for leaf in self.leaves])
 
-    def example(self, unknown: int, value: int) -> Any:
-        """A made-up element that fits.
+    def example(self, unknown: int, value: float | None) -> Any:
+        """Return a made-up element that fits.
 
         Parameters
         ----------
         unknown
             The length of axes whose length is not known.
         value
-            What all its numbers are.
+            The value of all its numbers; None for numbers that differ.
         """
 
         return self.structure.pack([leaf.example(unknown, value) for leaf in self.leaves])
@@ -302,42 +325,90 @@ def is_safe(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     return given.kind in "TSUO" and wanted.kind in "TSUO"
 
 
-# Made-up elements that functions are tried on: the length of axes not known, and what all numbers are.
+# Made-up elements on which functions are tried: the length of axes not known, and the value of all numbers, or None for
+# values that differ. With the first ones the function must do something; the others may be such as it does not take.
 _MADE_UP: Final = ((2, 1), (3, 2))
-_OF_ZEROS: Final = (2, 0)
+_MORE_MADE_UP: Final[tuple[MadeUp, ...]] = ((2, 0), (1, 3), (4, None), (5, 7))
+# With these values text is empty, as it was always.
+_WITHOUT_TEXT: Final = (0, 1, 2)
+_DIFFERENT: Final = (3, -1, 0, 2, -4, 1, 5)
+# The most axes of a made-up leaf that are as long as a number in the code of a function says, and how long.
+_LONGEST: Final = {0: 1024, 1: 1024, 2: 64}
+_MOST_NUMBERS: Final = 6
 
 
-def learned_spec(try_one: Callable[[int, int], ElementSpec]) -> ElementSpec:
-    """The spec of what a function makes of elements, tried on made-up ones.
+def _numbers_like(made: Any, value: float | None) -> Any:
+    numbers = np.resize(np.array(_DIFFERENT), made.shape) if value is None else np.array(value)
+    if made.dtype.kind in "iu":
+        limits = np.iinfo(made.dtype)
+        numbers = np.clip(np.abs(numbers) if made.dtype.kind == "u" else numbers, max(limits.min, -(2**53)), limits.max)
+    return numbers.astype(made.dtype)
 
-    An axis whose length follows one that is not known, or the values, is not known either; nor is one of which nothing
-    is left, as of a selection that no made-up value is in.
+
+def learned_spec(
+    try_one: Callable[[int, float | None], ElementSpec],
+    numbers: Sequence[float] = (),
+    source: ElementSpec | None = None,
+) -> ElementSpec:
+    """Return the spec of what a function makes of elements, tried on made-up ones.
+
+    An axis whose length differs between two tries is not known, nor is one of which nothing is left, as of a selection
+    that no made-up value is in.
 
     Parameters
     ----------
     try_one
         ``try_one(unknown, value)`` is the spec of what it makes of `ElementSpec.example`.
+    numbers
+        Numbers in the function's code: what it makes may be another from there on.
+    source
+        The spec of the elements it is given.
 
     Raises
     ------
     SpecUnknown
-        It failed on them, or made things that have no spec in common.
+        It failed on the first ones, or made things that have no spec in common.
     """
     common: ElementSpec | None = None
     for unknown, value in _MADE_UP:
         try:
-            found = try_one(unknown, value)
+            common = _common(common, try_one(unknown, value))
         except UserFunctionError as error:
             raise SpecUnknown(str(error)) from None
-        common = found if common is None else common.most_general_common_spec(found)
-        if common is None:
-            raise SpecUnknown("the structure, rank or dtype of its result depends on the element")
-    # Many a function has nothing to say of zeros; if it has, a length may be another once more.
-    with contextlib.suppress(UserFunctionError), np.errstate(all="ignore"):
-        wider = common and common.most_general_common_spec(try_one(*_OF_ZEROS))
-        common = wider or common
-    # There are made-up elements.
-    return common.with_leaves([_without_empty_axes(leaf) for leaf in common.leaves])  # type: ignore[union-attr]
+    for made_up in (*_MORE_MADE_UP, *_around(numbers, source)):
+        # Many a function has nothing to say of zeros, or of lengths that it does not go by.
+        with contextlib.suppress(UserFunctionError), np.errstate(all="ignore"):
+            common = _common(common, try_one(*made_up))
+    return without_empty_axes(common)  # type: ignore[arg-type]
+
+
+def _common(common: ElementSpec | None, found: ElementSpec) -> ElementSpec:
+    if common is None:
+        return found
+    wider = common.most_general_common_spec(found)
+    if wider is not None:
+        return wider
+    if any(0 in leaf.shape for each in (common, found) for leaf in each.leaves):
+        # An array made of nothing need not be of the dtype and rank of others; and its length is up to the values.
+        kept = min(common, found, key=lambda each: sum(0 in leaf.shape for leaf in each.leaves))
+        return kept.with_leaves([replace(leaf, shape=(None,) * len(leaf.shape)) for leaf in kept.leaves])
+    raise SpecUnknown("the structure, rank or dtype of its result depends on the element")
+
+
+def _around(numbers: Sequence[float], source: ElementSpec | None) -> list[MadeUp]:
+    # Elements with these numbers, and the next ones, as values and as lengths.
+    num_axes = 0 if source is None else max([leaf.shape.count(None) for leaf in source.leaves], default=0)
+    longest = _LONGEST.get(num_axes, 16)
+    found: list[MadeUp] = []
+    for number in numbers[:_MOST_NUMBERS]:
+        length = min(max(abs(int(number)), 1), longest)
+        found += [(min(length + 1, longest), number), (max(length - 1, 1), number + (1 if number > 0 else -1))]
+    return found
+
+
+def without_empty_axes(spec: ElementSpec) -> ElementSpec:
+    """Return the spec with axes of length 0 not known."""
+    return spec.with_leaves([_without_empty_axes(leaf) for leaf in spec.leaves])
 
 
 def _without_empty_axes(leaf: TensorSpec) -> TensorSpec:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
-from daskdist.core.function import UserFunction
+from daskdist.core.function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.ragged import Ragged
@@ -43,11 +43,12 @@ class Map(Transformation):
     def _spec(self) -> ElementSpec | SpecUnknown:
         spec = self.source.spec
         try:
-            return learned_spec(lambda unknown, value: self._tried(spec, unknown, value))
+            numbers = numbers_in(self.function.function)
+            return learned_spec(lambda unknown, value: self._tried(spec, unknown, value), numbers, spec)
         except SpecUnknown as unknown:
             return unknown
 
-    def _tried(self, spec: ElementSpec, unknown: int, value: int) -> ElementSpec:
+    def _tried(self, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:
         if not self.vectorized:
             return _tried(self.function, spec, unknown, value)
         columns = [leaf.grouped(2).example(unknown, value) for leaf in spec.leaves]
@@ -125,10 +126,11 @@ def spec_after(function: UserFunction, spec: ElementSpec) -> ElementSpec:
     SpecUnknown
         It cannot be told without real ones.
     """
-    return learned_spec(lambda unknown, value: _tried(function, spec, unknown, value))
+    numbers = numbers_in(function.function)
+    return learned_spec(lambda unknown, value: _tried(function, spec, unknown, value), numbers, spec)
 
 
-def _tried(function: UserFunction, spec: ElementSpec, unknown: int, value: int) -> ElementSpec:
+def _tried(function: UserFunction, spec: ElementSpec, unknown: int, value: float | None) -> ElementSpec:
     leaves, structure = function.leaves(spec.example(unknown, value), lambda: "a made-up element")
     return ElementSpec.of(structure.pack(leaves))
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.function import UserFunction
+from daskdist.core.function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
-from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown
+from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
 from daskdist.core.structure import Nested
 from daskdist.errors import UserFunctionError
 from daskdist.ops.with_options import Options
@@ -94,23 +94,41 @@ class NestedFunction(UserFunction):
         return known[1]
 
     def _look(self, source: Node, make: MakeDataset | None) -> Outlook:
+        found: list[AnyDataset] = []
+
+        def try_one(unknown: int, value: float | None) -> ElementSpec:
+            example = [source.spec.example(unknown, value)]
+            if make is not None:
+                key = np.int64(1 if value is None else value)
+                example = [key, DatasetSpec(element=source.spec, make=make).example(unknown, value)]
+            try:
+                made = self.dataset(*example, where=lambda: "a made-up element")
+                found.append(made)
+                return made.spec
+            except SpecUnknown:
+                raise
+            except Exception as error:
+                if not found or isinstance(error, UserFunctionError):
+                    raise
+                raise UserFunctionError(str(error)) from error
+
+        spec: ElementSpec | SpecUnknown
         try:
-            if make is None:
-                example = [source.spec.example(2, 1)]
-            else:
-                example = [np.int64(1), DatasetSpec(element=source.spec, make=make).example(2, 1)]
-            made = self.dataset(*example, where=lambda: "a made-up element")
-            spec = made.spec
+            # Alone, so that its failure tells of files.
+            try_one(2, 1)
+            spec = learned_spec(try_one, numbers_in(self.function), source.spec)
         except SpecUnknown as unknown:
-            return Outlook(unknown, False)
+            spec = unknown
         except Exception as error:
             # A file of the made-up name is not there.
             return Outlook(SpecUnknown(str(error)), False, True if isinstance(error.__cause__, OSError) else None)
-        nodes = list(walk(made.node))
-        is_light = all(each.is_light for each in nodes) and made.node.cardinality != INFINITE
+        if not found:
+            return Outlook(spec, False)
+        nodes = [node for made in found for node in walk(made.node)]
+        is_light = all(each.is_light for each in nodes) and all(made.node.cardinality != INFINITE for made in found)
         # A dataset that was handed on says nothing where it was made up too.
         is_told = not any(isinstance(leaf, DatasetSpec) for leaf in source.spec.leaves)
-        return Outlook(spec, is_light, reads_files(made) if is_told else None)
+        return Outlook(spec, is_light, reads_files(found[0]) if is_told else None)
 
     def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
         """The elements of a dataset it made, checked to be of the structure of those before, if there are any.

@@ -11,12 +11,14 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.elsewhere import to_numpy
-from daskdist.core.function import UserFunction
+from daskdist.core.function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Chain, Primitive
 from daskdist.core.spec import ElementSpec, SpecUnknown, is_safe, learned_spec
 from daskdist.core.structure import LONE, Leaves, Structure, as_array, is_plain
 from daskdist.errors import ArgumentError, UserFunctionError
+
+_NUM_STEPS_TRIED: Final = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +43,22 @@ class Scan(Transformation):
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
         try:
-            return learned_spec(self._tried)
+            return learned_spec(self._tried, numbers_in(self.function.function), self.source.spec)
         except SpecUnknown as unknown:
             return unknown
 
-    def _tried(self, unknown: int, value: int) -> ElementSpec:
+    def _tried(self, unknown: int, value: float | None) -> ElementSpec:
         example = self.source.spec.example(unknown, value)
         scan = ScanRows(self.structure, self.function)
-        _, leaves, structure = scan.step(own_state(self.initial), example, lambda: "a made-up element")
-        return ElementSpec.of(structure.pack(leaves))
+        state, common = own_state(self.initial), None
+        for _ in range(_NUM_STEPS_TRIED):
+            # What it outputs may depend on the state, which differs from step to step.
+            state, leaves, structure = scan.step(state, example, lambda: "a made-up element")
+            found = ElementSpec.of(structure.pack(leaves))
+            common = found if common is None else common.most_general_common_spec(found)
+            if common is None:
+                raise SpecUnknown("the structure, rank or dtype of its output depends on the state")
+        return common  # type: ignore[return-value]
 
     @property
     def spec(self) -> ElementSpec:

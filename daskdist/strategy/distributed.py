@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
-from daskdist.core.spec import DatasetSpec, ElementSpec, PerReplicaSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import (
+    AnyRankSpec,
+    DatasetSpec,
+    ElementSpec,
+    PerReplicaSpec,
+    RaggedTensorSpec,
+    SpecUnknown,
+    TensorSpec,
+)
 from daskdist.dataset import Dataset
 from daskdist.devices import Device, named
 from daskdist.display.plan import Share, count, shares_table, tree
@@ -171,9 +179,10 @@ class DistributedDataset:
         return spec.structure.pack([PerReplicaSpec(*[leaf] * num_replicas) for leaf in spec.leaves])
 
     def _piece(self, leaf: TensorSpec) -> TensorSpec:
-        # One replica's.
-        length = self._feeding.length(leaf.shape[0]) if leaf.shape else None
-        return replace(leaf, shape=(length, *leaf.shape[1:])) if leaf.shape else leaf
+        # One replica's; of scalars, one that has run out has an array without any.
+        if not leaf.shape:
+            return leaf if self._feeding.length(1) else AnyRankSpec(dtype=leaf.dtype, name=leaf.name)
+        return replace(leaf, shape=(self._feeding.length(leaf.shape[0]), *leaf.shape[1:]))
 
     @cached_property
     def known_element_spec(self) -> Any:

@@ -1,0 +1,223 @@
+"""No element contradicts the spec: of many functions whose results differ in shape, plain and distributed."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec
+from daskdist.core.function import numbers_in
+from daskdist.core.structure import Structure
+
+WORDS = np.array(["a b c", "d", "e f", ""], np.dtypes.StringDType())
+TABLE = [np.zeros(1), np.zeros(2), np.zeros(3)]
+THREE = 3
+
+
+def scalars():
+    return Dataset.range(1, 7)
+
+
+def vectors():
+    return Dataset.from_tensor_slices(np.arange(12.0).reshape(4, 3) - 5)
+
+
+def batches():
+    return Dataset.range(1, 9).map(lambda i: i * 1.0).batch(3)
+
+
+def lists():
+    return scalars().map(lambda n: np.arange(n))
+
+
+def words():
+    return Dataset.from_tensor_slices(WORDS)
+
+
+OF_SCALARS = [
+    lambda n: np.arange(n),
+    lambda n: np.zeros(int(n) % 3),
+    lambda n: np.repeat(n, n),
+    lambda n: np.repeat(np.arange(2), n),
+    lambda n: np.tile([1, 2], int(n)),
+    lambda n: np.zeros(2) if n <= 3 else np.zeros(5),
+    lambda n: np.zeros(2) if n < 5 else np.zeros(5),
+    lambda n: np.zeros(2) if n != 4 else np.zeros(5),
+    lambda n: np.zeros(2) if n <= THREE else np.zeros(5),
+    lambda n: np.zeros(4 if n * 100 > 450 else 1),
+    lambda n: np.zeros(3 if n % 2 else 4),
+    lambda n: np.array(list(str(n**5))),
+    lambda n: np.linspace(0, 1, int(n)),
+    lambda n: np.array([d for d in range(1, int(n) + 1) if n % d == 0]),
+    lambda n: np.array([int(c) for c in bin(int(n))[2:]]),
+    lambda n: np.nonzero(np.arange(4) < n)[0],
+    lambda n: np.eye(int(n)),
+    lambda n: TABLE[int(n) % 3],
+    lambda n: Ragged(np.arange(int(n)), [0, int(n)]),
+    lambda n: "x" * int(n),
+    lambda n: b"x" * int(n),
+    lambda n: np.zeros(min(int(n), 3)),
+    lambda n: np.zeros(max(int(n), 3)),
+    lambda n: np.zeros(10 // int(n)),
+    lambda n: np.zeros(3) if n < 10 else np.zeros(1 // 0),
+    lambda n: (n, np.arange(n)),
+    lambda n: {"a": np.arange(n), "b": n},
+    lambda n: int(n) * 2**30,
+    lambda n: np.zeros(abs(int(n) - 3)),
+    lambda n: np.zeros(int(np.clip(n, 2, 4))),
+    lambda n: np.unique(np.arange(6) % n),
+    lambda n: np.arange(n * 2)[n:],
+    lambda n: np.diag(np.arange(int(n) + 1)),
+    lambda n: np.meshgrid(np.arange(int(n)), np.arange(2))[0],
+    lambda n: np.concatenate([np.zeros(2), np.arange(n)]),
+    lambda n: np.stack([np.arange(n)] * 3),
+    lambda n: np.pad(np.arange(3), (0, int(n))),
+    lambda n: np.pad(np.arange(n), (0, 8 - int(n))),
+    lambda n: np.arange(6).reshape(-1, 1 if n % 2 else 2),
+]
+OF_ROWS = [
+    lambda x: x[x > 0],
+    lambda x: np.nonzero(x)[0],
+    lambda x: np.argwhere(x > 1),
+    lambda x: np.unique(x),
+    lambda x: x[::-1],
+    lambda x: x[:2],
+    lambda x: x[1:],
+    lambda x: x[::4],
+    lambda x: np.compress(x > -3, x),
+    lambda x: x.sum(),
+    lambda x: np.outer(x, x),
+    lambda x: x[: int(abs(x[0])) % 3],
+    lambda x: np.array(sorted(set(np.round(x).tolist()))),
+    lambda x: np.trim_zeros(x),
+    lambda x: np.extract(x < 0, x),
+    lambda x: np.bincount(np.abs(x).astype(int)),
+    lambda x: np.repeat(x, 2),
+    lambda x: np.repeat(x, np.abs(x).astype(int)),
+    lambda x: np.delete(x, 0),
+    lambda x: np.intersect1d(x, [1, 2, 3]),
+    lambda x: np.frombuffer(x.tobytes(), np.uint8),
+    lambda x: np.diff(x),
+    lambda x: np.convolve(x, [1, 1]),
+    lambda x: np.zeros((len(x), 2)),
+    lambda x: np.zeros(2 + len(x) % 2),
+    lambda x: np.zeros(min(len(x), 4)),
+    lambda x: x.reshape(-1, 1),
+    lambda x: x[None][:, x > -4],
+]
+OF_WORDS = [
+    lambda s: np.array(str(s).split(), np.dtypes.StringDType()),
+    lambda s: np.array([len(w) for w in str(s).split(" ")]),
+    lambda s: np.frombuffer(str(s).encode(), np.uint8),
+    lambda s: len(str(s)),
+    lambda s: (str(s).upper(), np.array([ord(c) for c in str(s)], np.int64)),
+]
+OF_DATASETS = [
+    lambda n: Dataset.range(n).map(lambda i: np.arange(i)),
+    lambda n: Dataset.from_tensor_slices(np.zeros((2, int(n)))),
+    lambda n: Dataset.from_tensors(np.arange(n)),
+    lambda n: Dataset.range(n).batch(2),
+    lambda n: Dataset.range(n).batch(int(n), drop_remainder=True),
+    lambda n: Dataset.from_tensors(np.zeros(2 if n < 4 else 3)),
+    lambda n: Dataset.from_list([1] * int(n)),
+]
+OTHERS = [
+    lambda: lists().window(2),
+    lambda: scalars().window(4).flat_map(lambda w: w.batch(4)),
+    lambda: scalars().window(4).flat_map(lambda w: w.batch(2, drop_remainder=True)),
+    lambda: scalars().window(4).flat_map(lambda w: Dataset.from_tensors(np.stack(list(w)))),
+    lambda: scalars().group_by_window(lambda n: n % 2, lambda key, w: w.batch(2), 3),
+    lambda: scalars().group_by_window(lambda n: n % 2, lambda key, w: w.map(lambda n: np.arange(n)), 3),
+    lambda: scalars().scan(1, lambda s, n: (s + 1, np.arange(s))),
+    lambda: scalars().scan(0, lambda s, n: (s + 1, np.zeros(int(n)))),
+    lambda: lists().padded_batch(2),
+    lambda: lists().padded_batch(2, padded_shapes=[7]),
+    lambda: lists().ragged_batch(2),
+    lambda: lists().ragged_batch(2).map(lambda r: r.values),
+    lambda: lists().ragged_batch(2).unbatch(),
+    lambda: scalars().map(lambda n: np.zeros((int(n), 2))).unbatch(),
+    lambda: scalars().batch(4).unbatch(),
+    lambda: batches().rebatch(2),
+    lambda: lists().enumerate(),
+    lambda: lists().bucket_by_sequence_length(len, [3], [2, 2]),
+    lambda: lists().concatenate(lists()),
+    lambda: Dataset.from_list([[1, 2], [1]]),
+    lambda: Dataset.range(7).batch(7).map(lambda x: x[: int(x[0]) + 2]),
+    lambda: words().flat_map(lambda s: Dataset.from_tensors(np.array(str(s).split(), np.dtypes.StringDType()))),
+    lambda: vectors().flat_map(lambda x: Dataset.from_tensors(x[x > -4])),
+]
+
+
+def of_all():
+    """All pipelines."""
+    yield from (scalars().map(function) for function in OF_SCALARS)
+    for rows in (vectors, batches, lists):
+        yield from (rows().map(function) for function in OF_ROWS)
+    yield from (words().map(function) for function in OF_WORDS)
+    yield from (scalars().flat_map(function) for function in OF_DATASETS)
+    yield from (scalars().interleave(function, 2) for function in OF_DATASETS)
+    yield from (build() for build in OTHERS)
+
+
+def check(element_spec, elements, what):
+    specs, structure = Structure.of(element_spec)
+    for element in elements:
+        leaves, found = Structure.of(element)
+        assert found == structure, what
+        for spec, leaf in zip(specs, leaves, strict=True):
+            pairs = zip(spec.specs, leaf.values, strict=True) if isinstance(spec, PerReplicaSpec) else [(spec, leaf)]
+            for of_one, value in pairs:
+                assert of_one.is_compatible_with(value), f"{what}: {of_one} and {value!r}"
+
+
+def test_of_many_functions():
+    number = 0
+    for number, ds in enumerate(of_all()):  # noqa: B007 - counted
+        check(ds.element_spec, ds, repr(ds))
+    assert number > 150
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_distributed(num_replicas):
+    strategy = MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])
+    for ds in of_all():
+        made = [strategy.distribute_datasets_from_function(lambda context, ds=ds: ds)]
+        # Pieces of what has rows.
+        has_rows = all(leaf.shape and leaf.dtype != object for leaf in Structure.of(ds.element_spec)[0])
+        # Leaves of other lengths cannot be cut.
+        with contextlib.suppress(ValueError):
+            made += [strategy.distribute_dataset(ds)] if has_rows or num_replicas == 1 else []
+        for distributed in made:
+            check(distributed.element_spec, distributed, repr(ds))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: scalars().map(lambda n: np.zeros(4)), (4,)),
+        (lambda: vectors().map(lambda x: np.outer(x, x) if x.sum() > 300 else np.eye(3)), (3, 3)),
+        (lambda: batches().map(lambda x: x[:, None] * np.ones(5)), (None, 5)),
+        (lambda: scalars().flat_map(lambda n: Dataset.from_tensors(np.zeros(4)).repeat(n)), (4,)),
+        (lambda: scalars().scan(0, lambda s, n: (s + 1, np.zeros(2))), (2,)),
+    ],
+)
+def test_what_never_differs_is_known(build, expected):
+    assert build().element_spec == TensorSpec(expected, "float64")
+
+
+def test_scalars_of_a_function_that_run_out():
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    distributed = strategy.distribute_datasets_from_function(lambda context: Dataset.range(3))
+    *_, last = distributed
+    assert [np.shape(value) for value in last.values] == [(), (0,)]
+    check(distributed.element_spec, distributed, "scalars")
+    even = strategy.distribute_datasets_from_function(lambda context: Dataset.range(4))
+    assert even.element_spec == PerReplicaSpec(*[TensorSpec((), "int64")] * 2)
+
+
+def test_numbers_in_code():
+    limit = 7
+    assert numbers_in(lambda x, y=5: x[: limit + THREE, -2] * 10**6) == [-2, 3, 5, 7]
+    assert numbers_in(len) == []
