@@ -198,7 +198,7 @@ def test_printing_on_a_cluster(on_cluster):
     text = "PerReplica:{\n  0: array([1, 2], dtype=int32),\n  1: array([3, 4], dtype=int32)\n}"
     same = on_cluster.run(lambda x: x + 0, args=(pieces,))
     assert repr(same) == str(same) == repr(pieces) == text
-    (batch,) = on_cluster.distribute_dataset(daskdist.Dataset.from_tensor_slices([1, 2, 3, 4]).batch(4))
+    (batch,) = on_cluster.distribute_dataset(daskdist.data.Dataset.from_tensor_slices([1, 2, 3, 4]).batch(4))
     assert str(batch) == text
 
 
