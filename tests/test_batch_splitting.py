@@ -368,7 +368,7 @@ def test_one_replica_needs_no_batch():
 @pytest.mark.parametrize("replicas", [[2], [1, 1]], ids=str)
 def test_a_batch_that_turns_out_a_scalar(replicas):
     # On made-up batches, of few rows, it gives rows.
-    ds = numbers(9).batch(9).map(lambda x: x.sum() if len(x) * 1000 > 8000 else x)
+    ds = numbers(9).batch(9).map(lambda x: x.sum() if len(x) * 2000 > 16000 else x)
     strategy = strategy_of(replicas)
     with pytest.raises(ShardingError, match=r"leaf \(the element\) is a scalar here .* a row for each row"):
         list(strategy.distribute_dataset(ds))
