@@ -9,11 +9,13 @@ what comes one after the other only: a generator, and computations that carry so
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from daskdist.core.block import Rows
 from daskdist.core.selection import Run
+from daskdist.core.structure import Leaves
 
 
 class Exhausted(Exception):  # noqa: N818 - a signal, as StopIteration is
@@ -52,6 +54,10 @@ class Context(Protocol):
     @property
     def home(self) -> Hashable | None:
         """Where blocks lie, for those who keep some for later passes; None where they are of no use later."""
+        ...
+
+    def waiting(self, is_needed: bool) -> AbstractContextManager[None]:
+        """Let inputs wait, while this is entered, only for what is needed now; else they raise `NotReady`."""
         ...
 
     def open(self, key: Any) -> Opener:
@@ -178,6 +184,22 @@ class Read:
     grouped = 0
 
 
+class Elements(Protocol):
+    """Elements that come one after the other, in this process."""
+
+    def __next__(self) -> Leaves:
+        """Return the leaves of the next element; raise `StopIteration` at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what gives them, in the thread in which it ran."""
+        ...
+
+    def rows(self, items: Sequence[Leaves], first: int) -> Rows:
+        """Return elements as rows; ``first`` is the number of the first of them."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Stream:
     """Elements that come one after the other and from this process only, as a generator's do.
@@ -185,7 +207,7 @@ class Stream:
     Parameters
     ----------
     start
-        Starts it anew, and gives what pulls: ``pull(num_rows)`` gives so many elements, fewer at the end.
+        Starts them anew.
     name
         What plans call it.
     held
@@ -195,7 +217,7 @@ class Stream:
         ``pull(num_rows)``.
     """
 
-    start: Callable[[], Callable[[int], Rows]]
+    start: Callable[[], Elements]
     name: str
     held: Any = None
     begin: Callable[[Sequence[Any], Epoch], Any] | None = None

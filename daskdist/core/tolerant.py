@@ -12,8 +12,20 @@ from daskdist.core.block import Batches, Bundle, Rows, merge
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Node
 from daskdist.core.origin import Skipped
-from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, Split, Stream, gathered, same
-from daskdist.core.structure import LONE
+from daskdist.core.primitive import (
+    Arrange,
+    Chain,
+    Compute,
+    Elements,
+    Fact,
+    Primitive,
+    Read,
+    Split,
+    Stream,
+    gathered,
+    same,
+)
+from daskdist.core.structure import LONE, Leaves
 from daskdist.errors import FileError
 
 
@@ -109,25 +121,39 @@ class TolerantRead:
 
 @dataclass(frozen=True)
 class TolerantStart:
-    """What starts a stream; where it fails the stream ends."""
+    """What starts a stream; where an element fails the stream ends."""
 
-    start: Callable[[], Callable[[int], Rows]]
+    start: Callable[[], Elements]
 
-    def __call__(self) -> Callable[[int], Rows]:
-        return TolerantPull(self.start())
+    def __call__(self) -> Elements:
+        return TolerantElements(self.start())
 
 
-@dataclass(frozen=True)
-class TolerantPull:
-    """What pulls from a stream."""
+class TolerantElements:
+    """Elements up to the first that fails."""
 
-    pull: Callable[[int], Rows]
+    def __init__(self, elements: Elements) -> None:
+        self._elements = elements
+        self._note: Skipped | None = None
 
-    def __call__(self, num_rows: int) -> Rows:
+    def __next__(self) -> Leaves:
+        """Return the leaves of the next element."""
         try:
-            return self.pull(num_rows)
+            return next(self._elements)
+        except StopIteration:
+            raise
         except Exception as error:
-            return with_skipped(Bundle(LONE, []), [_note("the rest of a stream", error)])
+            self._note = _note("the rest of a stream", error)
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Close what gives them."""
+        self._elements.close()
+
+    def rows(self, items: Sequence[Leaves], first: int) -> Rows:
+        """Return elements as rows that note what failed."""
+        note, self._note = self._note, None
+        return with_skipped(self._elements.rows(items, first), [] if note is None else [note])
 
 
 @dataclass(frozen=True)

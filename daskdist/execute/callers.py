@@ -116,10 +116,8 @@ class Caller(Protocol):
         """What tells for each split of a source where its data lies already; None where nothing is known of that."""
         ...
 
-    def stream(
-        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
-    ) -> Handle:
-        """Call ``pull(num_rows)`` in this process, after the call that gave the handle ``before`` is over."""
+    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+        """Call ``take()`` in this thread, at once; what it raises passes through."""
         ...
 
     def is_done(self, handle: Handle) -> bool:
@@ -184,10 +182,8 @@ class Now:
     def places(self, read: Read) -> Places | None:
         return None
 
-    def stream(
-        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
-    ) -> Handle:
-        return pull(num_rows)
+    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+        return take()
 
     def is_done(self, handle: Handle) -> bool:
         return True
@@ -283,10 +279,10 @@ class Threads:
     def places(self, read: Read) -> Places | None:
         return None
 
-    def stream(
-        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
-    ) -> Handle:
-        return self.call(lambda _, num_rows: pull(num_rows), [] if before is None else [before], num_rows, name=name)
+    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+        result: Future[Rows] = Future()
+        result.set_result(take())
+        return result
 
     def is_done(self, handle: Future[Any]) -> bool:
         return handle.done()

@@ -32,12 +32,17 @@ from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
 from daskdist.execute.callers import Handle, Places
 from daskdist.execute.gather import bundle_size, run_bytes
 from daskdist.execute.recipe import Path, Recipe, described
+from daskdist.execute.stream.element_reader import MOST_ROWS, ElementReader
 
 if TYPE_CHECKING:
     from daskdist.execute.interpreter import Interpreter
 
 # Elements of a stream that are passed over at a time, where it has to run again.
 _PASSED_OVER = 1024
+# Elements given at first to a function that may make many of each.
+_FEW_GIVEN = 16
+# Blocks of a stream on a worker that are asked for at a time: one is made while the one before is used.
+_HELD_AHEAD = 2
 
 
 class BlockCursor:
@@ -108,7 +113,8 @@ class BlockCursor:
             if self.pending and not windows[self.pending[-1].worker].has_room(self.pending[-1].nbytes):
                 return
             try:
-                ref = self._ask()
+                with self.interpreter.waiting(not self.pending):
+                    ref = self._ask()
             except Exhausted:
                 self.is_over = True
             except NotReady:
@@ -246,56 +252,59 @@ def _each_from(number: int, splits: Any) -> Iterator[Split]:
 
 
 class StreamCursor(BlockCursor):
-    """The blocks of a stream: each is pulled after the one before, and one without rows is the end."""
+    """The blocks of a stream that runs in this process, each of the elements that were there when it was asked for."""
 
     def __init__(self, interpreter: Interpreter, stream: Stream, path: Path, epoch: Epoch) -> None:
         super().__init__(interpreter, None, path, epoch)
         self.stream = stream
-        self.num_rows = 1
-        # How many elements were asked for.
-        self._number = 0
-        self._latest: BlockRef | None = None
-        self.row_bytes = 0.0
-        self._pull: Callable[[int], Rows] | None = None
-        # Where it runs on the worker that has it: the handle of the pass.
-        self._pass: Handle | None = None
+        # The number of the next element, and how many were taken here, where it was gone on from a position.
+        self._number = self._num_taken = 0
+        self._reader: ElementReader | None = None
 
     def _ask(self) -> BlockRef:
         interpreter = self.interpreter
-        if self._latest is not None and self._latest.num_rows > 0:
-            self.row_bytes = self._latest.row_bytes
-        num_rows = max(min(self.num_rows, int(interpreter.caller.bundle_bytes // max(self.row_bytes, 1))), 1)
-        self.num_rows = 2 * num_rows
-        return self._next(num_rows)
+        # As many at a time, and as many ahead, as were handed on before: the first elements come by themselves.
+        num_ahead = sum(ref.num_rows for ref in self.pending)
+        num_rows = min(max(self._num_taken - num_ahead, 1), MOST_ROWS)
+        if self.pending and num_ahead + num_rows > self._num_taken - num_ahead:
+            raise NotReady
+        wait = interpreter.waits and not self.pending
+        return self._block(lambda: self._elements.take(num_rows, wait=wait))
 
-    def _next(self, num_rows: int) -> BlockRef:
-        worker = self.interpreter.next_worker()
-        before = None if self._latest is None else self._latest.handle
-        handle = (self._pulled if self.stream.begin is None else self._pulled_there)(num_rows, before, worker)
-        extent = (self._number, num_rows)
-        self._number += num_rows
-        self._latest = self._refer(handle, None, int(num_rows * self.row_bytes), worker, extent)
-        return self._latest
+    @property
+    def _elements(self) -> ElementReader:
+        if self._reader is None:
+            interpreter = self.interpreter
+            limit_bytes = min(interpreter.caller.bundle_bytes, interpreter.most_bytes)
+            self._reader = ElementReader(self.stream.start, limit_bytes, is_ahead=interpreter.caller.num_ahead > 0)
+        return self._reader
 
-    def _pulled(self, num_rows: int, before: Handle | None, worker: str | None) -> Handle:
-        if self._pull is None:
-            self._pull = self.stream.start()
-        return self.interpreter.caller.stream(self._pull, num_rows, before, on=worker, name=self.stream.name)
+    def _block(self, take: Callable[[], Rows]) -> BlockRef:
+        interpreter = self.interpreter
+        worker, found = interpreter.next_worker(), []
 
-    def _pulled_there(self, num_rows: int, before: Handle | None, worker: str | None) -> Handle:
-        stream, call = self.stream, self.interpreter.caller.call
-        if self._pass is None:
-            name = f"{stream.name}-begin"
-            self._pass = call(stream.begin, [stream.held], self.epoch, on=worker, is_pinned=True, name=name)  # type: ignore[arg-type]
-        handles = [self._pass] if before is None else [self._pass, before]
-        return call(pulled, handles, num_rows, on=worker, is_pinned=True, name=stream.name)
+        def rows() -> Rows:
+            found.append(take())
+            return found[0]
+
+        handle = interpreter.caller.stream(rows, on=worker, name=self.stream.name)
+        (block,) = found
+        first, self._number = self._number, self._number + len(block)
+        self._num_taken += len(block)
+        interpreter.note_skipped(block.skipped)
+        recipe = Recipe(self.path, self.epoch, (first, len(block)), None)
+        return interpreter.refer(handle, len(block), block.nbytes, worker, interpreter.reads, recipe)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
-        # It runs from its start again: what is not wanted is pulled and let go of, a little at a time.
+        # It runs from its start again: what is not wanted is pulled and let go of.
         start, num_rows = extent
-        while self._number < start:
-            self._next(min(start - self._number, _PASSED_OVER))
-        return self._next(num_rows)
+        self._pass_over(start)
+        return self._block(lambda: self._elements.take_exactly(num_rows))
+
+    def _pass_over(self, number: int) -> None:
+        with suppress(Exhausted):
+            while self._number < number:
+                self._number += len(self._elements.take_exactly(min(number - self._number, _PASSED_OVER)))
 
     def saved(self) -> dict[str, Any]:
         """What a position takes besides the fields that are data: how far the stream has run."""
@@ -303,8 +312,41 @@ class StreamCursor(BlockCursor):
 
     def resumed(self, saved: dict[str, Any]) -> None:
         """Go on from there."""
-        while self._number < saved["number"]:
-            self._next(min(saved["number"] - self._number, _PASSED_OVER))
+        self._pass_over(saved["number"])
+
+
+class HeldCursor(BlockCursor):
+    """The blocks of a stream that is on a worker: each is pulled after the one before; one without rows is the end."""
+
+    def __init__(self, interpreter: Interpreter, stream: Stream, path: Path, epoch: Epoch) -> None:
+        super().__init__(interpreter, None, path, epoch)
+        self.stream = stream
+        self.row_bytes = 0.0
+        # The elements of blocks that were handed on.
+        self.num_taken = 0
+        self._worker = interpreter.next_worker()
+        self._latest: Handle | None = None
+        # The handle of the pass.
+        self._pass: Handle | None = None
+
+    def _ask(self) -> BlockRef:
+        if len(self.pending) >= _HELD_AHEAD:
+            raise NotReady
+        caller, stream = self.interpreter.caller, self.stream
+        if self._pass is None:
+            begin: Any = stream.begin
+            name, worker = f"{stream.name}-begin", self._worker
+            self._pass = caller.call(begin, [stream.held], self.epoch, on=worker, is_pinned=True, name=name)
+        num_rows = max(min(self.num_taken, int(caller.bundle_bytes // max(self.row_bytes, 1))), 1)
+        handles = [self._pass] if self._latest is None else [self._pass, self._latest]
+        handle = caller.call(pulled, handles, num_rows, on=self._worker, is_pinned=True, name=stream.name)
+        self._latest = handle
+        return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
+
+    def _count(self, ref: BlockRef) -> None:
+        super()._count(ref)
+        self.num_taken += ref.num_rows
+        self.row_bytes = ref.row_bytes
 
     def _came_empty(self) -> None:
         self.is_over = True
@@ -389,18 +431,22 @@ class FactCursor:
         self.source = source
         # Of each call: the elements it was given, those it is of, and its handle.
         self._pending: deque[tuple[Run, Run, Handle]] = deque()
+        self.waiting = RunQueue()
+        # Elements whose facts were handed on.
+        self.num_given = 0
         self.is_over = False
 
     def pull(self) -> Noted:
         self._ask_ahead()
         if not self._pending:
             raise Exhausted
-        _, run, handle = self._pending[0]
+        given, run, handle = self._pending[0]
         caller = self.interpreter.caller
         if not self.interpreter.waits and not caller.is_done(handle):
             raise NotReady
         fact = caller.result(handle)
         self._pending.popleft()
+        self.num_given += len(given)
         if self.fact.makes_rows:
             (ref,) = run.blocks  # type: ignore[union-attr]
             ref.num_rows, skipped, fact = fact
@@ -414,7 +460,8 @@ class FactCursor:
             if self._pending and not interpreter.reads.has_room():
                 return
             try:
-                run: Run = self.source.pull()
+                with interpreter.waiting(not self._pending):
+                    run = self._next_given()
             except Exhausted:
                 self.is_over = True
             except NotReady:
@@ -423,6 +470,13 @@ class FactCursor:
                 return
             else:
                 self._ask(run)
+
+    def _next_given(self) -> Run:
+        if not self.fact.makes_rows:
+            return self.source.pull()  # type: ignore[no-any-return]
+        # What one element makes may be much, and the function slow: as many at a time as there were before.
+        self.waiting.fill(self.source.pull, 1)
+        return self.waiting.pop(max(self.num_given, _FEW_GIVEN))
 
     def _ask(self, given: Run) -> None:
         fact, worker = self.fact, self.interpreter.near(given)
@@ -464,7 +518,7 @@ def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor, *, 
                 waiting.push(source.pull())
         if len(waiting.runs) > 1:
             return waiting.pop(len(waiting))
-    return waiting.pop(bundle_size(interpreter.caller, waiting.runs[0]))
+    return waiting.pop(bundle_size(interpreter.caller, waiting.runs[0], interpreter.most_bytes))
 
 
 @dataclass(frozen=True)

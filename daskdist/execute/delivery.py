@@ -21,6 +21,8 @@ from daskdist.execute.interpreter import Gather, Interpreter
 _MANY_CUTS = 8
 # Bundles built before one is handed out: the first element is not to wait until the window is full.
 _BUILT_AT_ONCE = 3
+# Steps that are built ahead of use before any was used; then at most twice as many as were used.
+_FEW_STEPS = 4
 
 
 @dataclass(slots=True)
@@ -50,9 +52,12 @@ class Stretch:
     ----------
     lanes
         The consumers' parts, in order.
+    num_asked
+        Blocks that were asked for to build it.
     """
 
     lanes: list[Lane]
+    num_asked: int = 0
 
     def __len__(self) -> int:
         return len(self.lanes[0].places)
@@ -130,6 +135,8 @@ class Delivery:
             interpreter.compact_by = CompactedOnDevices(self._on_devices)
         self._as_views = partial(here, as_views=True) if as_views and not self._on_devices else None
         self._reached = _Reached(lambda: None, 0, 0)
+        # Steps that were handed out.
+        self._num_used = 0
         self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Stretch]:
@@ -149,7 +156,9 @@ class Delivery:
         """
         self._build_ahead()
         if self.ready:
-            return self.ready.popleft()
+            stretch = self.ready.popleft()
+            self._num_used += len(stretch)
+            return stretch
         failure, self._failure = self._failure, None
         raise failure or Exhausted
 
@@ -165,13 +174,28 @@ class Delivery:
                 return
 
     def _is_room(self, num_built: int) -> bool:
-        if not self.num_steps_ahead or sum(map(len, self.ready)) < self.num_steps_ahead:
+        num_ready = sum(map(len, self.ready))
+        if not self.num_steps_ahead or num_ready < self.num_steps_ahead:
             return bool(self.num_steps_ahead)
         interpreter = self.interpreter
-        is_worth = num_built < _BUILT_AT_ONCE and len(self.ready) <= interpreter.caller.num_ahead
-        return is_worth and interpreter.bundles.has_room()
+        if num_built >= _BUILT_AT_ONCE or len(self.ready) > interpreter.caller.num_ahead:
+            return False
+        num_asked = sum(stretch.num_asked for stretch in self.ready)
+        is_wanted = num_ready < self._most_ahead and num_asked < interpreter.most_asked
+        return is_wanted and interpreter.bundles.has_room()
+
+    @property
+    def _most_ahead(self) -> int:
+        return max(2 * self._num_used, _FEW_STEPS)
 
     def _build(self) -> Stretch:
+        interpreter = self.interpreter
+        before = interpreter.num_asked
+        stretch = self._built(lambda: interpreter.num_asked - before >= interpreter.most_asked)
+        stretch.num_asked = interpreter.num_asked - before
+        return stretch
+
+    def _built(self, has_asked_enough: Callable[[], bool]) -> Stretch:
         num_lanes, waiting, pull = len(self.workers), self.waiting, self._pulled
         # Waited for is only what the consumer needs now; a bundle may hold more steps if they are there.
         self.interpreter.waits = not self.ready
@@ -180,14 +204,15 @@ class Delivery:
             self.interpreter.waits = False
             if self._lies_here(waiting.runs[0]):
                 return self._as_it_lies(waiting.pop(len(waiting.runs[0])))
-            num_steps = min(self.num_steps, bundle_size(self.interpreter.caller, waiting.runs[0]))
-            self.num_steps = 2 * num_steps if self.num_steps_ahead else 1
-            while len(waiting) < num_steps * num_lanes:
+            num_steps = min(self.num_steps, self._bundle_size(waiting.runs[0]))
+            self.num_steps = min(2 * num_steps, self._most_ahead) if self.num_steps_ahead else 1
+            while len(waiting) < num_steps * num_lanes and not has_asked_enough():
                 waiting.push(pull())
                 if self._lies_here(waiting.runs[-1]):
                     # What need not be copied is left for a bundle of its own.
                     num_steps = (len(waiting) - len(waiting.runs[-1])) // num_lanes
                     break
+            num_steps = min(num_steps, len(waiting) // num_lanes)
         except Exhausted:
             if not waiting:
                 raise
@@ -197,6 +222,11 @@ class Delivery:
             if not num_steps:
                 raise
         return self._gathered(waiting.pop(num_steps * num_lanes))
+
+    def _bundle_size(self, run: Run) -> int:
+        # In steps, of which the first is taken whatever its size.
+        interpreter = self.interpreter
+        return bundle_size(interpreter.caller, run, max(interpreter.most_bytes, run.element_bytes))
 
     def _pulled(self) -> Run:
         if self._failure is not None:

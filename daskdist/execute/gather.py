@@ -433,7 +433,7 @@ def is_view(run: Run | Zipped) -> bool:
     return (run.flat if isinstance(run, Groups) else run).is_range
 
 
-def bundle_size(caller: Caller, run: Run | Zipped) -> int:
+def bundle_size(caller: Caller, run: Run | Zipped, most_bytes: float) -> int:
     """How many elements of a run one call should take: up to so many bytes, and not more chunks than agreed."""
-    num_elements = max(int(caller.bundle_bytes // max(run.element_bytes, 1)), 1)
+    num_elements = max(int(min(caller.bundle_bytes, most_bytes) // max(run.element_bytes, 1)), 1)
     return min(num_elements, caller.bundle_chunks) if isinstance(run, Groups) else num_elements

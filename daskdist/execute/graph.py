@@ -75,9 +75,7 @@ class Record:
         self.graph[key] = Task(key, function, *args)
         return TaskRef(key)
 
-    def stream(
-        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
-    ) -> Handle:
+    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
         raise UnknownLengthError(f"how much {name} gives is known only when it has run")
 
     def is_done(self, handle: Handle) -> bool:

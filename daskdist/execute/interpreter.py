@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle, pairwise
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
 from daskdist.core.stretched import Stretched
 from daskdist.execute.callers import Caller
-from daskdist.execute.cursors import ChainCursor, ComputeCursor, FactCursor, ReadCursor, StreamCursor
+from daskdist.execute.cursors import ChainCursor, ComputeCursor, FactCursor, HeldCursor, ReadCursor, StreamCursor
 from daskdist.execute.gather import LIGHT_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.recipe import Key, Path, Recipe, described, traced_back
 from daskdist.execute.window import Windows
@@ -33,6 +34,10 @@ Gather = Callable[..., Any]
 # Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most two
 # thirds of what is given up are copied, so all copying together stays below one copy of the data.
 _FEW_ROWS_LEFT = 0.4
+# Blocks asked for ahead of need, besides those that cursors have asked for: so many for each call that can be under
+# way, and in any case so many.
+_ASKED_PER_CALL: Final = 4
+_FEW_ASKED: Final = 16
 # So many rows a block, on the average.
 _MANY_ROWS: Final = 8
 
@@ -59,11 +64,16 @@ class Interpreter:
         halves = (budget_bytes or shared) // 2, None if caller.home is None else shared // 2
         self.reads = Windows("reads", *halves)
         self.bundles = Windows("bundles", *halves)
+        # One block or bundle of many elements takes but a part of that.
+        self.most_bytes = halves[0] // 4
         # Whether a cursor may wait for a count: not while there is something to hand out already.
         self.waits = True
         # What makes blocks of the few rows that are left of others.
         self.compact_by: Gather = gather
         self.num_workers = len(workers)
+        # Blocks that were asked for, and how many at most for what is not needed yet.
+        self.num_asked = 0
+        self.most_asked = max(_ASKED_PER_CALL * (caller.num_ahead + 1), _FEW_ASKED)
         # What was left out because it could not be read or its computation failed, and of it what is of files.
         self.num_skipped = 0
         self.skipped_of: Counter[str] = Counter()
@@ -87,7 +97,8 @@ class Interpreter:
             case Read():
                 return lambda epoch: ReadCursor(self, primitive, path, epoch)
             case Stream():
-                return lambda epoch: StreamCursor(self, primitive, path, epoch)
+                cursor = StreamCursor if primitive.begin is None else HeldCursor
+                return lambda epoch: cursor(self, primitive, path, epoch)
             case Compute() | Chain() | Fact():
                 source = self.open(primitive.source, (*path, 0))
                 kind: Any = {Compute: ComputeCursor, Chain: ChainCursor, Fact: FactCursor}[type(primitive)]
@@ -107,6 +118,15 @@ class Interpreter:
             elif not note.file:
                 logger.warning("left out %s", note)
         self.num_skipped += len(notes)
+
+    @contextmanager
+    def waiting(self, is_needed: bool) -> Iterator[None]:
+        """Let cursors wait for counts only if what they give is needed now."""
+        waits, self.waits = self.waits, self.waits and is_needed
+        try:
+            yield
+        finally:
+            self.waits = waits
 
     def next_worker(self) -> str | None:
         """The worker whose turn it is."""
@@ -153,6 +173,7 @@ class Interpreter:
         self, handle: Any, num_rows: int, nbytes: int, on: str | None, windows: Windows, recipe: Recipe
     ) -> BlockRef:
         """A reference that holds its bytes of a window for as long as it lives."""
+        self.num_asked += 1
         window = windows[on]
         window.acquire(nbytes)
         return BlockRef(handle, num_rows, nbytes, on, window.release, recipe)
@@ -254,6 +275,10 @@ class Here:
         self._arrangement = arrangement
         self._path = path
         self.compact = interpreter.compact
+
+    def waiting(self, is_needed: bool) -> AbstractContextManager[None]:
+        """See `daskdist.core.primitive.Context`."""
+        return self._interpreter.waiting(is_needed)
 
     @property
     def home(self) -> Hashable | None:

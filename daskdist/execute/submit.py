@@ -138,10 +138,8 @@ class Submit:
         self.futures.add(future)
         return future
 
-    def stream(
-        self, pull: Callable[[int], Rows], num_rows: int, before: Handle | None, on: str | None = None, *, name: str
-    ) -> Handle:
-        return self.place(pull(num_rows), on)
+    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+        return self.place(take(), on)
 
     def is_done(self, handle: Future) -> bool:
         return bool(handle.done())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -14,6 +14,7 @@ from daskdist.core.node import Facts, Source
 from daskdist.core.origin import Origin
 from daskdist.core.primitive import Primitive, Stream
 from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import Leaves
 from daskdist.errors import ArgumentError, UserFunctionError
 
 
@@ -78,40 +79,34 @@ class FromGenerator(Source):
         return UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Stream(partial(Pull, self.generator, self.args, self.signature), self.name)
+        return Stream(partial(Generated, self.generator, self.args, self.signature), self.name)
 
 
-class Pull:
-    """A generator that runs."""
+class Generated:
+    """The elements of a generator that runs, checked to be of the signature."""
 
     def __init__(self, generator: UserFunction, args: tuple[Any, ...], signature: ElementSpec) -> None:
         self.location = generator.location
         self.signature = signature
         self.num_elements = 0
-        self.failure: Exception | None = None
-        self.iterator: Iterator[Any] = iter(self._checked(generator.function, args))
+        self.iterator = self._checked(generator.function, args)
 
-    def __call__(self, num_rows: int) -> Block | Bundle:
-        """The next elements, at most so many; none at the end."""
-        first = self.num_elements
-        items: list[tuple[Any, ...]] = []
-        if self.failure is not None:
-            raise self.failure
-        try:
-            while len(items) < num_rows:
-                items.append(next(self.iterator))
-                self.num_elements += 1
-        except StopIteration:
-            pass
-        except Exception as error:
-            # What came before it is good, and handed out first.
-            self.failure = error
-            if not items:
-                raise
+    def __next__(self) -> Leaves:
+        """Return the leaves of the next element."""
+        leaves = next(self.iterator)
+        self.num_elements += 1
+        return leaves
+
+    def close(self) -> None:
+        """Close the generator."""
+        self.iterator.close()
+
+    def rows(self, items: Sequence[Leaves], first: int) -> Block | Bundle:
+        """Return elements as rows; ``first`` is the number of the first of them."""
         label = f"from_generator elements {first} on"
         return from_items(self.signature.structure, items, label, Origin(label))
 
-    def _checked(self, generator: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    def _checked(self, generator: Callable[..., Any], args: tuple[Any, ...]) -> Generator[Leaves, None, None]:
         try:
             made = generator(*args)
         except Exception as error:

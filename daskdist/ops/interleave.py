@@ -25,8 +25,9 @@ from daskdist.core.primitive import (
 from daskdist.core.selection import Run, RunQueue, concat
 from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
-# Elements worth handing on together.
+# Elements worth handing on together, and datasets worth opening for them.
 _ENOUGH = 1024
+_MANY_OPENED = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +118,16 @@ class InterleaveCursor:
     is_input_over: bool = False
     # Datasets that are next: their elements, or what makes them.
     ready: deque[Any] = field(default_factory=deque)
+    num_opened: int = 0
 
     def pull(self) -> Run:
         runs: list[Run] = []
         num_elements = 0
-        while num_elements < _ENOUGH:
+        opened_before = self.num_opened
+        while num_elements < _ENOUGH and (not runs or self.num_opened - opened_before < _MANY_OPENED):
             try:
-                run = self._rounds() or self._turn()
+                with self.context.waiting(not runs):
+                    run = self._rounds() or self._turn()
             except (Exhausted, NotReady):
                 if not runs:
                     raise
@@ -174,6 +178,7 @@ class InterleaveCursor:
             self.slots[self.position] = Slot(queue)
         else:
             # As in a computation, which knows nothing of passes: the same datasets in each.
+            self.num_opened += 1
             self.slots[self.position] = Slot(RunQueue(), self.context.open(found)((0,)))
 
     def _pull_ready(self) -> None:
@@ -191,7 +196,12 @@ class InterleaveCursor:
             return None
         if len(slots) < len(self.slots) and not self.is_input_over:
             return None
-        if not all(slot.fill(length) for slot in slots):
+        try:
+            # A turn waits for its own dataset only.
+            with self.context.waiting(False):
+                if not all(slot.fill(length) for slot in slots):
+                    return None
+        except NotReady:
             return None
         num_rounds = min(len(slot.queue) // length for slot in slots)
         if num_rounds == 1:

@@ -12,7 +12,7 @@ from daskdist.core.buffer import BatchBuffer, Draws, RowBuffer, buffer_of
 from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.permuted import shuffled
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
 from daskdist.core.seed import generator
 from daskdist.core.selection import Run, RunQueue
 
@@ -103,7 +103,11 @@ class ShuffleCursor:
             # One more than the buffer holds, to see what an element takes; then as many as are drawn at a time.
             self.waiting.fill(self.source.pull, 1 if self.buffer is not None else self.buffer_size + 1)
             num_draws = self._num_draws(self.waiting.runs[0].element_bytes)
-            self.waiting.fill(self.source.pull, num_draws)
+            with self.context.waiting(False):
+                self.waiting.fill(self.source.pull, num_draws)
+        except NotReady:
+            if len(self.waiting) < (1 if self.buffer is not None else self.buffer_size + 1):
+                raise
         except Exhausted:
             if self.buffer is None and not self.waiting:
                 raise

@@ -1,0 +1,199 @@
+"""Elements of a generator, pulled by a thread of their own, so that nobody waits for more of them than are needed."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from daskdist.core.block import Rows
+from daskdist.core.primitive import Elements, Exhausted, NotReady
+from daskdist.core.structure import Leaves
+
+# Elements that the generator has given are handed on after so long, though more of them were asked for.
+PATIENCE_S: Final = 0.01
+# The most elements to take at a time, and to pull ahead of use, whatever their size.
+MOST_ROWS: Final = 16_384
+# Seconds to wait for a thread that is told to end. One that is inside the generator ends when that gives an element.
+_END_S: Final = 1.0
+
+
+class _Buffer:
+    """Elements between the thread that pulls them and the consumer, which alone takes them.
+
+    The thread holds this and nothing else, so that the reader can be let go of while it runs.
+    """
+
+    def __init__(self, start: Callable[[], Elements], limit_bytes: int) -> None:
+        self.start = start
+        self.elements: Elements | None = None
+        self.items: deque[Leaves] = deque()
+        self.limit_bytes = limit_bytes
+        self.changed = threading.Condition()
+        # Elements that may be pulled in all, and those that were; the same for bytes pulled and taken.
+        self.num_allowed = self.num_pulled = 0
+        self.pulled_bytes = self.taken_bytes = 0
+        # The consumer waits until there are so many; 0 where it does not wait.
+        self.num_wanted = 0
+        self.failure: BaseException | None = None
+        self.is_over = self.is_stopped = self.is_waiting = False
+
+    def run(self) -> None:
+        """Pull elements while they are wanted."""
+        elements = None
+        try:
+            elements = self.elements = self.start()
+            while self._may_pull():
+                item = next(elements)
+                self.pulled_bytes += _size(item)
+                self.items.append(item)
+                self.num_pulled += 1
+                if 0 < self.num_wanted <= len(self.items):
+                    with self.changed:
+                        self.changed.notify_all()
+        except StopIteration:
+            pass
+        except BaseException as error:
+            self.failure = error
+        if elements is not None:
+            with suppress(Exception):
+                elements.close()
+        with self.changed:
+            self.is_over = True
+            self.changed.notify_all()
+
+    def _may_pull(self) -> bool:
+        if self.num_pulled < self.num_allowed and self.has_room() and not self.is_stopped:
+            return True
+        with self.changed:
+            self.is_waiting = True
+            # The consumer waits for more than fits: it takes what there is.
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.is_stopped or (self.num_pulled < self.num_allowed and self.has_room()))
+            self.is_waiting = False
+        return not self.is_stopped
+
+    def has_room(self) -> bool:
+        """Return whether one more element may be held."""
+        return not self.items or self.pulled_bytes - self.taken_bytes < self.limit_bytes
+
+
+class ElementReader:
+    """Pulls elements ahead of use: as many as were taken the last time, and at most some bytes.
+
+    Parameters
+    ----------
+    start
+        Starts the elements; called in the thread that pulls them.
+    limit_bytes
+        The most bytes to hold. One element is held whatever it takes.
+    is_ahead
+        Whether elements are pulled while nobody waits for them.
+    """
+
+    def __init__(self, start: Callable[[], Elements], limit_bytes: int, *, is_ahead: bool) -> None:
+        self._buffer = buffer = _Buffer(start, limit_bytes)
+        self._is_ahead = is_ahead
+        self._num_taken = 0
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(buffer.run,), name="daskdist-generator", daemon=True)
+        thread.start()
+        self.close = weakref.finalize(self, _stop, buffer, thread)
+
+    def take(self, num_rows: int, *, wait: bool) -> Rows:
+        """Return the next elements: ``num_rows``, or fewer where the generator is slow or at its end.
+
+        Rows of no elements only tell what was left out at the end.
+
+        Parameters
+        ----------
+        num_rows
+            The most elements to take.
+        wait
+            Whether to wait: for the first element for as long as that takes, and a short while for the rest.
+
+        Raises
+        ------
+        Exhausted
+            There are no more.
+        NotReady
+            Not to wait, and not all are there yet.
+        """
+        self._allow(num_rows)
+        if wait:
+            self._wait(num_rows)
+        elif not self._has_enough(num_rows):
+            raise NotReady
+        return self._taken(num_rows)
+
+    def take_exactly(self, num_rows: int) -> Rows:
+        """Return the next ``num_rows`` elements, however long they take; fewer at the end."""
+        buffer = self._buffer
+        while True:
+            self._allow(num_rows)
+            self._wait(num_rows)
+            if len(buffer.items) >= num_rows or buffer.is_over:
+                return self._taken(num_rows)
+            if not buffer.has_room():
+                # These elements were taken together before: they are to be so again, whatever room they need.
+                buffer.limit_bytes *= 2
+
+    def _allow(self, num_more: int) -> None:
+        buffer = self._buffer
+        with buffer.changed:
+            buffer.num_allowed = max(buffer.num_allowed, self._num_taken + num_more)
+            buffer.changed.notify_all()
+
+    def _has_enough(self, num_rows: int) -> bool:
+        buffer = self._buffer
+        return len(buffer.items) >= num_rows or buffer.is_over or not buffer.has_room()
+
+    def _wait(self, num_rows: int) -> None:
+        buffer = self._buffer
+        with buffer.changed:
+            for num_wanted, timeout_s in ((num_rows, PATIENCE_S), (1, None)):
+                buffer.num_wanted = num_wanted
+                if buffer.changed.wait_for(lambda number=num_wanted: self._has_enough(number), timeout_s):  # type: ignore[misc]
+                    break
+            buffer.num_wanted = 0
+
+    def _taken(self, num_rows: int) -> Rows:
+        buffer = self._buffer
+        items = [buffer.items.popleft() for _ in range(min(num_rows, len(buffer.items)))]
+        if not items and buffer.failure is not None:
+            failure, buffer.failure = buffer.failure, None
+            raise failure
+        if buffer.elements is None:
+            raise Exhausted
+        if not items:
+            rows = buffer.elements.rows(items, self._num_taken)
+            if not rows.skipped:
+                raise Exhausted
+            return rows
+        buffer.taken_bytes += sum(map(_size, items))
+        first, self._num_taken = self._num_taken, self._num_taken + len(items)
+        if self._is_ahead:
+            self._allow(min(num_rows, MOST_ROWS))
+        return buffer.elements.rows(items, first)
+
+
+def _size(leaves: Leaves) -> int:
+    return sum([getattr(leaf, "nbytes", 0) for leaf in leaves])
+
+
+def _stop(buffer: _Buffer, thread: threading.Thread) -> None:
+    buffer.is_stopped = True
+    if thread is threading.current_thread():
+        return
+    # The lock may be held by this very thread, where the garbage collector has come in between.
+    if buffer.changed.acquire(timeout=_END_S):
+        try:
+            buffer.changed.notify_all()
+            is_waiting = buffer.is_waiting
+        finally:
+            buffer.changed.release()
+        thread.join(_END_S if is_waiting else 0.01)

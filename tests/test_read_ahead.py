@@ -1,0 +1,266 @@
+"""What a source or a function does ahead of need is bounded: in rows, bytes, time and tasks."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from conftest import mirrored, threads_of_passes
+
+import daskdist
+from daskdist import Dataset, Options, TensorSpec
+from daskdist.core.function import UserFunction
+from daskdist.core.primitive import Exhausted, NotReady
+from daskdist.execute.stream.element_reader import ElementReader
+from daskdist.ops.from_generator import Generated
+
+NUMBER = TensorSpec((), np.int64)
+
+
+class Gated:
+    """A generator of numbers that stops before one until it is let go on, and says how far it was pulled."""
+
+    def __init__(self, stop_before=None, end=None):
+        self.stop_before, self.end = stop_before, end
+        self.gate = threading.Event()
+        self.num_pulled = 0
+
+    def __call__(self):
+        for number in itertools.count():
+            if number == self.end:
+                return
+            if number == self.stop_before:
+                self.gate.wait(60)
+            self.num_pulled = number + 1
+            yield np.int64(number)
+
+    def dataset(self):
+        return Dataset.from_generator(self, output_signature=NUMBER)
+
+
+def lists(value):
+    """The rows of a step, those of all replicas together."""
+    parts = value.values if isinstance(value, daskdist.PerReplica) else (value,)
+    return np.concatenate([np.asarray(part) for part in parts]).tolist()
+
+
+PLACES = {
+    "plain": lambda ds: ds,
+    "threads": lambda ds: ds.with_options(Options(num_threads=2)),
+    "one replica": lambda ds: mirrored(1).distribute_dataset(ds),
+    "two replicas": lambda ds: mirrored(2).distribute_dataset(ds),
+}
+AFTER = {
+    "batch": lambda ds: ds.batch(2),
+    "map": lambda ds: ds.map(lambda x: x, vectorized=False).batch(2),
+    "map of batches": lambda ds: ds.batch(2).map(lambda x: x),
+    "filter": lambda ds: ds.filter(lambda x: x >= 0).batch(2),
+    "scan": lambda ds: ds.scan(np.int64(0), lambda state, x: (state, x)).batch(2),
+    "zip": lambda ds: Dataset.zip(ds, Dataset.range(100)).map(lambda x, y: x).batch(2),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("after", AFTER)
+def test_batches_wait_for_their_own_rows_only(where, after):
+    source = Gated(stop_before=4)
+    it = iter(PLACES[where](AFTER[after](source.dataset())))
+    try:
+        assert [lists(next(it)) for _ in range(2)] == [[0, 1], [2, 3]]
+    finally:
+        source.gate.set()
+    assert lists(next(it)) == [4, 5]
+    it.close()
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_generator_is_pulled_little_ahead_at_first(where):
+    source = Gated()
+    it = iter(PLACES[where](source.dataset().batch(2)))
+    for number in range(6):
+        next(it)
+        assert source.num_pulled <= 16 * 2 * (number + 1)
+    it.close()
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_generator_inside_flat_map_is_pulled_little_ahead(where):
+    source = Gated(stop_before=4)
+    it = iter(PLACES[where](Dataset.range(3).flat_map(lambda _: source.dataset()).batch(2)))
+    try:
+        assert [lists(next(it)) for _ in range(2)] == [[0, 1], [2, 3]]
+    finally:
+        source.gate.set()
+    it.close()
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_the_budget_bounds_what_is_pulled(where):
+    taken, most = [0], [0]
+
+    def rows():
+        for number in range(400):
+            most[0] = max(most[0], number - taken[0])
+            yield np.full(1000, number)
+
+    spec = TensorSpec((1000,), np.int64)
+    ds = Dataset.from_generator(rows, output_signature=spec).batch(1).with_options(Options(memory_budget_bytes=100_000))
+    it = iter(PLACES[where](ds))
+    for _ in it:
+        taken[0] += 1
+    assert taken[0] == 400
+    # 8 kB a row: those under way, one more of each kind, and the one that is being made.
+    assert most[0] <= 100_000 // 8000 + 8
+
+
+def test_a_generator_that_is_slow_in_another_thread_is_left_at_once():
+    source = Gated(stop_before=1)
+    it = iter(source.dataset())
+    next(it)
+    assert threads_of_passes()
+    del it
+    source.gate.set()
+    gc.collect()
+    for thread in threads_of_passes():
+        thread.join(10)
+    assert not threads_of_passes()
+
+
+def test_a_generator_runs_in_one_thread_and_is_closed_there():
+    threads, closed = set(), threading.Event()
+
+    def rows():
+        try:
+            for number in range(1000):
+                threads.add(threading.get_ident())
+                yield np.int64(number)
+        finally:
+            threads.add(threading.get_ident())
+            closed.set()
+
+    it = iter(Dataset.from_generator(rows, output_signature=NUMBER).batch(10))
+    next(it)
+    it.close()
+    del it
+    gc.collect()
+    assert closed.wait(10)
+    assert len(threads) == 1
+
+
+def test_a_position_is_behind_what_was_handed_out_only():
+    source = Gated(end=50)
+    ds = source.dataset().shuffle(7, seed=3, reshuffle_each_iteration=False).batch(3)
+    whole = [batch.tolist() for batch in ds]
+    for number in (0, 1, 4, len(whole)):
+        it = iter(ds)
+        assert [next(it).tolist() for _ in range(number)] == whole[:number]
+        state = it.state_dict()
+        it.close()
+        again = iter(ds)
+        again.load_state_dict(state)
+        assert [batch.tolist() for batch in again] == whole[number:]
+
+
+# --- the reader itself ---
+
+
+def reader_of(generator, limit_bytes=2**20, *, is_ahead=False):
+    spec = Dataset.from_generator(generator, output_signature=NUMBER).element_spec
+    node = Dataset.from_generator(generator, output_signature=NUMBER).node
+    assert spec == NUMBER
+    return ElementReader(
+        lambda: Generated(UserFunction(generator, "from_generator"), (), node.spec), limit_bytes, is_ahead=is_ahead
+    )
+
+
+def values(rows):
+    return [int(value) for value in rows.elements()]
+
+
+def test_a_reader_gives_what_is_there_where_more_is_slow():
+    source = Gated(stop_before=3)
+    reader = reader_of(source)
+    assert values(reader.take(8, wait=True)) == [0, 1, 2]
+    with pytest.raises(NotReady):
+        reader.take(1, wait=False)
+    source.gate.set()
+    assert values(reader.take_exactly(5)) == [3, 4, 5, 6, 7]
+    assert source.num_pulled == 8
+    reader.close()
+
+
+def test_a_reader_holds_so_many_bytes():
+    source = Gated(end=100)
+    reader = reader_of(source, 80)
+    assert values(reader.take(50, wait=True)) == list(range(10))
+    assert values(reader.take_exactly(30)) == list(range(10, 40))
+    reader.close()
+
+
+def test_a_reader_tells_the_end_and_what_failed():
+    def fails():
+        yield np.int64(7)
+        raise KeyError("of the generator's")
+
+    reader = reader_of(fails)
+    assert values(reader.take(5, wait=True)) == [7]
+    with pytest.raises(daskdist.errors.UserFunctionError, match="of the generator's"):
+        reader.take(5, wait=True)
+    with pytest.raises(Exhausted):
+        reader.take(5, wait=True)
+
+
+# --- datasets of few elements ---
+
+
+@pytest.mark.parametrize("function", [Dataset.range, lambda x: Gated(end=int(x) % 3).dataset()])
+@pytest.mark.parametrize("how", ["flat_map", "interleave"])
+def test_datasets_inside_are_made_little_ahead(function, how):
+    made = []
+
+    def inner(x):
+        made.append(int(x))
+        return function(x)
+
+    it = iter(getattr(Dataset.counter(1), how)(inner).batch(2))
+    for number in range(40):
+        next(it)
+        assert len(made) <= 200 + 4 * number
+    it.close()
+
+
+# --- on a cluster ---
+
+
+@pytest.mark.cluster
+def test_batches_on_a_cluster_wait_for_their_own_rows_only(on_cluster):
+    source = Gated(stop_before=4)
+    it = iter(on_cluster.distribute_dataset(source.dataset().batch(2)))
+    try:
+        assert [lists(on_cluster.gather(next(it), axis=0)) for _ in range(2)] == [[0, 1], [2, 3]]
+    finally:
+        source.gate.set()
+    it.close()
+
+
+@pytest.mark.cluster
+def test_a_generator_on_a_cluster_is_pulled_little_ahead(on_cluster):
+    source = Gated()
+    it = iter(on_cluster.distribute_dataset(source.dataset().batch(2)))
+    for number in range(4):
+        next(it)
+        assert source.num_pulled <= 16 * 2 * (number + 1)
+    it.close()
+
+
+@pytest.mark.cluster
+def test_a_small_dataset_repeated_makes_few_tasks(on_cluster):
+    it = iter(on_cluster.distribute_dataset(Dataset.from_tensor_slices([1, 2, 3, 4]).repeat().batch(4)))
+    for _ in range(8):
+        next(it)
+    num_tasks = len({future.key for future in it._caller.futures})
+    it.close()
+    assert num_tasks <= 150
