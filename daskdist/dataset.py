@@ -113,8 +113,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     Notes
     -----
     Iterating twice gives the same elements, in the same order unless ``shuffle`` reshuffles: each new iteration over
-    anything made of a shuffled dataset, distributed or not, has its next order, and so has each writing of it. With a
-    seed the orders are the same ones in every program. A Dask graph is a value: it always has the first order.
+    anything made of a shuffled dataset, distributed or not, has its next order, and so has each writing of it. Within
+    one iteration it has one order, also where it is used twice, as in ``zip(ds.map(f), ds.map(g))``. With a seed the
+    orders are the same ones in every program. A Dask graph is a value: it always has the first order.
 
     Arrays handed out are read-only views wherever that saves a copy; ``Options(writable=True)`` has these copied.
     """

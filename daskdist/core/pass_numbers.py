@@ -26,12 +26,11 @@ class PassCounter:
         self._next = 0
         self._lock = Lock()
 
-    def draw(self, count: int = 1) -> int:
-        """Return the first of the next ``count`` numbers, and take them all."""
+    def draw(self) -> int:
+        """Return the number of a new iteration."""
         with self._lock:
-            first = self._next
-            self._next += count
-            return first
+            self._next += 1
+            return self._next - 1
 
     def skip_to(self, number: int) -> None:
         """Give no number below this one any more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -36,23 +35,16 @@ def numbered(node: Node) -> Node:
 def begin_pass(*nodes: Node) -> list[Epoch]:
     """Draw the pass numbers of one iteration over some pipelines, and return the epoch of each.
 
-    Where an operation is in a pipeline twice, as in ``zip(ds, ds)``, each use has a number of its own, the first use
-    the lower one. Pipelines that share operations, as the shares of workers do, have the same numbers.
+    An operation has one number in an iteration, wherever it is used: in two places of a pipeline, as in
+    ``zip(ds.map(f), ds.map(g))``, which so gives both of the same elements; and in the shares of several workers.
     """
-    counters = [[each.passes.counter for each in counting(node)] for node in nodes]
-    uses: Counter[PassCounter] = Counter()
-    for found in counters:
-        uses |= Counter(found)
-    first = {counter: counter.draw(count) for counter, count in uses.items()}
-    epochs: list[Epoch] = []
-    for found in counters:
-        seen: Counter[PassCounter] = Counter()
-        numbers = []
-        for counter in found:
-            numbers.append(first[counter] + seen[counter])
-            seen[counter] += 1
-        epochs.append((tuple(numbers),))
-    return epochs
+    numbers: dict[PassCounter, int] = {}
+    for node in nodes:
+        for each in counting(node):
+            counter = each.passes.counter
+            if counter not in numbers:
+                numbers[counter] = counter.draw()
+    return [(tuple(numbers[each.passes.counter] for each in counting(node)),) for node in nodes]
 
 
 def note_pass(node: Node, epoch: Epoch) -> None:
