@@ -268,7 +268,7 @@ def test_partitions_and_columns(tmp_path):
     assert [(int(n), int(day)) for n, day in ds] == [(10, 1), (11, 1), (20, 2), (21, 2)]
     assert list(read_arrow(tmp_path, "s", missing={"s": "-"})) == ["a", "-"] * 2
     assert list(read_arrow(tmp_path, partitioned=False, missing={"s": ""}).element_spec) == ["n", "s"]
-    with pytest.raises(errors.FileError, match=r"record batch 0: column 's'.*1 nulls, the first in row 1"):
+    with pytest.raises(errors.FileError, match=r"record batch 0: column 's'.*1 null, the first in row 1"):
         list(read_arrow(tmp_path))
     with pytest.raises(errors.ArgumentError, match="no column 'z'"):
         read_arrow(tmp_path, "z")

@@ -20,6 +20,7 @@ import dask
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import daskdist
 from daskdist import Dataset, errors, read_files, read_parquet, read_text
@@ -101,6 +102,40 @@ def test_what_spark_leaves_beside_its_files_is_not_read(tmp_path, name):
         assert len(daskdist.read_parquet(place)) == len(daskdist.read_files(place)) == 3
     with pytest.raises(errors.FileError, match=r"has none whose name ends in .*begins with '_' or '.*is skipped"):
         daskdist.read_csv(tmp_path)
+
+
+class NoCredentialsError(Exception):
+    """As botocore's, of which no class of Python's is a base."""
+
+    __module__ = "botocore.exceptions"
+
+
+class EndpointConnectionError(NoCredentialsError):
+    __module__ = "botocore.exceptions"
+
+
+class Locked(MemoryFileSystem):
+    """A file system that fails as its library does: when files are listed, or of some names only when they are read."""
+
+    protocol = "locked"
+    store, pseudo_dirs = {}, [""]
+
+    def info(self, path, **options):
+        if "late" in path:
+            return {"name": self._strip_protocol(path), "size": 5, "type": "file"}
+        raise (PermissionError("Forbidden") if "no-entry" in path else NoCredentialsError("Unable to locate"))
+
+    def open(self, path, mode="rb", **options):
+        raise EndpointConnectionError("Could not connect")
+
+
+def test_errors_of_libraries_of_remote_files_say_what_to_set():
+    fsspec.register_implementation("locked", Locked, clobber=True)
+    for path in ("locked://a.txt", "locked://no-entry.txt"):
+        with pytest.raises(errors.FileError, match=rf"{path}.*(locate|Forbidden); give credentials by storage_options"):
+            read_text(path)
+    with pytest.raises(errors.FileError, match=r"locked://late.txt.*: Could not connect; see that .* the endpoint"):
+        list(read_text("locked://late.txt"))
 
 
 def test_files_in_an_archive(tmp_path):

@@ -400,3 +400,25 @@ def test_lists_of_one_length_batch(write):
     path = write(lines([{"v": [0] * k} for k in range(3)]))
     with pytest.raises(errors.StackError, match=r"int64\[0\], int64\[1\], int64\[2\]"):
         list(read_json(path, "v").batch(3))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "it is empty"),
+        ("\n \n", "it is empty"),
+        ("<html>\n<body>403", "begins with b'<html>', as HTML and XML do"),
+        ("a,b\n1,2\n", "begins with b'a,b', as delimited text does, which read_csv reads"),
+        ("{'a': 1}\n{'a': 2}\n", "as Python shows a dict, .* double quotes"),
+        ("[1, 2]", "which is JSON, and no object"),
+        ("null\nnull\n", "which is JSON, and no object"),
+        ("{}\n", "which is JSON, and without fields"),
+        ("hello\n", "begins with b'hello', which is not JSON"),
+        ('{"a": 1,}\n', "which is not JSON"),
+        ("PAR1\x15\x04", "begins with b'PAR1.*', as files of another format"),
+    ],
+)
+def test_a_file_that_is_not_json_is_said_to_look_like_what_it_is(tmp_path, content, told):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(errors.FileError, match=rf"a\.json: there is no object with fields.*: .*{told}.*dtypes="):
+        read_json(tmp_path / "a.json")

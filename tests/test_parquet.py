@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from daskdist import Dataset, errors, read_parquet, read_text
+from daskdist import Dataset, Options, errors, read_parquet, read_text
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
@@ -468,7 +468,7 @@ def test_what_stands_for_a_null(tmp_path):
     )
     path = str(tmp_path / "nulls.parquet")
     pq.write_table(table, path)
-    with pytest.raises(errors.FileError, match=r"column 'n' of type int64 has 1 nulls, the first in row 1.*missing="):
+    with pytest.raises(errors.FileError, match=r"column 'n' of type int64 has 1 null, the first in row 1.*missing="):
         list(read_parquet(path, "n"))
     assert [int(x) for x in read_parquet(path, "n", missing={"n": -1})] == [1, -1, 3]
     floats = read_parquet(path, "n", missing={"n": np.nan})
@@ -479,7 +479,7 @@ def test_what_stands_for_a_null(tmp_path):
     np.testing.assert_array_equal(rows_of(read_parquet(path, "f", missing={"f": -1.0})), [1.5, -1, 2])
     with pytest.raises(errors.ArgumentError, match="missing: no column 'm'; there are 'n', 's', 'l', 'f'"):
         read_parquet(path, missing={"m": 0})
-    for column, value in [("n", "x"), ("n", None), ("n", [1]), ("s", 5), ("l", [1]), ("l", 0), ("f", "x")]:
+    for column, value in [("n", "x"), ("n", None), ("n", [1]), ("s", 5), ("l", [1]), ("l", "x"), ("f", "x")]:
         with pytest.raises(errors.ArgumentError, match=r"missing: .*stand for a"):
             read_parquet(path, missing={column: value})
 
@@ -620,3 +620,69 @@ def test_thousands_of_columns_take_no_longer_each(tmp_path):
     assert form.read(split).item(1)[0] == 0
     # It was a second where the names of all columns were listed for each of them.
     assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize("shape", ["plain", "lists", "structs"])
+def test_text_that_is_not_utf8_is_an_error_of_its_row_alone(tmp_path, shape):
+    values = pa.array([b"a", b"\xff", b"c" * 70, b"d\xc3", b""], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 5, values.buffers())
+    made = {
+        "plain": lambda: text,
+        "lists": lambda: pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4, 5], pa.int32()), text),
+        "structs": lambda: pa.StructArray.from_arrays([text], ["t"]),
+    }[shape]()
+    pq.write_table(pa.table({"s": made, "n": range(5)}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"s": made.slice(2, 1), "n": [5]}), tmp_path / "b.parquet")
+    ds = read_parquet(tmp_path)
+    with pytest.raises(errors.FileError, match=r"a\.parquet row group 0: column 's': row 1 of it, .* is not UTF-8"):
+        list(ds)
+    iterator = iter(ds.with_options(Options(on_error="skip")))
+    assert [int(row["n"]) for row in iterator] == [0, 2, 4, 5]
+    assert iterator.stats()["skipped_by_file"] == {str(tmp_path / "a.parquet"): 2}
+    assert [int(n) for n in read_parquet(tmp_path, "n")] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_row_group_is_left_out_where_arrow_does_not_tell_which_text_is_none(tmp_path):
+    text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers())
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), text)
+    pq.write_table(pa.table({"s": column}), tmp_path / "a.parquet")
+    ds = read_parquet([tmp_path / "a.parquet"], "s")
+    with pytest.raises(errors.FileError, match=r"a\.parquet row group 0: .*UTF8"):
+        list(ds)
+    assert list(ds.with_options(Options(on_error="skip"))) == []
+
+
+def test_rows_with_a_null_are_left_out_one_by_one(tmp_path):
+    pq.write_table(pa.table({"n": [0, None, 2, None]}), tmp_path / "a.parquet")
+    ds = read_parquet(tmp_path, "n").with_options(Options(on_error="skip"))
+    assert [int(n) for n in ds] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "missing", "expected"),
+    [
+        ([[1], [2, None, 4]], -1, [[1], [2, -1, 4]]),
+        ([[1], [2, None, 4]], float("nan"), [[1], [2, float("nan"), 4]]),
+        ([[1.5], [None]], None, [[1.5], [float("nan")]]),
+        ([["a"], ["b", None]], "", [["a"], ["b", ""]]),
+        ([[True], [None]], False, [[True], [False]]),
+        ([[1], None], [], [[1], []]),
+    ],
+)
+def test_nulls_within_lists(tmp_path, values, missing, expected):
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
+    found = read_parquet(tmp_path, "x", missing=None if missing is None else {"x": missing})
+    np.testing.assert_equal([each.tolist() for each in found], expected)
+    assert all(found.element_spec.is_compatible_with(each) for each in found)
+
+
+def test_nulls_within_lists_that_nothing_stands_for(tmp_path):
+    pq.write_table(pa.table({"x": [[1], [2, None, 4]], "y": [[1], None]}), tmp_path / "a.parquet")
+    with pytest.raises(errors.FileError, match=r"column 'x': the list in row 1 of it has a null, and int64 .*missing="):
+        list(read_parquet(tmp_path, "x"))
+    with pytest.raises(
+        errors.FileError, match=r"column 'y' of type .* has 1 null, .* row 1, .*missing=\{column: \[\]\}"
+    ):
+        list(read_parquet(tmp_path, "y", missing={"y": -1}))
+    with pytest.raises(errors.ArgumentError, match=r"missing: 'a' cannot stand for a null of .*column 'x'"):
+        read_parquet(tmp_path, "x", missing={"x": "a"})

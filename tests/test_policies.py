@@ -161,7 +161,7 @@ SHAPES = {
         "FILE",
         "5 files that flat_map reads",
     ),
-    "names-few": (lambda f: Dataset.from_list(f[:1]).flat_map(read), "DATA", "flat_map reads 1 files for"),
+    "names-few": (lambda f: Dataset.from_list(f[:1]).flat_map(read), "DATA", "flat_map reads 1 file for"),
     "names-generated": (
         lambda f: Dataset.from_generator(lambda: iter(range(5)), TensorSpec((), "int64")).flat_map(
             lambda k: read(f[int(k)])

@@ -291,7 +291,7 @@ def test_bytes(tmp_path):
 
 def test_nulls_need_something_that_stands_for_them(tmp_path):
     path = table(tmp_path, "INTEGER", [7, None])
-    with pytest.raises(errors.FileError, match=r"table 't', rowid.*column 'i' of type int64 has 1 nulls.*missing="):
+    with pytest.raises(errors.FileError, match=r"table 't', rowid.*column 'i' of type int64 has 1 null.*missing="):
         list(read_sql("t", path))
     assert given(read_sql("t", path, missing={"i": -1}), "i") == [7, -1]
     ds = read_sql("t", path, missing={"i": np.nan})

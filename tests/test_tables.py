@@ -140,7 +140,7 @@ def test_nulls(array, missing, expected):
     same(read(table.slice(1), given), expected[1:])
     # Where nothing says what stands for them, only floats and times have something that does.
     if expected.dtype.kind not in "fmM" or (missing is not None and pa.types.is_integer(array.type)):
-        with pytest.raises(errors.FileError, match=r"part: column 'c' of type .* nulls, the first in row 1"):
+        with pytest.raises(errors.FileError, match=r"part: column 'c' of type .* 1 null, the first in row 1"):
             read(table)
 
 

@@ -132,8 +132,18 @@ class Storage:
                 names = [name for name in names if name.endswith(suffixes) and not is_hidden(os.path.basename(name))]
             else:
                 names = [inner] if fs.exists(inner) else []
-        except (OSError, ValueError) as error:
-            raise FileError(f"{path!r} cannot be looked up: {error}") from error
+                if not names:
+                    # Some say that there is nothing where they may not look.
+                    fs.info(inner)
+        except FileNotFoundError:
+            return Listing([], [])
+        except PermissionError as error:
+            raise FileError(f"{path!r} cannot be looked up: {error}; {_CREDENTIALS}") from error
+        except Exception as error:
+            advice = _advice(error)
+            if advice is None and not isinstance(error, (OSError, ValueError)):
+                raise
+            raise FileError(f"{path!r} cannot be looked up: {error}{advice or ''}") from error
 
         def urls(found: Sequence[str]) -> list[str]:
             return sorted(fs.unstrip_protocol(name) + chained + outer for name in found)
@@ -378,9 +388,46 @@ def failures(
             f"{label}: not found: gone since it was listed, or on a disk that this machine does not see"
         ) from error
     except PermissionError as error:
-        raise FileError(f"{label}: may not be read: {error}") from error
-    except kinds as error:
-        raise FileError(f"{label}: {what}: {error or type(error).__name__}") from error
+        remote = f"; {_CREDENTIALS}" if is_remote(label) else ""
+        raise FileError(f"{label}: may not be read: {error}{remote}") from error
+    except Exception as error:
+        advice = _advice(error)
+        if advice is None and not isinstance(error, kinds):
+            raise
+        raise FileError(f"{label}: {what}: {error or type(error).__name__}{advice or ''}") from error
+
+
+# Whose errors are of no class that Python has, at the bottom of file systems.
+_REMOTE_LIBRARIES: Final = {
+    "botocore",
+    "aiobotocore",
+    "boto3",
+    "google",
+    "gcsfs",
+    "azure",
+    "adlfs",
+    "aiohttp",
+    "paramiko",
+}
+_CREDENTIALS: Final = (
+    "give credentials by storage_options, such as {'key': ..., 'secret': ...} for s3://, or by the environment, or "
+    "{'anon': True} for public data"
+)
+
+
+def _advice(error: Exception) -> str | None:
+    """Return what to do about an error of a library of remote file systems; None for any other error."""
+    if type(error).__module__.partition(".")[0] not in _REMOTE_LIBRARIES:
+        return None
+    name = type(error).__name__
+    if any(word in name for word in ("Credential", "Token", "Auth", "Profile")):
+        return f"; {_CREDENTIALS}"
+    if any(word in name for word in ("Endpoint", "Connect", "Timeout", "Region", "Bucket")):
+        return (
+            "; see that the name and the endpoint are right and can be reached: storage_options={'endpoint_url': ...} "
+            "for s3://"
+        )
+    return "; see what storage_options the file system takes"
 
 
 # Remote files that are looked up at the same time.

@@ -18,8 +18,9 @@ nothing but nulls               float64, NaN
 ==============================  ===============================================================
 
 A null is NaN in a float column and NaT in a time column. In any other it is an error that names the column, unless
-``missing`` says what stands for it there; NaN for a column of integers makes that float64. A null list with ``[]``
-for it is one without values. Of a null struct all fields are null, and what stands for them is a dict by field.
+``missing`` says what stands for it there; NaN for a column of integers makes that float64. Of a column of lists it
+stands for a null within them, but ``[]`` for a null in the place of a list. Of a null struct all fields are null, and
+what stands for them is a dict by field.
 """
 
 from __future__ import annotations
@@ -150,6 +151,9 @@ def _try_out(missing: Any, kind: Any, where: str) -> None:
     # See whether something can stand for a null, by having it stand for one.
     import pyarrow as pa
 
+    if (_is_list(kind) or pa.types.is_fixed_size_list(kind)) and not isinstance(missing, (list, tuple)):
+        _try_out(missing, kind.value_type, where)
+        return
     try:
         leaves_of(pa.nulls(1, kind), where, missing)
     except FileError:
@@ -188,20 +192,20 @@ def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
             raise FileError(f"{where} holds structs of {what}; leave it out")
         return ElementSpec.nest(Structure.of(dict.fromkeys(fields, 0))[1], [fields[name] for name in sorted(fields)])
     if types.is_fixed_size_list(kind):
-        inner = _array_spec(kind, where)
+        inner = _array_spec(kind, where, missing)
         return ElementSpec(LONE, (TensorSpec((kind.list_size, *inner.shape), inner.dtype),))
     if _is_list(kind):
-        inner = _array_spec(kind, where)
+        inner = _array_spec(kind, where, missing)
         if None in inner.shape:
             return ElementSpec(LONE, (RaggedTensorSpec((None, *inner.shape), inner.dtype),))
         return ElementSpec(LONE, (TensorSpec((None, *inner.shape), inner.dtype),))
     return ElementSpec(LONE, (TensorSpec((), _dtype(kind, where, missing)),))
 
 
-def _array_spec(kind: Any, where: str) -> TensorSpec:
+def _array_spec(kind: Any, where: str, missing: Any) -> TensorSpec:
     import pyarrow as pa
 
-    inner = spec_of(kind.value_type, where)
+    inner = spec_of(kind.value_type, where, _within(missing))
     if inner.structure != LONE:
         raise FileError(f"{where} holds lists of structs, which make no array; leave it out")
     if None in inner.leaves[0].shape and pa.types.is_fixed_size_list(kind):
@@ -350,7 +354,7 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
         ]
     if types.is_fixed_size_list(kind):
         _refuse_nulls(array, where)
-        inner = _lone(array.flatten(), where)
+        inner = _lone(array.flatten(), where, _within(missing))
         return [inner.reshape(len(array), kind.list_size, *inner.shape[1:])]
     if _is_list(kind):
         return [_ragged(array, where, missing)]
@@ -385,23 +389,51 @@ def _numbers() -> frozenset[int]:
     return frozenset(kind.id for kind in (*integers, pa.float16(), pa.float32(), pa.float64()))
 
 
-def _lone(array: Any, where: str) -> Any:
-    (leaf,) = leaves_of(array, where)
+def _lone(array: Any, where: str, missing: Any) -> Any:
+    (leaf,) = leaves_of(array, where, missing)
     return leaf
 
 
+def _within(missing: Any) -> Any:
+    # What stands for a null in lists; a list stands for one in their place.
+    return None if isinstance(missing, (list, tuple)) else missing
+
+
 def _ragged(array: Any, where: str, missing: Any) -> Ragged:
-    if missing is not None and not (isinstance(missing, (list, tuple)) and not missing):
+    is_for_lists = isinstance(missing, (list, tuple))
+    if is_for_lists and missing:
         raise ArgumentError(f"missing: only [] can stand for a list that is missing, and for {where} it is {missing!r}")
-    if missing is None:
+    if not is_for_lists:
         _refuse_nulls(array, where)
-    if missing is None and not _is_view(array.type):
+    if not is_for_lists and not _is_view(array.type):
         splits = array.offsets.to_numpy(zero_copy_only=False)
         splits = splits - splits[0] if len(splits) and splits[0] else splits
     else:
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         splits = np.concatenate([[0], np.cumsum(lengths)])
-    return Ragged(_lone(array.flatten(), where), splits if len(splits) else np.zeros(1, np.int64))
+    splits = splits if len(splits) else np.zeros(1, np.int64)
+    values = array.flatten()
+    if values.null_count and _within(missing) is None and _lacks_null(values.type):
+        row = int(np.searchsorted(splits, _first_null(values), "right")) - 1
+        raise FileError(
+            f"{where}: the list in row {row} of it has a null, and {values.type} has no value for that, as floats have "
+            "NaN and times NaT; say what stands for it with missing={column: value}, or leave the column out"
+        )
+    return Ragged(_lone(values, f"{where}, within its lists", _within(missing)), splits)
+
+
+def _lacks_null(kind: Any) -> bool:
+    # Of plain values: those of nested ones say themselves which they are.
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_nested(kind) or _stored_as(kind) is not None:
+        return False
+    return _dtype(kind, "", None).kind not in "fmM"
+
+
+def _first_null(array: Any) -> int:
+    return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
 
 
 def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
@@ -502,8 +534,9 @@ def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
 
 def _refuse_nulls(array: Any, where: str) -> None:
     if array.null_count:
-        number = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        what = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
+        advice = "missing={column: []} for lists without values" if _is_list(array.type) else "missing={column: value}"
         raise FileError(
-            f"{where} of type {array.type} has {array.null_count} nulls, the first in row {number}, and only floats "
-            "have NaN and times NaT; say what stands for them with missing={column: value}, or leave it out"
+            f"{where} of type {array.type} has {what}, the first in row {_first_null(array)}, and only floats have "
+            f"NaN and times NaT; say what stands for them with {advice}, or leave it out"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -193,8 +194,10 @@ class Json:
             return self.schema
         kind = self._kind(path)
         if not kind.fields and not self.dtypes:
+            head, _ = self._ranges(True).head(path, _HEAD_BYTES)
             raise FileError(
-                f"{path}: there is no object with fields to tell their types by; give dtypes={{field: dtype}}"
+                f"{path}: there is no object with fields to tell their types by: {_likeness(head)}; if objects come "
+                "later, give dtypes={field: dtype}"
             )
         return bytes(schema_of(kind, self.dtypes).serialize())
 
@@ -384,6 +387,28 @@ def _kind_of_line(line: bytes) -> Kind:
     except (ValueError, RecursionError):
         value = {}
     return kind_of(value if isinstance(value, dict) else {})
+
+
+def _likeness(head: bytes) -> str:
+    # What the beginning of a file looks like that has no objects.
+    text = head.removeprefix(_MARK).strip()
+    line = text.partition(b"\n")[0].strip()
+    if not text:
+        return "it is empty"
+    if text.startswith((b"PAR1", b"ARROW1", b"\x1f\x8b", b"PK\x03\x04")):
+        return f"it begins with {text[:6]!r}, as files of another format or compression do"
+    begins = f"it begins with {line[:60]!r}"
+    if text.startswith(b"<"):
+        return f"{begins}, as HTML and XML do, such as the page by which a server says that something is wrong"
+    for part in (line, text):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(part)
+            return f"{begins}, which is JSON, and {'without fields' if isinstance(value, dict) else 'no object'}"
+    if re.match(rb"[{\[]\s*\{?\s*'", text):
+        return f"{begins}, as Python shows a dict, and text in JSON is in double quotes: write it with json.dumps"
+    if not text.startswith((b"{", b"[")) and (b"," in line or b"\t" in line):
+        return f"{begins}, as delimited text does, which read_csv reads"
+    return f"{begins}, which is not JSON"
 
 
 def _is_open(line: bytes) -> bool:

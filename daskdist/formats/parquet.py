@@ -10,8 +10,11 @@ from functools import lru_cache
 from math import prod
 from typing import IO, Any, Final
 
+import numpy as np
+
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
+from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
@@ -23,6 +26,8 @@ from daskdist.files.tables import Tables
 
 # How files that are written can be compressed.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
+# Rows of a row group that are left out one by one; where there are more, something else is wrong.
+_MOST_LEFT_OUT: Final = 10_000
 # What is read of a local file at a time.
 _BUFFER_BYTES: Final = 2**16
 
@@ -90,6 +95,36 @@ class Parquet:
         return splits
 
     def read(self, split: Split) -> Block:
+        return self._block(self._table(split), split)
+
+    def salvage(self, split: Split) -> Block:
+        # Halves, and halves of those that have a row which makes no element.
+        table, kept, notes = self._table(split), list[Block](), list[Skipped]()
+        rest = [(0, table.num_rows)]
+        while rest:
+            start, stop = rest.pop()
+            try:
+                kept.append(self._block(_rows_of(table, start, stop), split))
+            except FileError as error:
+                if stop - start > 1:
+                    middle = (start + stop) // 2
+                    rest += [(middle, stop), (start, middle)]
+                    continue
+                notes.append(Skipped(f"row {start} of {split.label}", str(error)))
+                if len(notes) > _MOST_LEFT_OUT:
+                    raise FileError(f"{split.label}: more than {_MOST_LEFT_OUT} of its rows make no element") from error
+        block = Block.concat(kept, split.label) if kept else self._block(table.slice(0, 0), split)
+        block.skipped = tuple(notes)
+        return block
+
+    def _block(self, table: Any, split: Split) -> Block:
+        with failures(split.label):
+            for name, column in zip(table.column_names, table.columns, strict=True):
+                if _has_text(column.type):
+                    _check_text(column, f"{split.label}: column {name!r}")
+            return self._tables.block(table, split.label, split.payload[0].path)
+
+    def _table(self, split: Split) -> Any:
         version, group = split.payload
         path = version.path
         if self.storage.version(path) != version:
@@ -101,7 +136,7 @@ class Parquet:
             table = file.read_row_group(group, columns=columns, use_threads=False)
             if self.filters is not None:
                 table = self._filtered(table, path)
-            return self._tables.block(table, split.label, path)
+            return table
 
     def check(self, spec: ElementSpec) -> None:
         if self.compression not in CODECS:
@@ -232,6 +267,49 @@ class Parquet:
 
     def _failures(self, version: Version) -> Any:
         return failures(version.path, f"not a Parquet file, or one cut short, of {version.num_bytes} bytes")
+
+
+def _has_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _has_text(kind.value_type)
+    if types.is_struct(kind):
+        return any(_has_text(each.type) for each in kind)
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _rows_of(data: Any, start: int, stop: int) -> Any:
+    # Not as a slice, of which the values within lists and structs would be those of all rows.
+    return data.take(np.arange(start, stop))
+
+
+def _check_text(column: Any, where: str) -> None:
+    # Nobody else does, and NumPy would give it out.
+    import pyarrow as pa
+
+    def is_text(start: int, stop: int) -> bool:
+        try:
+            (column if stop - start == len(column) else _rows_of(column, start, stop)).validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    start, stop = 0, len(column)
+    if is_text(start, stop):
+        return
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        start, stop = (middle, stop) if is_text(start, middle) else (start, middle)
+    try:
+        value = repr(column.slice(start, 1).cast(pa.binary())[0].as_py())
+    except pa.ArrowException:
+        value = f"of type {column.type}"
+    raise FileError(
+        f"{where}: row {start} of it, {value:.80}, is not UTF-8, as text in Parquet has to be; leave the column out, "
+        'or leave such rows out by Options(on_error="skip")'
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from daskdist.ops.with_options import merged_options
 from daskdist.passes.dealing import deal
 from daskdist.passes.pairing import pairing, tied
 from daskdist.passes.remainders import drops_groups, drops_remainder, level, remainder, uneven
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing, decide
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing, counted, decide
 
 # Gives the first elements of a pipeline, so many at most.
 First = Callable[[Node, int], Sequence[Any]]
@@ -182,8 +182,8 @@ class _Survey:
             label = f"{f'{known} ' if known > 0 else ''}files that {node.name} reads"
             return FileSource(node.name, max(number, self.num_pipelines), False, lambda: 0, label=label)
         why = (
-            f"{node.name} reads {number} files for {self.num_pipelines} workers, and files that a function reads are "
-            "not split"
+            f"{node.name} reads {counted(number, 'file')} for {self.num_pipelines} workers, and files that a function "
+            "reads are not split"
         )
         advice = f"Give the files to the reader itself, which splits them, or write at least {self.num_pipelines}"
         return FileSource(node.name, number, False, lambda: 0, objection=why, advice=advice)

@@ -8,7 +8,7 @@ from typing import Any
 from daskdist.core.node import Node
 from daskdist.core.primitive import Split
 from daskdist.ops.read_files import ReadFiles
-from daskdist.sharding import Pairing
+from daskdist.sharding import Pairing, counted
 
 
 def pairing(node: Node) -> Pairing:
@@ -89,7 +89,7 @@ def _shape(node: Node) -> Any:
 
 def _compare_files(one: ReadFiles, other: ReadFiles, by_split: bool) -> None:
     if len(one.paths) != len(other.paths):
-        raise _Unlike(f"one is of {len(one.paths)} files and the other of {len(other.paths)}")
+        raise _Unlike(f"one is of {counted(len(one.paths), 'file')} and the other of {len(other.paths)}")
     if one is other:
         return
     find = _rows_of_splits if by_split else _rows_of_file

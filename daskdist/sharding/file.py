@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from daskdist.errors import ShardingError
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Remainder
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Remainder, counted
 
 _ALTERNATIVES = "Use AutoShardPolicy.DATA, which shards any dataset, or OFF"
 
@@ -101,7 +101,9 @@ def try_to(outlook: Outlook) -> Decision:
         if why is not None:
             advice = "Write both as files with the same numbers of rows"
             return _not(f"{pairing.name} would pair other rows on each worker's files: {why}", is_costly, advice)
-    files = ", ".join(dict.fromkeys(source.label or f"{source.num_files} files" for source in outlook.sources))
+    files = ", ".join(
+        dict.fromkeys(source.label or counted(source.num_files or 0, "file") for source in outlook.sources)
+    )
     reason = f"{files} for {outlook.num_pipelines} workers"
     reason += ", so sharded by splits within files" if by_split else ""
     return Decision(AutoShardPolicy.FILE, reason, by_split)
@@ -113,7 +115,7 @@ def _too_few(source: FileSource, num_workers: int) -> Decision | None:
         return None
     if not source.is_splittable:
         return _not(
-            f"{source.name} has {num_files} files for {num_workers} workers, and its files cannot be split",
+            f"{source.name} has {counted(num_files, 'file')} for {num_workers} workers, and its files cannot be split",
             True,
             f"Write at least {num_workers} files, or use fewer workers",
         )
@@ -121,9 +123,11 @@ def _too_few(source: FileSource, num_workers: int) -> Decision | None:
     if num_splits >= num_workers:
         return None
     return _not(
-        f"{source.name} has {num_files} files of {num_splits} splits in all for {num_workers} workers",
+        f"{source.name} has {counted(num_files, 'file')} of {counted(num_splits, 'split')} in all for {num_workers} "
+        "workers",
         True,
-        "Write more files or smaller row groups, or use fewer workers",
+        "Write more files, or files of more splits (of text they are ranges of the setting daskdist.split-bytes, of "
+        "Parquet row groups), or use fewer workers",
     )
 
 
