@@ -21,6 +21,7 @@ import pytest
 import daskdist
 from daskdist import TensorSpec, errors, read_csv, read_files
 from daskdist.files.dialect import Dialect
+from daskdist.files.fields import fields_in
 from daskdist.files.number_text import may_hold_number_text, number_texts
 from daskdist.files.quotes import MARK, Quotes
 from daskdist.files.ranges import Broken
@@ -583,6 +584,38 @@ def test_text_of_digits_is_found_as_one_by_one(seed):
             assert all(may_hold_number_text(row.encode(), delimiter, '"') for row in rows) or not is_text
     assert not may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01,-7,1e-05\n" * 10_000, ",", '"')
     assert may_hold_number_text(b"1,0,0.5,-0.5,10,100,2024-02-01\n" * 10_000 + b"3,-01\n", ",", '"')
+
+
+@pytest.mark.parametrize("quote", ['"', ""])
+def test_fields_of_a_row_are_those_that_pyarrow_has(quote):
+    rng = random.Random(5)
+    for _ in range(300):
+        pieces = ["a", "ü", ",", '"', '""', '"x, y"', " ", "b c", *(['"p\nq"'] if quote else [])]
+        fields = ["".join(rng.choices(pieces, k=rng.randrange(4))) for _ in range(rng.randrange(1, 6))]
+        row = ",".join(["z", *fields]).encode()
+        framing = Quotes(quote=quote.encode())
+        # Newlines are in quotes, and all quotes are closed, or there is no one row.
+        if len(framing.rows(row)[0]) != 1 or len(framing.marks(row)) % 2:
+            continue
+        options = pc.ParseOptions(quote_char=quote or False, newlines_in_values=bool(quote))
+        expected = pc.read_csv(pa.BufferReader(row + b"\n"), parse_options=options).column_names
+        assert fields_in(row, ",", quote) == expected, row
+
+
+def test_a_wide_file(tmp_path):
+    num_columns = 2000
+    values = np.arange(40 * num_columns).reshape(40, num_columns) / 4
+    values[3, 5] = np.nan
+    rows = [",".join("" if np.isnan(value) else repr(value) for value in row) for row in values.tolist()]
+    header = ",".join(f"c{k}" for k in range(num_columns))
+    path = write(tmp_path, "\n".join([header, *rows, ""]))
+    with dask.config.set({"daskdist.split-bytes": "128 KiB"}):
+        ds = read_csv(path, {"x": [f"c{k}" for k in range(num_columns)], "y": "c5"})
+        # Each column takes its time in each split, however few rows there are: those are no smaller than others.
+        assert len(ds.node.splits()) == -(-Path(path).stat().st_size // 2**17)
+        (batch,) = ds.batch(40)
+    np.testing.assert_array_equal(batch["x"], values)
+    np.testing.assert_array_equal(batch["y"], values[:, 5])
 
 
 def test_rows_of_too_many_or_too_few_fields(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from daskdist.errors import ArgumentError, FileError
 from daskdist.files.compression import without_suffix
-from daskdist.files.fields import NULLS, Fields, infer, names_in, num_fields_in
+from daskdist.files.fields import NULLS, Fields, fields_in, infer
 from daskdist.files.quotes import MARK, Quotes
 from daskdist.files.ranges import Broken, Ranges
 from daskdist.files.storage import Version, failures
@@ -191,7 +191,7 @@ def sampled(ranges: Ranges, dialect: Dialect, version: Version, sample_bytes: in
     if first is None:
         return Sampled(names, (_TEXT,) * len(names), False) if names else None
     with failures(path, "its first row cannot be read"):
-        num_fields = num_fields_in(first[0], **dialect.of_fields)
+        num_fields = _num_fields(first[0], dialect)
     names = names or _numbered(num_fields)
     if dialect.names and num_fields != len(names):
         raise FileError(
@@ -204,6 +204,10 @@ def sampled(ranges: Ranges, dialect: Dialect, version: Version, sample_bytes: in
 
 
 _TEXT: Final = ("str", "str")
+
+
+def _num_fields(row: bytes, dialect: Dialect) -> int:
+    return len(fields_in(row, dialect.delimiter or ",", dialect.quote or "", "replace"))
 
 
 def _numbered(num_columns: int) -> tuple[str, ...]:
@@ -226,8 +230,8 @@ def header_of(path: str, ranges: Ranges, dialect: Dialect) -> tuple[tuple[str, .
             row = dialect.in_utf8(first[0])
             with failures(path, f"its header, {first[0]!r:.80}, cannot be read; give the encoding it has"):
                 if dialect.names is not None:
-                    return dialect.names or _numbered(num_fields_in(row, **dialect.of_fields)), first[1]
-                names = names_in(row, **dialect.of_fields)
+                    return dialect.names or _numbered(_num_fields(row, dialect)), first[1]
+                names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
             twice = _twice(names)
             if twice is not None:
                 raise FileError(f"{path}: two columns are called {twice!r}; mend it, or give header=[...] for others")

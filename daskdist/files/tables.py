@@ -25,6 +25,7 @@ what stands for them is a dict by field.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -99,7 +100,8 @@ class Tables:
         for name in self.missing or ():
             if name not in schema.names:
                 raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, schema.names))}")
-        spec = self.chosen(schema.names).spec(lambda name: self._column_spec(schema, name, path))
+        kinds = _by_name(schema.names, schema.types)
+        spec = self.chosen(schema.names).spec(lambda name: self._column_spec(kinds, schema, name, path))
         for name, value in (self.missing or {}).items():
             _try_out(value, schema.field(name).type, f"{path}: column {name!r}")
         return spec
@@ -121,30 +123,50 @@ class Tables:
         # As most are: of one piece, whose columns are arrays and not lists of them.
         pieces = table.to_batches() if hasattr(table, "to_batches") else []
         piece = pieces[0] if len(pieces) == 1 else table
-        arrays = columns.arrays(lambda name: self._leaves(piece, schema, name, label, path))
+        found = _by_name(schema.names, piece.columns)
+        arrays = columns.arrays(lambda name: self._leaves(found, piece.num_rows, name, label, path))
         return Block(self._structure(columns, schema, path), arrays, label)
 
     def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
         if not any(_is_struct(kind) for kind in schema.types if kind.id not in _numbers()):
             return columns.structure
-        return columns.spec(lambda name: self._column_spec(schema, name, path)).structure
+        kinds = _by_name(schema.names, schema.types)
+        return columns.spec(lambda name: self._column_spec(kinds, schema, name, path)).structure
 
-    def _column_spec(self, schema: Any, name: str, path: str) -> ElementSpec:
-        places = schema.get_all_field_indices(name)
-        if not places:
-            return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
-        if len(places) > 1:
+    def _column_spec(self, kinds: Mapping[str, Any], schema: Any, name: str, path: str) -> ElementSpec:
+        kind = kinds.get(name)
+        if kind is None and len(schema.get_all_field_indices(name)) > 1:
             raise FileError(f"{path}: two columns are called {name!r}; leave them out, or name them apart")
-        return spec_of(schema.field(name).type, f"{path}: column {name!r}", (self.missing or {}).get(name))
-
-    def _leaves(self, table: Any, schema: Any, name: str, label: str, path: str) -> Sequence[Any]:
-        # Not by the list of names, which is made anew each time it is asked for.
-        place = schema.get_field_index(name)
-        if place < 0:
-            return [np.full(table.num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
-        column = table.column(place)
+        if kind is None:
+            return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
         missing = (self.missing or {}).get(name)
+        if missing is None and kind.id in _numbers():
+            return _number_spec(kind)
+        return spec_of(kind, f"{path}: column {name!r}", missing)
+
+    def _leaves(self, found: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
+        column = found.get(name)
+        if column is None:
+            return [np.full(num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
+        missing = (self.missing or {}).get(name)
+        if missing is None and not column.null_count and column.type.id in _numbers() and hasattr(column, "buffers"):
+            # There may be very many of these, for which the sentences of messages would take longer than they.
+            return [column.to_numpy()]
         return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
+
+
+def _by_name(names: Sequence[str], columns: Sequence[Any]) -> dict[str, Any]:
+    # Without those that are called as another.
+    found = dict(zip(names, columns, strict=True))
+    if len(found) < len(names):
+        counts = Counter(names)
+        found = {name: column for name, column in found.items() if counts[name] == 1}
+    return found
+
+
+@cache
+def _number_spec(kind: Any) -> ElementSpec:
+    return ElementSpec(LONE, (TensorSpec((), np.dtype(kind.to_pandas_dtype())),))
 
 
 def _try_out(missing: Any, kind: Any, where: str) -> None:
@@ -338,10 +360,6 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
             values = _without_views(array.dictionary)
             array = pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
             kind = array.type
-        # Fewer texts to be made where few of them stand for many.
-        has_nulls = array.null_count or array.dictionary.null_count
-        if _is_text(kind.value_type) and not has_nulls and len(array.dictionary) < len(array):
-            return [texts_of(array.dictionary).take(array.indices.to_numpy())]
         return leaves_of(array.dictionary_decode(), where, missing)
     if types.is_struct(kind):
         # With the nulls of the structs themselves.

@@ -33,6 +33,8 @@ from daskdist.files.ranges import GROWTH, Piece, Range, Ranges
 from daskdist.files.storage import Storage, failures
 from daskdist.files.tables import Tables
 
+# From so many columns on splits are not made smaller than others.
+_MANY_COLUMNS: Final = 1000
 # The types that a sample gives columns of numbers.
 _INFERRED_NUMBERS: Final = ("int64", "float64")
 
@@ -160,7 +162,8 @@ class Csv:
         spec = self._spec(schema, first.path)
         if spec != first.spec:
             raise unlike(path, spec, first)
-        splits = self._ranges(path).list(path, file, GROWTH)
+        # Each column of a split takes its time however few rows there are.
+        splits = self._ranges(path).list(path, file, 1 if len(schema.names) >= _MANY_COLUMNS else GROWTH)
         if not splits:
             return splits
         names, begin = schema.names, 0
@@ -259,13 +262,14 @@ class Csv:
 
     def _fields(self, part: Part, path: str) -> Fields:
         kinds = dict(zip(part.schema.names, part.schema.kinds, strict=True))
-        # Without a column there would be no rows.
         wanted = self._tables.read_from(part.schema.names)
+        # Without a column there would be no rows.
         given = self.missing or {}
         if not wanted:
             wanted = [part.schema.names[0]]
             kinds[wanted[0]] = "bytes"
-        lacks_null = [name for name in wanted if not kinds[name].startswith(("float", "datetime", "timedelta"))]
+        has_null = {kind: kind.startswith(("float", "datetime", "timedelta")) for kind in set(kinds.values())}
+        lacks_null = [name for name in wanted if not has_null[kinds[name]]]
         required = wanted if self.is_strict else [name for name in lacks_null if kinds[name] not in ("str", "bytes")]
         return Fields(
             part.names,
