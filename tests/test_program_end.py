@@ -97,6 +97,7 @@ PROGRAMS = {
         3,
         None,
     ),
+    "processes, the client closed first": (f"{PROCESSES}\n{ITERATORS}\n{STEPS}\nclient.close()", 0, None),
     "processes, an interrupt of all": (
         f"{PROCESSES}\n{ITERATORS}\nthreading.Timer(0.2, os.killpg, (0, signal.SIGINT)).start()\n"
         "for x in iterators[0]:\n    strategy.run(step, args=(x,))",

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from distributed import Client, Future, Scheduler, Worker
 from distributed.core import Status
+from distributed.preloading import PreloadManager
 
 from daskdist.execute.capture import Capturing
 from daskdist.execute.submit import is_key_of_ours
@@ -48,6 +49,29 @@ class _Open:
 _open: Final[list[_Open]] = []
 
 
+class _BeforeClose:
+    """Lets go of the futures of strategies when the program closes their client: Dask calls it before that closes."""
+
+    def __init__(self, client: Client) -> None:
+        self.name = "daskdist"
+        self._client = weakref.ref(client)
+
+    async def start(self) -> None:
+        """Do nothing: the client has started."""
+
+    async def teardown(self) -> None:
+        """Let go of futures, as long as the client can tell the scheduler."""
+        client = self._client()
+        of_client = [each for each in _open if each.client() is client]
+        for steps in [each.steps() for each in of_client]:
+            if steps is not None:
+                steps.stop_sending(0)
+        futures = [future for each in of_client for future in each.futures() or ()]
+        if client is not None and _is_worth(client, futures):
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(_settle(client, futures, _AT_CLOSE_S, is_end=False), _AT_CLOSE_S)
+
+
 def let_go_at_end(steps: Capturing) -> None:
     """Have what makes the calls of a strategy let go of its futures at the end of the program.
 
@@ -56,9 +80,12 @@ def let_go_at_end(steps: Capturing) -> None:
     """
     if not is_here(steps.client.scheduler.address):
         return
+    client = steps.client
     _open[:] = [each for each in _open if each.futures() is not None]
     _open.append(_Open(steps))
-    steps.client.run(_ignore_interrupts, on_error="ignore")
+    if not any(isinstance(each, _BeforeClose) for each in client.preloads):
+        client.preloads = PreloadManager([*client.preloads, _BeforeClose(client)])
+    client.run(_ignore_interrupts, on_error="ignore")
 
 
 def is_here(address: str) -> bool:
@@ -68,8 +95,12 @@ def is_here(address: str) -> bool:
 
 def settle_before_close(client: Client, futures: Collection[Future]) -> None:
     """Let go of futures; where the cluster may be closed next, do not leave workers in the middle of tasks."""
-    if any(future.status == "pending" for future in futures) and is_here(client.scheduler.address):
+    if _is_worth(client, futures):
         settle(client, futures, _AT_CLOSE_S, is_end=False)
+
+
+def _is_worth(client: Client, futures: Collection[Future]) -> bool:
+    return any(future.status == "pending" for future in futures) and is_here(client.scheduler.address)
 
 
 def settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:
@@ -87,11 +118,11 @@ def settle(client: Client, futures: Collection[Future], within_s: float, *, is_e
         Whether it is the end of the program, and all calls of strategies are let go of.
     """
     with contextlib.suppress(Exception):
-        work = asyncio.wait_for(_settle(client, futures, within_s, is_end), within_s)
+        work = asyncio.wait_for(_settle(client, futures, within_s, is_end=is_end), within_s)
         asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop).result()
 
 
-async def _settle(client: Client, futures: Collection[Future], within_s: float, is_end: bool) -> None:
+async def _settle(client: Client, futures: Collection[Future], within_s: float, *, is_end: bool) -> None:
     # A scheduler takes graphs in turn: once it knows this one, it knows those that were sent before.
     last = client.submit(_nothing, key=f"last-{uuid.uuid4().hex}", pure=False)
     # Some schedulers call no functions.
