@@ -24,7 +24,7 @@ from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, writable_element
-from daskdist.core.function import UserFunction
+from daskdist.core.function import UserFunction, code_of
 from daskdist.core.node import Node
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
@@ -92,7 +92,7 @@ from daskdist.ops.zip import Zip
 from daskdist.passes.numbering import begin_pass, note_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.row_by_row import row_by_row
-from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn
+from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_fingerprints
 from daskdist.passes.simplify import simplify
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        # What the functions were when what is kept here was made of them.
+        self._code: tuple[str, ...] | None = None
 
     # --- constructors: numbers ---
 
@@ -1573,10 +1575,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- looking ---
 
     def __iter__(self) -> ElementIterator:
-        options = self.options()
+        primitive, options = self.primitive, self.options()
         return ElementIterator(
             self._caller(),
-            self.primitive,
+            primitive,
             begin_pass(self._node)[0],
             self._empty,
             options.memory_budget_bytes,
@@ -1753,12 +1755,14 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     @property
     def node(self) -> Node:
         """The pipeline."""
+        self._follow_code()
         return self._node
 
-    @cached_property
+    @property
     def primitive(self) -> Primitive:
         """What the pipeline comes down to."""
-        return plan(self._node)
+        self._follow_code()
+        return self._primitive
 
     @property
     def spec(self) -> ElementSpec:
@@ -1835,7 +1839,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             )
         found = self._fingerprint
         directory = f"{_absolute(path)}/{found}"
-        node = Snapshot(self._node, directory, found, self._spec, _codec(compression), label=name)
+        code = code_of(self._node)
+        node = Snapshot(self._node, directory, found, self._spec, _codec(compression), code=code, label=name)
         return self._with(node)
 
     def _caller(self) -> Caller:
@@ -1896,16 +1901,43 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def _spec(self) -> ElementSpec:
         return self.spec_by(self._caller)
 
-    @cached_property
+    def _follow_code(self) -> None:
+        # Functions may have been defined again since this was made of them.
+        code = code_of(self._node)
+        if code != self._code:
+            self._code, self._node = code, with_new_fingerprints(self._node)
+            for name in ("_primitive", "_token", "_graph_name", "_graph"):
+                self.__dict__.pop(name, None)
+
+    @property
     def _fingerprint(self) -> str:
+        self._follow_code()
+        return self._token
+
+    @property
+    def _name(self) -> str:
+        self._follow_code()
+        return self._graph_name
+
+    @property
+    def _recorded(self) -> Recorded:
+        self._follow_code()
+        return self._graph
+
+    @cached_property
+    def _primitive(self) -> Primitive:
+        return plan(self._node)
+
+    @cached_property
+    def _token(self) -> str:
         return fingerprint(self._node)
 
     @cached_property
-    def _name(self) -> str:
+    def _graph_name(self) -> str:
         return f"dataset-{tokenize(self._node)}"
 
     @cached_property
-    def _recorded(self) -> Recorded:
+    def _graph(self) -> Recorded:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("an endless dataset has no finite graph; use take(n) first")
         return record(self.primitive, self._name, 0)

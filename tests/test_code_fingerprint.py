@@ -12,6 +12,7 @@ import threading
 import time
 
 import cloudpickle
+import dask
 import numpy as np
 import pytest
 
@@ -273,3 +274,47 @@ def test_a_remote_file_that_changes_is_another():
         assert daskdist.read_text(urls).fingerprint() != before
     finally:
         fs.rm(name, recursive=True)
+
+
+@pytest.mark.parametrize("vectorized", [None, False])
+def test_helpers_that_are_defined_again_are_called_by_the_next_pass(tmp_path, vectorized):
+    """As in a notebook, where the dataset was built before."""
+    variables = {"__name__": "__main__"}
+    exec("K = 2\ndef g(x): return x * K\ndef f(x): return g(x)", variables)
+    mapped = Dataset.range(3).map(variables["f"], vectorized=vectorized)
+    path = str(tmp_path / "cache")
+    kept = {
+        "mapped": mapped,
+        "in memory": mapped.cache().map(lambda x: x),
+        "cache": mapped.cache(path),
+        "further": mapped.cache(path).batch(3).unbatch(),
+        "two": mapped.cache(path).map(lambda x: x + 0).snapshot(path),
+    }
+    for name, ds in kept.items():
+        assert [int(x) for _ in range(2) for x in ds] == [0, 2, 4] * 2, name
+    before = {name: (ds.fingerprint(), dask.base.tokenize(ds)) for name, ds in kept.items()}
+    exec("def g(x): return x * K + 1", variables)
+    for name, ds in kept.items():
+        assert [int(x) for _ in range(2) for x in ds] == [1, 3, 5] * 2, name
+        assert (ds.fingerprint(), dask.base.tokenize(ds)) != before[name]
+        assert [int(x) for x in ds.batch(2).unbatch()] == [1, 3, 5], name
+    exec("def g(x): return x * K", variables)
+    # What was written before is read, and the file system shows it.
+    written = sorted(tmp_path.rglob("*"))
+    assert [int(x) for x in kept["cache"]] == [0, 2, 4]
+    assert sorted(tmp_path.rglob("*")) == written
+
+
+def test_positions_follow_helpers():
+    variables = {"__name__": "__main__"}
+    exec("def g(x): return x * 2\ndef f(x): return g(x)", variables)
+    ds = Dataset.range(6).map(variables["f"])
+    iterator = iter(ds)
+    next(iterator)
+    state = iterator.state_dict()
+    resumed = iter(ds)
+    resumed.load_state_dict(state)
+    assert [int(x) for x in resumed] == [2, 4, 6, 8, 10]
+    exec("def g(x): return x * 3", variables)
+    with pytest.raises(daskdist.errors.ArgumentError, match="of another pipeline"):
+        iter(ds).load_state_dict(state)

@@ -438,16 +438,18 @@ class _Walk:
             self.unread.append(array)
 
     def _container(self, values: Any) -> None:
-        self.emit(type(values).__name__, len(values))
+        self.emit(type(values).__name__)
         if id(values) in self.open:
             self.emit("open", len(self.open) - self.open[id(values)])
-            return
-        if len(values) > _LARGE and not self.is_deep:
-            self.unread.append(values)
             return
         before = self.sink
         if not isinstance(values, (tuple, frozenset)):
             self.sink = self.state
+        self.emit(len(values))
+        if len(values) > _LARGE and not self.is_deep:
+            self.unread.append(values)
+            self.sink = before
+            return
         self.open[id(values)] = len(self.open)
         try:
             if isinstance(values, Mapping):

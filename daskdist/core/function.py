@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -12,6 +13,7 @@ from typing import Any, Final, Self
 
 from daskdist.core.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.fixed_values import FixedValues, with_values
+from daskdist.core.node import Node, walk
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -182,3 +184,18 @@ class UserFunction:
     def __dask_tokenize__(self) -> object:
         found = self.fingerprint()
         return "UserFunction", self.operation, self.narrow, found.code, found.state, found.contents
+
+
+def functions_of(node: Node) -> Iterator[UserFunction]:
+    """Yield the functions that users gave, of all operations of a pipeline."""
+    for each in walk(node):
+        for field in dataclasses.fields(each):
+            value = getattr(each, field.name)
+            if isinstance(value, UserFunction):
+                yield value
+
+
+def code_of(node: Node) -> tuple[str, ...]:
+    """Return tokens of the functions of a pipeline, which differ once one, or what it reaches, was changed."""
+    found = [function.fingerprint() for function in functions_of(node)]
+    return tuple(each.code + ("" if each.changes_state else each.state) for each in found)

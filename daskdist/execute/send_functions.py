@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from daskdist.core.code_fingerprint import fingerprint_of
 from daskdist.core.fixed_values import with_views
-from daskdist.core.function import UserFunction, location
-from daskdist.core.node import Node, walk
+from daskdist.core.function import functions_of, location
+from daskdist.core.node import Node
 from daskdist.errors import ArgumentError
 from daskdist.execute.pickling import culprit, dumps_on_host, kind_of
 
@@ -22,13 +21,11 @@ def check_functions(node: Node) -> None:
     ArgumentError
         One does not pickle, or draws from a random generator that each process would have a copy of.
     """
-    for each in walk(node):
-        for field in dataclasses.fields(each):
-            function = getattr(each, field.name)
-            if isinstance(function, UserFunction) and not function.stays_in_program:
-                function.check_generators()
-                sent = function.__getstate__()["function"]
-                _check_pickles(sent, f"{function.operation}: the function {function.location}")
+    for function in functions_of(node):
+        if not function.stays_in_program:
+            function.check_generators()
+            sent = function.__getstate__()["function"]
+            _check_pickles(sent, f"{function.operation}: the function {function.location}")
 
 
 def check_recorded(node: Node) -> None:

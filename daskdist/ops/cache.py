@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskdist.core.function import code_of
 from daskdist.core.node import Facts, Transformation, counting, walk
 from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
@@ -16,7 +17,7 @@ class Kept:
     """What complete passes left: runs of elements, by what made them and where they lie."""
 
     def __init__(self) -> None:
-        self.runs: dict[Hashable, list[Run]] = {}
+        self.runs: dict[Any, list[Run]] = {}
         self.resumed = ResumedPasses()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,7 +47,7 @@ class Cache(Transformation):
         # Rewritten for a worker's share, the same node keeps other elements.
         nodes = list(walk(self.source))
         sources = tuple(_identity(each) for each in nodes if not each.inputs)
-        key = tuple(map(str, nodes)), sources
+        key = (tuple(map(str, nodes)), sources), code_of(self.source)
         places = tuple(each.passes.place for each in counting(self.source))
         return Arrange(inputs, CacheRows(self.kept, key, places), inputs[0].grouped, name=self.name)
 
@@ -66,13 +67,14 @@ class CacheRows:
     kept
         What was kept.
     key
-        Tells what is cached here from what the same operation keeps on other shares.
+        Tells what is cached here from what the same operation keeps on other shares; and what its functions are, for
+        what others made is not replayed.
     places
         The places of the operations below that count their passes.
     """
 
     kept: Kept
-    key: Hashable
+    key: tuple[Hashable, Hashable]
     places: tuple[int, ...]
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
@@ -83,6 +85,8 @@ class CacheRows:
         replayed = self.kept.runs.get(key)
         source: Cursor | None = None
         if replayed is None:
+            for made in [each for each in self.kept.runs if each[0][0] == self.key[0] and each[1] == home]:
+                del self.kept.runs[made]
             source = inputs[0](self.kept.resumed.instead_of(key, epoch, self.places))
         return CacheCursor(source, self.kept, key, replayed, _places=self.places)
 

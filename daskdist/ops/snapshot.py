@@ -51,6 +51,8 @@ class Snapshot(Transformation):
         Whether what is there already is read; else it is written anew.
     resumed
         The passes that were resumed half way.
+    code
+        Of the functions of that pipeline, when the fingerprint was taken; None where it is not to follow them.
     """
 
     directory: str
@@ -59,6 +61,7 @@ class Snapshot(Transformation):
     compression: str | None = None
     is_reused: bool = True
     resumed: ResumedPasses = field(default_factory=ResumedPasses, repr=False)
+    code: tuple[str, ...] | None = field(default=None, repr=False)
 
     name = "snapshot"
     # There is one directory for all workers.
@@ -71,6 +74,11 @@ class Snapshot(Transformation):
     @property
     def spec(self) -> ElementSpec:
         return self.element_spec
+
+    def of_code(self, code: tuple[str, ...], fingerprint: str) -> Node:
+        """Return the same operation where functions of its pipeline were changed: it keeps elements elsewhere."""
+        directory = f"{self.directory.rpartition('/')[0]}/{fingerprint}"
+        return replace(self, directory=directory, fingerprint=fingerprint, code=code, resumed=ResumedPasses())
 
     def on_share(self, index: int, num_shards: int) -> Node:
         return replace(self, directory=f"{self.directory}/shard-{index}-of-{num_shards}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from dask.base import tokenize
 
+from daskdist.core.function import code_of
 from daskdist.core.node import Node, Source, walk
 
 
@@ -53,3 +54,15 @@ def fingerprint(node: Node) -> str:
     """
     states = [each.state() for each in walk(node) if isinstance(each, Source)]
     return str(tokenize(with_seed(node, 0), states))
+
+
+def with_new_fingerprints(node: Node) -> Node:
+    """Return the pipeline in which what is kept by a fingerprint goes by the functions as they are now."""
+    inputs = tuple(map(with_new_fingerprints, node.inputs))
+    if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+        node = node.with_inputs(inputs)
+    code = getattr(node, "code", None)
+    if code is None or code == code_of(inputs[0]):
+        return node
+    keeps: Any = node
+    return keeps.of_code(code_of(inputs[0]), fingerprint(inputs[0]))  # type: ignore[no-any-return]
