@@ -19,11 +19,6 @@ from daskdist.core.vectorize.tracer import KINDS, Flagged, NotVectorisable, Rule
 _NUM_VALUES: Final = 256
 _NUM_ROUNDED: Final = 8192
 _FEWEST_ROWS: Final = 5
-_ROUNDED_NAMES: Final = """
-    arccos arccosh arcsin arcsinh arctan arctan2 arctanh cbrt cos cosh exp exp2 expm1 float_power hypot log log10 log1p
-    log2 logaddexp logaddexp2 power sin sinh tan tanh
-"""
-_ROUNDED: Final = frozenset(_ROUNDED_NAMES.split())
 # Results that are remembered.
 _REMEMBERED: Final = 4096
 _PROVEN: Final[dict[Any, str | None]] = {}
@@ -82,7 +77,7 @@ def _signature(value: Any, name: str) -> Any:
 
 def _tried(rules: Rules, name: str, native: Callable[..., Any], rule: Rule, args: Any, options: Any) -> str | None:
     size = max([1, *[each.size for each in _tracers([args, options])]])
-    num_rows = max(_FEWEST_ROWS, (_NUM_ROUNDED if name in _ROUNDED else _NUM_VALUES) // size)
+    num_rows = max(_FEWEST_ROWS, (_NUM_ROUNDED if rules.is_rounded(name) else _NUM_VALUES) // size)
     trace = Trace(num_rows, rules, None)
     # The same numbers each time, so that what is decided is the same in every process of a kind.
     made_up = _MadeUp(trace, np.random.default_rng(0), name)

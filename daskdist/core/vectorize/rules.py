@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,14 @@ _REDUCED: Final[dict[Any, str]] = {
 _EITHER_ZERO: Final = frozenset({"maximum", "minimum", "fmax", "fmin", "clip", "max", "min"})
 # Operations that see the sign of a NaN, which depends on how it was computed.
 _SIGN_OF_NAN: Final = frozenset({"signbit", "copysign"})
+
+
+# Operations whose results are rounded, and in another loop of NumPy's perhaps otherwise.
+_ROUNDED_NAMES: Final = """
+    arccos arccosh arcsin arcsinh arctan arctan2 arctanh cbrt cos cosh exp exp2 expm1 float_power hypot log log10 log1p
+    log2 logaddexp logaddexp2 power sin sinh tan tanh
+"""
+ROUNDED: Final = frozenset(_ROUNDED_NAMES.split())
 
 
 def _is_place(part: Any) -> bool:
@@ -71,13 +80,31 @@ def _elementwise(function: Callable[..., Any], name: str) -> Rule:
         if holds_tracer(list(options.values())):
             raise trace.fail(f"it calls {name} with a value where an option is expected")
         columns = trace.aligned(args)
-        if name in ("power", "float_power"):
-            _check_power(trace, args)
+        if name in ROUNDED:
+            columns = _next_to_each_other(trace, name, args, columns)
         result = function(*columns, **options)
         _check_values(trace, name, columns, result)
         return result
 
     return rule
+
+
+def _next_to_each_other(trace: Trace, name: str, args: tuple[Any, ...], columns: list[Any]) -> list[Any]:
+    """Return columns that NumPy runs the same loop on as on rows whose values are next to each other in memory.
+
+    Raises
+    ------
+    NotVectorisable
+        The values of rows are not next to each other, or not as many in each operand.
+    """
+    if name in ("power", "float_power"):
+        _check_power(trace, args)
+    rows = [each._row for each in args if type(each) is Tracer]
+    rows += [each for each in args if type(each) is np.ndarray]
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1 or not all(row.flags.c_contiguous for row in rows if isinstance(row, np.ndarray)):
+        raise trace.fail(f"it calls {name}, which may be rounded otherwise for many rows in this layout")
+    return [np.ascontiguousarray(each) if type(each) is np.ndarray else each for each in columns]
 
 
 def _check_power(trace: Trace, args: tuple[Any, ...]) -> None:
@@ -215,7 +242,9 @@ def _reduction(function: Callable[..., Any], name: str, axis: int | None = None)
         column, dtype = _rows_apart(x._column), found.get("dtype")
         if dtype is not None and (x.dtype.kind == "f" or np.dtype(dtype).kind == "f") and np.dtype(dtype) != x.dtype:
             raise trace.fail(f"it calls {name} with dtype, for which there is no rule")
-        if not x.size or (name in ("std", "var") and x.size <= found.get("ddof", 0)):
+        axes = _axes(found.get("axis", axis), x.ndim)
+        number = prod([x.shape[each - 1] for each in axes])
+        if not x.size or (name in ("std", "var") and number <= found.get("ddof", 0)):
             raise trace.fail(f"it calls {name} on too few values")
         if name in ("mean", "std", "var") and x.dtype.kind != "f":
             # NumPy makes floats of them piece by piece, and a piece has at most 8,192.
@@ -224,7 +253,7 @@ def _reduction(function: Callable[..., Any], name: str, axis: int | None = None)
             column = column.astype(np.float64)
         elif x.dtype == np.float16 and name in ("mean", "std", "var"):
             raise trace.fail(f"it calls {name} on half-precision numbers, which is rounded otherwise for many")
-        found["axis"] = _axes(found.get("axis", axis), x.ndim)
+        found["axis"] = axes
         result = function(column, **found)
         _check_values(trace, name, [column], result)
         return result
@@ -428,6 +457,9 @@ class Table:
 
     def operator(self, function: Any) -> Rule | None:
         return _OPERATORS.get(function)
+
+    def is_rounded(self, name: str) -> bool:
+        return name in ROUNDED
 
     def index(self) -> Rule:
         return _index

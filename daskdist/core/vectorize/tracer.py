@@ -203,6 +203,9 @@ class Rules(Protocol):
     def operator(self, function: Any) -> Rule | None:
         """Return the rule of a function of the module ``operator``, or None."""
 
+    def is_rounded(self, name: str) -> bool:
+        """Return whether results of an operation are rounded."""
+
     def index(self) -> Rule:
         """Return the rule of ``x[key]``."""
 
