@@ -495,7 +495,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         vectorized
             True for a function of many rows at once: it is given arrays with rows along axis 0, and returns such.
             None for a function of one element, which is called for many at once where it can be shown that this
-            makes no difference (`explain` tells). False to have it called for one after the other.
+            makes no difference (`explain` tells). False to have it called for one after the other;
+            ``Options(vectorize=False)`` does so for all functions of a pipeline.
         device
             True for a function that the replicas of a strategy call, with whole elements as they are given them: on
             their device, in its stream. Only more of such, ``prefetch`` and ``with_options`` can follow. Where the
@@ -527,7 +528,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         spec of what it returns it is tried on some made-up elements, whose values and lengths are small numbers, and
         numbers that are in its code.
 
-        Called for many rows at once, NumPy gives no warning where a single integer would overflow.
+        It is called for many rows at once only under Python 3.11, where all that it calls is known to be pure and to
+        give the same bits, and where it handles no exceptions. Blocks of which a row may warn or raise, as where an
+        integer overflows, are computed row by row.
 
         >>> list(Dataset.range(3).map(lambda x: (x, x * x)))[2]
         (np.int64(2), np.int64(4))

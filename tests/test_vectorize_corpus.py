@@ -372,7 +372,7 @@ def cases(*, is_full):
     for names, bodies in BODIES.items():
         for place, body in enumerate(bodies):
             for name in names if is_full else [names[place % len(names)]]:
-                states = STATES if is_full else [list(STATES)[next(number) % 3]]
+                states = [list(STATES)[next(number) % 3]]
                 yield from ((f"{name}: {body}", name, f"f = lambda x: {body}", state) for state in states)
     for place, (frame, text) in enumerate(FRAMES.items()):
         is_handling = frame in HANDLING
@@ -380,7 +380,7 @@ def cases(*, is_full):
             for body in SHORT[name] if is_full or is_handling else SHORT[name][place % 3 :][:1]:
                 like = "x.sum()" if "sum" in body else "x"
                 program = text.replace("BODY2", like).replace("BODY", body)
-                states = STATES if is_full or is_handling else [list(STATES)[next(number) % 3]]
+                states = STATES if is_handling else [list(STATES)[next(number) % 3]]
                 yield from ((f"{name}: {body} in {frame}", name, program, state) for state in states)
 
 
@@ -495,7 +495,7 @@ def differences(name, program, state):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("is_full", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_full", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_functions_that_are_hard_to_vectorise(is_full, without_comparison):
     all_cases = list(cases(is_full=is_full))
     assert len({program for _, _, program, _ in all_cases}) >= 500

@@ -224,7 +224,8 @@ def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], 
     if not columns:
         raise NotVectorisable("it returns nothing")
     layout = tuple([(leaf.dtype, leaf.shape[1:]) for leaf in leaves])
-    key = function.operation, function.narrow, tuple(interpreter.codes), tuple(trace.names), structure, layout
+    made = of_result, *[(column.dtype, column.shape[1:]) for column in columns]
+    key = function.operation, function.narrow, tuple(interpreter.codes), tuple(trace.names), structure, layout, made
     return Run(columns, of_result, tuple(trace.names), key)
 
 

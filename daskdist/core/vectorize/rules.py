@@ -132,26 +132,30 @@ def _arithmetic(function: Callable[..., Any], name: str) -> Rule:
             raise trace.fail("it takes powers that are rounded otherwise for many; np.power(x, number) is not")
         result = on_columns(trace, args, options)
         if function in _BOUNDS and trace.prove is not None and result.ndim == 1 and result.dtype.kind in "iu":
-            _check_overflow(function, args, result)
+            _check_overflow(trace, function, args, result)
         return result
 
     return rule
 
 
-def _check_overflow(function: Any, args: tuple[Any, ...], result: Any) -> None:
+def _check_overflow(trace: Trace, function: Any, args: tuple[Any, ...], result: Any) -> None:
     # For scalars, NumPy warns of integers that overflow. For arrays it does not.
     if np.geterr()["over"] == "ignore":
         return
-    bounds = _BOUNDS[function](*map(_bounds_of, args))
     limits = np.iinfo(result.dtype)
-    if min(bounds) < limits.min or max(bounds) > limits.max:
-        raise Flagged(f"an integer may not fit {result.dtype}")
+    # Bounds that follow from others may be too wide. Those that are looked up are not.
+    for is_exact in (False, True):
+        bounds = _BOUNDS[function](*[_bounds_of(each, is_exact=is_exact) for each in args])
+        if min(bounds) >= limits.min and max(bounds) <= limits.max:
+            trace.bounds = min(bounds), max(bounds)
+            return
+    raise Flagged(f"an integer may not fit {result.dtype}")
 
 
-def _bounds_of(value: Any) -> tuple[int, int]:
+def _bounds_of(value: Any, *, is_exact: bool) -> tuple[int, int]:
     if type(value) is not Tracer:
         return int(value), int(value)
-    if value._bounds is None:
+    if value._bounds is None or is_exact:
         value._bounds = int(value._column.min()), int(value._column.max())
     return value._bounds
 

@@ -49,7 +49,7 @@ class Trace:
         Whether Python numbers that are returned become int32 and float32, as in `as_array`.
     """
 
-    __slots__ = ("failure", "names", "narrow", "num_rows", "prove", "rules")
+    __slots__ = ("bounds", "failure", "names", "narrow", "num_rows", "prove", "rules")
 
     def __init__(
         self, num_rows: int, rules: Rules, prove: Callable[..., str | None] | None, *, narrow: bool = False
@@ -59,6 +59,8 @@ class Trace:
         self.rules = rules
         self.prove = prove
         self.failure: str | None = None
+        # The least and the greatest value that the integers may have which a rule makes, if the rule tells.
+        self.bounds: tuple[int, int] | None = None
         # The operations, in order.
         self.names: list[str] = []
 
@@ -108,6 +110,7 @@ class Trace:
         if problem:
             raise self.fail(problem)
         row = native(*row_of(args), **row_of(options))
+        self.bounds = None
         column = rule(self, args, options)
         self.names.append(name)
         if type(column) is tuple:
@@ -121,7 +124,9 @@ class Trace:
             raise self.fail(f"it calls {name}, which makes {dtype} of one row and {made} of many")
         if dtype.kind not in KINDS:
             raise self.fail(f"it makes {dtype} of a value")
-        return Tracer(self, self._laid_out(name, column, row), row)
+        tracer = Tracer(self, self._laid_out(name, column, row), row)
+        tracer._bounds = self.bounds
+        return tracer
 
     def _laid_out(self, name: str, column: Any, row: Any) -> Any:
         """Return the column with its rows in memory as the loop has them."""
@@ -282,7 +287,7 @@ class Tracer:
         self._trace = trace
         self._column = column
         self._row = row
-        # The smallest and the largest value, once they were asked for.
+        # No value is less or greater, once that was asked for.
         self._bounds: tuple[int, int] | None = None
 
     @property  # type: ignore[misc]
