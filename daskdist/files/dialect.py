@@ -45,6 +45,8 @@ class Dialect:
         What stands for a value that is missing.
     keeps_blank
         Whether a blank line is a row of one empty field, instead of none.
+    comment
+        What lines begin with that are left out where they come before the header or the first row; None for none.
     """
 
     delimiter: str | None = None
@@ -55,8 +57,11 @@ class Dialect:
     names: tuple[str, ...] | None = None
     null_values: tuple[str, ...] = NULLS
     keeps_blank: bool = False
+    comment: str | None = None
 
     def __post_init__(self) -> None:
+        if self.comment is not None and not (isinstance(self.comment, str) and self.comment.strip()):
+            raise ArgumentError(f"comment is {self.comment!r}; give what lines of comment begin with, such as '#'")
         for what, mark in (("delimiter", self.delimiter), ("quote", self.quote)):
             if mark is None:
                 continue
@@ -186,10 +191,14 @@ def sampled(ranges: Ranges, dialect: Dialect, version: Version, sample_bytes: in
         if header is None:
             return Sampled(names, (_TEXT,) * len(names), False) if names else None
         names, begin = header
+    else:
+        begin = first_row_begins(path, ranges, dialect)
     data = dialect.in_utf8(_rows_from(path, ranges, framing, begin, sample_bytes))
     first = _first_row(data, framing, is_end=True)
     if first is None:
         return Sampled(names, (_TEXT,) * len(names), False) if names else None
+    if dialect.has_header and dialect.names is None and dialect.comment is None:
+        _refuse_comment(path, names[0], len(names), data, dialect)
     with failures(path, "its first row cannot be read"):
         num_fields = _num_fields(first[0], dialect)
     names = names or _numbered(num_fields)
@@ -225,7 +234,7 @@ def header_of(path: str, ranges: Ranges, dialect: Dialect) -> tuple[tuple[str, .
     num_bytes = _HEAD_BYTES
     while True:
         data, is_all = ranges.head(path, num_bytes)
-        first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path)
+        first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
         if first is not None:
             row = dialect.in_utf8(first[0])
             with failures(path, f"its header, {first[0]!r:.80}, cannot be read; give the encoding it has"):
@@ -243,6 +252,46 @@ def header_of(path: str, ranges: Ranges, dialect: Dialect) -> tuple[tuple[str, .
         num_bytes *= 16
 
 
+def first_row_begins(path: str, ranges: Ranges, dialect: Dialect) -> int:
+    """Return where the first row of a file without a header begins: after the lines of comment."""
+    num_bytes = _HEAD_BYTES
+    while dialect.comment is not None:
+        data, is_all = ranges.head(path, num_bytes)
+        first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
+        if first is not None:
+            return first[1] - len(first[0])
+        if is_all:
+            return len(data)
+        if num_bytes >= _MOST_BYTES:
+            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text, and of this delimiter?")
+        num_bytes *= 16
+    return 0
+
+
+def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dialect: Dialect) -> None:
+    # A comment taken for the header, which the first row that is none has another number of fields than.
+    mark = next((mark for mark in _COMMENTS if first_name.startswith(mark)), None)
+    if mark is None:
+        return
+    for begin, end in list(zip(*dialect.exact_framing.rows(data), strict=True))[:_MOST_COMMENTS]:
+        row = data[begin:end]
+        if row.startswith(mark.encode()):
+            continue
+        with failures(path, "its first row cannot be read"):
+            num_fields = _num_fields(row, dialect)
+        if num_fields != num_names:
+            raise FileError(
+                f"{path}: its first line begins with {first_name!r:.60}, which looks like a comment and not like the "
+                f"header of rows of {num_fields} fields; give comment={mark!r} to leave out such lines at the beginning"
+            )
+        return
+
+
+# What lines of comment begin with, and how many of them are looked at.
+_COMMENTS: Final = ("#", "//", "%", ";")
+_MOST_COMMENTS: Final = 1000
+
+
 def _rows_from(path: str, ranges: Ranges, framing: Quotes, begin: int, sample_bytes: int) -> bytes:
     # Some whole rows, from where the first begins.
     while True:
@@ -257,9 +306,16 @@ def _rows_from(path: str, ranges: Ranges, framing: Quotes, begin: int, sample_by
     return data if is_whole or not len(begins) else data[: begins[-1]]
 
 
-def _first_row(data: bytes, framing: Quotes, *, is_end: bool, path: str = "") -> tuple[bytes, int] | None:
-    # The first row that is not blank, and where it ends; None where it is not whole, or there is none.
+def _first_row(
+    data: bytes, framing: Quotes, *, is_end: bool, path: str = "", comment: str | None = None
+) -> tuple[bytes, int] | None:
+    # The first row that is not blank, and no comment, and where it ends; None where it is not whole, or there is none.
     start = len(data) - len(data.removeprefix(MARK).lstrip(b"\r\n"))
+    while comment is not None and data.startswith(comment.encode(), start):
+        newline = data.find(b"\n", start)
+        if newline < 0:
+            return None
+        start = len(data) - len(data[newline:].lstrip(b"\r\n"))
     if start == len(data):
         return None
     try:

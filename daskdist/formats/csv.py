@@ -18,7 +18,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.files.compression import without_suffix
-from daskdist.files.dialect import TABS, Dialect, Sampled, header_of, sampled, without_unequal
+from daskdist.files.dialect import TABS, Dialect, Sampled, first_row_begins, header_of, sampled, without_unequal
 from daskdist.files.fields import (
     Fields,
     Misfit,
@@ -176,6 +176,8 @@ class Csv:
                 self._check_header(path, names, schema, first)
             else:
                 names = schema.names
+        else:
+            begin = first_row_begins(path, self._ranges(path), self.dialect.of(path))
         return [replace(split, payload=Part(split.payload, names, begin, schema)) for split in splits]
 
     def read(self, split: Split) -> Block:

@@ -31,6 +31,7 @@ def read_csv(
     null_values: Sequence[str] = NULLS,
     quote: str | None = '"',
     newlines_in_values: bool = True,
+    comment: str | None = None,
     encoding: str = "utf-8",
     sample_bytes: int = 2**20,
     compression: str | None = "infer",
@@ -68,6 +69,8 @@ def read_csv(
     newlines_in_values
         Whether a field in quotes may hold newlines. If none does, say so: then a range of a large file is read without
         what is before it.
+    comment
+        What lines begin with that are left out where they come before the header, or the first row: ``"#"``.
     encoding
         That of the text.
     sample_bytes
@@ -118,7 +121,9 @@ def read_csv(
     if not (isinstance(null_values, Sequence) and all(isinstance(value, str) for value in null_values)):
         raise ArgumentError(f"null_values is {null_values!r:.80}; give a list of text")
     storage = Storage(storage_options)
-    dialect = Dialect(delimiter, quote, newlines_in_values, encoding, header is True, names, tuple(null_values))
+    dialect = Dialect(
+        delimiter, quote, newlines_in_values, encoding, header is True, names, tuple(null_values), comment=comment
+    )
     found = storage.expand(paths, endings(Csv()))
     partitions = Partitions.of(found) if partitioned else Partitions()
     form = Csv(
