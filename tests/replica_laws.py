@@ -10,6 +10,7 @@ import pytest
 import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options, PerReplica
 from daskdist.devices import device_of, is_on_device, name_of, named, on_host, stream_of
+from daskdist.testing import afresh
 
 DTYPES = ["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
 # As many bytes are reduced by a library, where there is one that goes from device to device.
@@ -203,7 +204,7 @@ class ReplicaLaws(StreamLaws):
         columns = {dtype: of_dtype(dtype, (200, 3)) for dtype in DTYPES}
         dataset = Dataset.from_tensor_slices(columns).shuffle(50, seed=3).batch(batch_size, drop_remainder=False)
         there = self.strategy().distribute_dataset(dataset.with_options(Options(shuffle_on_device=True)))
-        here = self.cpus().distribute_dataset(dataset)
+        here = self.cpus().distribute_dataset(afresh(dataset))
         for _ in range(epochs):
             for one, other in zip(there, here, strict=True):
                 for dtype in DTYPES:

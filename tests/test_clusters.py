@@ -352,7 +352,7 @@ def test_everything_works_on_tls(on_tls, security, parquet_files):
     paths = parquet_files([9, 4, 7, 5])
     address = on_tls.client.scheduler.address
     with MultiWorkerMirroredStrategy(ClusterResolver(address, security=security, num_workers=2)) as strategy:
-        dataset = daskdist.read_parquet(paths, "id").shuffle(8, seed=1).batch(6)
+        dataset = daskdist.read_parquet(paths, "id").shuffle(8, seed=1, reshuffle_each_iteration=False).batch(6)
         # Rows of every file go to both replicas, and so from worker to worker.
         dataset = dataset.with_options(daskdist.Options(auto_shard_policy="DATA"))
         expected = [batch.tolist() for batch in dataset]
@@ -422,7 +422,11 @@ def test_replicas_sit_where_they_are_to(start_cluster, parquet_files, names):
     addresses = {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
     expected_workers = [addresses[name] for name in names]
     devices = [f"CPU:{names[:k].count(name)}" for k, name in enumerate(names)]
-    dataset = daskdist.read_parquet(parquet_files([9, 4, 7, 5]), "id").shuffle(8, seed=1).batch(6)
+    dataset = (
+        daskdist.read_parquet(parquet_files([9, 4, 7, 5]), "id")
+        .shuffle(8, seed=1, reshuffle_each_iteration=False)
+        .batch(6)
+    )
     with MultiWorkerMirroredStrategy(client, DeviceAssignment(zip(names, devices, strict=True))) as strategy:
         assert [replica.worker for replica in strategy.replicas] == expected_workers
         assert [replica.device for replica in strategy.replicas] == devices

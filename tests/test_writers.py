@@ -380,7 +380,7 @@ def test_a_block_that_is_too_large_is_several_files(tmp_path):
 
 @pytest.mark.parametrize("caller", [Now, Threads])
 def test_shuffled_elements_are_written_in_their_order(tmp_path, caller):
-    ds = Dataset.range(500).shuffle(100, seed=3).map(lambda x: {"x": x})
+    ds = Dataset.range(500).shuffle(100, seed=3, reshuffle_each_iteration=False).map(lambda x: {"x": x})
     with using(caller):
         paths = ds.to_parquet(tmp_path, rows_per_file=37)
     same_elements(list(read_parquet(paths)), list(ds), "shuffled")
@@ -771,7 +771,7 @@ def test_the_workers_write(tmp_path, on_cluster, method, split_small):
 @pytest.mark.cluster
 def test_the_elements_do_not_come_here(tmp_path, on_cluster):
     mapped = Dataset.range(64).map(lambda x: np.random.default_rng(int(x)).random(20_000), vectorized=False)
-    ds = mapped.shuffle(16, seed=1)
+    ds = mapped.shuffle(16, seed=1, reshuffle_each_iteration=False)
     caller = Watched(on_cluster.client, on_cluster.workers)
     with dask.config.set({"daskdist.bundle-bytes": "2 MB"}), using(lambda: caller):
         paths = ds.to_parquet(tmp_path, compression=None)
