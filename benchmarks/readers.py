@@ -3,11 +3,14 @@
     python benchmarks/readers.py [--only NAME ...] [--size small] [--json] [--check]
 
 Ours is what a user has: batches of 1,024 rows of NumPy arrays. The bare loop only decodes. Both are timed in turns.
+``--only tables`` reads numbers, dates and text by two threads, beside polars with two threads where that is installed;
+``--only wide`` a CSV file of very many columns beside pandas.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tarfile
 import tempfile
@@ -159,10 +162,99 @@ def first_batch(size: Size) -> Iterable[Figure]:
         yield Figure(f"first batch of {gigabytes:.2g} GB of {name}", seconds, "s", target=1, bound="most")
 
 
+def tables(size: Size) -> Iterable[Figure]:
+    """Rows a second of files of numbers, dates and text, to the end of the last batch of NumPy arrays."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    num_rows = max(int(1_000_000 * size.part), 1000)
+    draws = np.random.default_rng(0)
+    seconds = np.datetime64("2020-01-01T00:00:00") + draws.integers(0, 10**8, num_rows)
+    columns = {
+        "id": np.arange(num_rows),
+        "x": draws.standard_normal(num_rows).round(6),
+        "day": seconds.astype("datetime64[D]"),
+        "at": seconds,
+        "kind": draws.choice(["alpha", "beta", "gamma"], num_rows),
+        "text": [f"text number {k} of all" for k in draws.integers(0, 10**6, num_rows)],
+    }
+    table = pa.table(columns)
+    with tempfile.TemporaryDirectory() as directory, dask.config.set({"daskdist.num-threads": 2}):
+        paths = {name: f"{directory}/a.{name}" for name in ("parquet", "csv", "jsonl")}
+        pa.parquet.write_table(table, paths["parquet"], row_group_size=100_000)
+        pa.csv.write_csv(table, paths["csv"])
+        rows = zip(*[np.asarray(column).astype(str).tolist() for column in columns.values()], strict=True)
+        with open(paths["jsonl"], "w") as file:
+            for number, x, *words in rows:
+                texts = ", ".join(f'"{name}": "{word}"' for name, word in zip(list(columns)[2:], words, strict=True))
+                file.write(f'{{"id": {number}, "x": {x}, {texts}}}\n')
+        times = dict.fromkeys(("day", "at"), "datetime64[s]")
+        readers = {
+            "parquet": lambda: daskdist.read_parquet(paths["parquet"]),
+            "csv": lambda: daskdist.read_csv(paths["csv"], newlines_in_values=False),
+            "jsonl": lambda: daskdist.read_json(paths["jsonl"], dtypes=times),
+        }
+        peers = _polars(paths)
+        for name, read in readers.items():
+            calls: dict[str, Callable[[], Any]] = {"ours": partial(_iterate, read), **peers.get(name, {})}
+            rate = {which: num_rows / min(each) / 1e6 for which, each in interleaved(calls, size.repeats).items()}
+            what = f"{name} of numbers, dates and text, 2 threads"
+            yield Figure(what, rate["ours"], "M rows/s", rate.get("polars"), "polars" if "polars" in rate else "")
+
+
+def _iterate(read: Callable[[], daskdist.Dataset]) -> None:
+    for _ in read().batch(8192):
+        pass
+
+
+def _polars(paths: dict[str, str]) -> dict[str, dict[str, Callable[[], Any]]]:
+    # It counts its threads when it is imported.
+    os.environ.setdefault("POLARS_MAX_THREADS", "2")
+    try:
+        import polars as pl
+    except ImportError:
+        return {}
+
+    def json_lines() -> Any:
+        return pl.read_ndjson(paths["jsonl"]).with_columns(pl.col("day").str.to_date(), pl.col("at").str.to_datetime())
+
+    return {
+        "parquet": {"polars": lambda: pl.read_parquet(paths["parquet"])},
+        "csv": {"polars": lambda: pl.read_csv(paths["csv"], try_parse_dates=True)},
+        "jsonl": {"polars": json_lines},
+    }
+
+
+def wide(size: Size) -> Iterable[Figure]:
+    """Seconds that a CSV file of 16,000 columns takes, from its name to the last batch."""
+    import numpy as np
+    import pandas as pd
+
+    num_columns = max(int(16_000 * size.part), 100)
+    values = np.random.default_rng(0).standard_normal((200, num_columns)).round(4)
+    names = [f"c{k}" for k in range(num_columns)]
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/wide.csv"
+        pd.DataFrame(values, columns=names).to_csv(path, index=False)
+        calls: dict[str, Callable[[], Any]] = {
+            "a dict": partial(_iterate, lambda: daskdist.read_csv(path)),
+            "one array": partial(_iterate, lambda: daskdist.read_csv(path, {"x": names})),
+            "pandas": partial(pd.read_csv, path),
+        }
+        seconds = {name: min(times) for name, times in interleaved(calls, size.repeats).items()}
+    for name in ("a dict", "one array"):
+        what = f"CSV of {num_columns:,} columns, as {name}"
+        yield Figure(what, seconds[name], "s", seconds["pandas"], "pandas", 2.5, on="ratio", bound="most")
+
+
 BENCHMARKS: dict[str, Callable[[Size], Iterable[Figure]]] = {
     **{name: partial(reading, each) for name, each in cases().items()},
     "listing": listing,
     "first_batch": first_batch,
+    "tables": tables,
+    "wide": wide,
 }
 
 
