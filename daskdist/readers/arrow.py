@@ -32,7 +32,8 @@ def read_arrow(
         ``{"x": ["f0", "f1"], "y": "label"}``.
     missing
         What stands for a null, by column: ``{"count": -1}``; within structs a dict by field. Without, nulls are NaN
-        in floats, NaT in times and an error in other columns.
+        in floats, NaT in times and an error in other columns. Of a column of lists it stands for a null within them,
+        and ``[]`` for one in the place of a list.
     partitioned
         Whether directories named ``name=value`` make columns, wherever in the path they are: integers
         where all values are, else text.

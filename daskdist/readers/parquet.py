@@ -36,7 +36,8 @@ def read_parquet(
         lists for those of which one does. Row groups whose statistics tell that they have none are not read.
     missing
         What stands for a null, by column: ``{"count": -1}``. Without, nulls are NaN in floats, NaT in times and an
-        error in other columns.
+        error in other columns. Of a column of lists it stands for a null within them, and ``[]`` for one in the place
+        of a list.
     partitioned
         Whether directories named ``name=value`` make columns, wherever in the path they are: integers
         where all values are, else text.
