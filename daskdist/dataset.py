@@ -25,14 +25,14 @@ from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, writable_element
 from daskdist.core.function import UserFunction, code_of
-from daskdist.core.node import Node
+from daskdist.core.node import Node, upstream
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import fresh_seed
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec, known_spec, without_empty_axes
 from daskdist.core.structure import Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
-from daskdist.execute.arrays import to_dask_array
+from daskdist.execute.arrays import how_to_count, to_dask_array
 from daskdist.execute.callers import Caller, embedded
 from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.facts import Portions, facts_of, pass_over
@@ -355,13 +355,22 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- constructors: of datasets ---
 
     @classmethod
-    def zip(cls, *datasets: Any, name: str | None = None) -> Dataset:
+    def zip(cls, *datasets: Any, name: str | None = None, strict: bool = False) -> Dataset:
         """Elements made of one element of each dataset; as many as the shortest has.
 
         Parameters
         ----------
         datasets
             Datasets, or one nest (tuple, named tuple, dict) of them, in whose structure they come.
+        strict
+            Whether datasets of different lengths are an error.
+
+        Raises
+        ------
+        ArgumentError
+            What is given are no datasets; or ``strict`` is True and their lengths are known and differ.
+        CardinalityError
+            While iterating, where ``strict`` is True: one has ended before another.
 
         >>> a, b = Dataset.range(3), Dataset.range(10, 14)
         >>> list(Dataset.zip(a, b))[2], list(Dataset.zip({"a": a, "b": b}))[0]
@@ -375,7 +384,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 raise ArgumentError(f"zip: {path or 'the argument'} is {type(leaf).__name__}, not a Dataset{hint}")
         if not leaves:
             raise ArgumentError("zip: there are no datasets")
-        return cls._of_several(Zip(structure, tuple(leaf._node for leaf in leaves), label=name))
+        return cls._of_several(Zip(structure, tuple(leaf._node for leaf in leaves), strict, label=name))
 
     @classmethod
     def choose_from_datasets(
@@ -1669,9 +1678,13 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return np.uint64(int(self._fingerprint[:16], 16))
 
     def __len__(self) -> int:
-        number = self.cardinality()
+        number = self._counted()
+        if number == cardinality.INFINITE:
+            raise UnknownLengthError("the number of elements is endless; use take(n) first, or cardinality()")
         if number < 0:
-            raise UnknownLengthError(f"the number of elements is {display.cardinality(number)}; use cardinality()")
+            raise UnknownLengthError(
+                f"the number of elements is unknown; {how_to_count(self._node)}, or use cardinality()"
+            )
         return number
 
     def __bool__(self) -> bool:
@@ -1751,7 +1764,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> Dataset.range(5).batch(2).to_dask_array().chunks
         ((2, 2, 1),)
         """
-        return to_dask_array(self._node, self._recorded, self._spec)
+        return to_dask_array(self._node, self._recorded, self._spec, self._counted())
 
     # --- for other parts of daskdist ---
 
@@ -1845,6 +1858,12 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         code = code_of(self._node)
         node = Snapshot(self._node, directory, found, self._spec, _codec(compression), code=code, label=name)
         return self._with(node)
+
+    def _counted(self) -> int:
+        # As `cardinality`, of what is persisted also where that was not known before.
+        number = self.cardinality()
+        node = upstream(self._node)
+        return node.count() if number == cardinality.UNKNOWN and isinstance(node, FromGraph) else number
 
     def _caller(self) -> Caller:
         return embedded(self._node, self.options().num_threads)

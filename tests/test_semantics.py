@@ -869,3 +869,67 @@ def test_strings_of_batches_in_new_batches():
     # Each batch by itself, and so of rows that are given one by one.
     ds = Dataset.range(3).map(lambda x: "ab"[: int(x)], vectorized=False).padded_batch(1).rebatch(2)
     assert [batch.tolist() for batch in ds] == [["", "a"], ["ab"]]
+
+
+# --- lengths that are not known before the data is read ---
+
+
+def evens():
+    return Dataset.range(7).filter(lambda x: x % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: evens().assert_cardinality(4).batch(2),
+        lambda: evens().batch(2).assert_cardinality(2),
+        lambda: evens().batch(2).persist(),
+        lambda: evens().batch(2).with_options(Options(num_threads=1)).persist(),
+    ],
+)
+def test_a_length_that_was_found_or_stated(build):
+    ds = build()
+    assert len(ds) == 2
+    assert ds.to_dask_array().compute().tolist() == [0, 2, 4, 6]
+
+
+def test_the_length_of_what_is_cached():
+    ds = evens().batch(2).cache()
+    with pytest.raises(errors.UnknownLengthError, match="filter tells it only when the data is read"):
+        len(ds)
+    assert [batch.tolist() for batch in ds] == [[0, 2], [4, 6]]
+    assert len(ds) == ds.cardinality() == 2
+    assert ds.to_dask_array().compute().tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("build", "cause"),
+    [
+        (lambda: evens().batch(2), "filter"),
+        (lambda: Dataset.range(3).flat_map(Dataset.range).map(lambda x: x + 1).batch(2), "flat_map"),
+        (lambda: Dataset.range(3).unique().batch(2), "unique"),
+    ],
+)
+def test_a_length_that_is_not_known_says_why(build, cause):
+    for look in (len, lambda ds: ds.to_dask_array()):
+        with pytest.raises(errors.UnknownLengthError, match=rf"{cause} tells it only .* assert_cardinality\(n\)"):
+            look(build())
+    with pytest.raises(errors.UnknownLengthError, match=r"endless; use take\(n\)"):
+        len(Dataset.range(3).repeat())
+
+
+def test_zip_of_one_length():
+    three = Dataset.range(3)
+    assert len(list(Dataset.zip(three, three, strict=True))) == 3
+    assert len(list(Dataset.zip(three.repeat(), three.repeat(), strict=True).take(5))) == 5
+    for other in (Dataset.range(4), three.repeat()):
+        with pytest.raises(errors.ArgumentError, match=r"strict=True, and the datasets have 3, (4|endless) elements"):
+            Dataset.zip(three, other, strict=True)
+        assert len(Dataset.zip(three, other)) == 3
+    for pair in ((evens(), three), (three, evens()), (evens(), evens().skip(1))):
+        elements = iter(Dataset.zip(*pair, strict=True))
+        for _ in range(3):
+            next(elements)
+        with pytest.raises(errors.CardinalityError, match=r"strict=True, and dataset [01] has ended"):
+            next(elements)
+    assert len(list(Dataset.zip(evens(), evens(), strict=True))) == 4

@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from daskdist.core.node import Node
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.graph import Recorded
 
 
-def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec) -> Any:
-    """One array for each leaf, in the structure of an element; a chunk an element.
+def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_elements: int) -> Any:
+    """Return one array for each leaf, in the structure of an element; a chunk an element.
 
     Chunk lengths are known where batches are of rows of known number; else they are NaN, as Dask has it.
     """
@@ -20,10 +21,9 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec) -> Any:
     from dask.delayed import Delayed
 
     if not recorded.is_split:
-        raise UnknownLengthError(
-            "to_dask_array: the number of batches is known only when the data is read; "
-            "persist() the dataset first, or drop the filter"
-        )
+        if num_elements < 0:
+            raise UnknownLengthError(f"to_dask_array: the number of batches is unknown; {how_to_count(node)}")
+        recorded = recorded.split(num_elements)
     for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
         if not leaf.shape or None in leaf.shape[1:]:
             raise ArgumentError(f"to_dask_array: leaf {path or '(the element)'} is {leaf}; batch it, in one shape")
@@ -39,6 +39,19 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec) -> Any:
         return da.concatenate(blocks) if blocks else da.zeros((0, *leaf.shape[1:]), leaf.dtype)
 
     return structure.pack([array(number, leaf) for number, leaf in enumerate(spec.leaves)])
+
+
+def how_to_count(node: Node) -> str:
+    """Return what to do where the number of a node's elements is not known."""
+    causes = [
+        each.name
+        for each in walk(node)
+        if each.cardinality == UNKNOWN and all(source.cardinality != UNKNOWN for source in each.inputs)
+    ]
+    return (
+        f"{causes[-1] if causes else node.name} tells it only when the data is read: state it with "
+        "assert_cardinality(n), or persist() the dataset, or cache() it and iterate over it once"
+    )
 
 
 def _leaf(part: Any, structure: Any, number: int) -> Any:

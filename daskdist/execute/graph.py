@@ -115,6 +115,15 @@ class Recorded:
     keys: list[tuple[str, int]]
     is_split: bool
 
+    def split(self, num_elements: int) -> Recorded:
+        """Return the same with a key for each element, where one key has them all, as many as said."""
+        (key,) = self.keys
+        name = f"{key[0]}-element"
+        graph = dict(self.graph)
+        for number in range(num_elements):
+            graph[name, number] = Task((name, number), operator.getitem, TaskRef(key), number)
+        return Recorded(graph, [(name, number) for number in range(num_elements)], is_split=True)
+
 
 def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
     """The graph of a pipeline.
@@ -234,6 +243,15 @@ class FromGraph(Source):
     @property
     def cardinality(self) -> int:
         return self.known_cardinality
+
+    def count(self) -> int:
+        """Return the number of elements, which are waited for where they are being computed."""
+        if self.recorded.is_split:
+            return len(self.recorded.keys)
+        value = self.recorded.graph[self.recorded.keys[0]]
+        if is_future(value):
+            return int(value.client.submit(len, value).result())
+        return self.known_cardinality if is_undone(value) else len(value)
 
     def splits(self) -> Sequence[Split]:
         num_rows = 1 if self.recorded.is_split else None

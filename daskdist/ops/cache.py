@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import code_of
 from daskdist.core.node import Facts, Transformation, counting, walk
 from daskdist.core.pass_numbers import ResumedPasses
@@ -43,13 +44,25 @@ class Cache(Transformation):
     name = "cache"
     facts = Facts(keeps_count=True, keeps_spec=True, per_worker=True)
 
-    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+    @property
+    def cardinality(self) -> int:
+        number = self.source.cardinality
+        if number != UNKNOWN or not self.kept.runs:
+            return number
+        # As many as complete passes have left, wherever they were made.
+        own = self._key()
+        counts = {sum(map(len, runs)) for key, runs in list(self.kept.runs.items()) if key[0] == own}
+        return counts.pop() if len(counts) == 1 else UNKNOWN
+
+    def _key(self) -> Hashable:
         # Rewritten for a worker's share, the same node keeps other elements.
         nodes = list(walk(self.source))
         sources = tuple(_identity(each) for each in nodes if not each.inputs)
-        key = (tuple(map(str, nodes)), sources), code_of(self.source)
+        return (tuple(map(str, nodes)), sources), code_of(self.source)
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         places = tuple(each.passes.place for each in counting(self.source))
-        return Arrange(inputs, CacheRows(self.kept, key, places), inputs[0].grouped, name=self.name)
+        return Arrange(inputs, CacheRows(self.kept, self._key(), places), inputs[0].grouped, name=self.name)
 
 
 def _identity(source: Any) -> object:
@@ -97,7 +110,7 @@ class CacheCursor:
 
     source: Cursor | None
     kept: Kept
-    key: Hashable
+    key: tuple[Hashable, Hashable]
     replayed: list[Run] | None = None
     number: int = 0
     is_whole: bool = True

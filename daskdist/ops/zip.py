@@ -6,29 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from daskdist.core import cardinality
+from daskdist.core.arguments import yes_or_no
 from daskdist.core.node import Facts, Node
-from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive, same
+from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, same
 from daskdist.core.selection import RunQueue, Zipped
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError, CardinalityError
 
 
 @dataclass(frozen=True, eq=False)
 class Zip(Node):
-    """An element of each source, nested; as many as the shortest has."""
+    """An element of each source, nested; as many as the shortest has, or where ``strict`` as each has."""
 
     structure: Structure
     sources: tuple[Node, ...] = field(repr=False)
+    strict: bool = False
 
     name = "zip"
     facts = Facts(pairs=True)
+
+    def __post_init__(self) -> None:
+        yes_or_no(self.name, "strict", self.strict)
+        lengths = [source.cardinality for source in self.sources]
+        known = {length for length in lengths if length != cardinality.UNKNOWN}
+        if self.strict and len(known) > 1:
+            raise ArgumentError(
+                f"zip: strict=True, and the datasets have {', '.join(map(_in_words, lengths))} elements; give datasets "
+                "of one length, or leave strict out to stop with the shortest"
+            )
 
     @property
     def inputs(self) -> tuple[Node, ...]:
         return self.sources
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        return Zip(self.structure, inputs, label=self.label)
+        return Zip(self.structure, inputs, self.strict, label=self.label)
 
     @property
     def spec(self) -> ElementSpec:
@@ -39,13 +52,17 @@ class Zip(Node):
         return cardinality.shortest(source.cardinality for source in self.sources)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return zipped(inputs, self.structure, self.name)
+        return zipped(inputs, self.structure, self.name, strict=self.strict)
 
 
-def zipped(inputs: tuple[Primitive, ...], structure: Structure, name: str) -> Primitive:
-    """The stream of elements made of one of each input."""
+def zipped(inputs: tuple[Primitive, ...], structure: Structure, name: str, *, strict: bool = False) -> Primitive:
+    """Return the stream of elements made of one of each input; where ``strict`` all must be equally long."""
     # Put together at once: views, where the inputs are contiguous.
-    return Compute(Arrange(inputs, ZipRows(structure), grouped=0, name=name), same, name, factor=1)
+    return Compute(Arrange(inputs, ZipRows(structure, strict), grouped=0, name=name), same, name, factor=1)
+
+
+def _in_words(length: int) -> str:
+    return {cardinality.UNKNOWN: "an unknown number of", cardinality.INFINITE: "endless"}.get(length, str(length))
 
 
 @dataclass(frozen=True)
@@ -53,10 +70,11 @@ class ZipRows:
     """The arithmetic of it."""
 
     structure: Structure
+    strict: bool = False
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         sources = [opener(epoch) for opener in inputs]
-        return ZipCursor(sources, self.structure, [RunQueue() for _ in sources])
+        return ZipCursor(sources, self.structure, [RunQueue() for _ in sources], self.strict)
 
 
 @dataclass
@@ -66,9 +84,29 @@ class ZipCursor:
     sources: list[Cursor]
     structure: Structure
     queues: list[RunQueue]
+    strict: bool = False
 
     def pull(self) -> Zipped:
-        for source, queue in zip(self.sources, self.queues, strict=True):
-            queue.fill(source.pull, 1)
+        for number, (source, queue) in enumerate(zip(self.sources, self.queues, strict=True)):
+            try:
+                queue.fill(source.pull, 1)
+            except Exhausted:
+                if self.strict:
+                    self._check_ends(number)
+                raise
         num_elements = min(len(queue.runs[0]) for queue in self.queues)
         return Zipped(tuple(queue.pop(num_elements) for queue in self.queues), self.structure)
+
+    def _check_ends(self, ended: int) -> None:
+        # That the others are at their end, too, once one is.
+        for number, (source, queue) in enumerate(zip(self.sources, self.queues, strict=True)):
+            if number == ended:
+                continue
+            try:
+                queue.fill(source.pull, 1)
+            except Exhausted:
+                continue
+            raise CardinalityError(
+                f"zip: strict=True, and dataset {ended} has ended where dataset {number} goes on; give datasets of one "
+                "length, or leave strict out to stop with the shortest"
+            )
