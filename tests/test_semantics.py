@@ -9,7 +9,7 @@ import dask
 import numpy as np
 import pytest
 
-from daskdist import Dataset, DatasetSpec, Options, Ragged, RaggedTensorSpec, TensorSpec, errors
+from daskdist import Dataset, DatasetSpec, MirroredStrategy, Options, Ragged, RaggedTensorSpec, TensorSpec, errors
 from daskdist.testing import afresh
 
 INFINITE, UNKNOWN = -1, -2
@@ -933,3 +933,56 @@ def test_zip_of_one_length():
         with pytest.raises(errors.CardinalityError, match=r"strict=True, and dataset [01] has ended"):
             next(elements)
     assert len(list(Dataset.zip(evens(), evens(), strict=True))) == 4
+
+
+# --- batches of ragged elements ---
+
+
+def rising(*lengths):
+    return Dataset.from_tensor_slices(np.array(lengths)).map(lambda n: np.arange(n))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: rising(0, 1, 2, 3, 1).ragged_batch(2).batch(2), [[[[], [0]], [[0, 1], [0, 1, 2]]], [[[0]]]]),
+        (lambda: rising(1, 2, 1, 2).ragged_batch(2).batch(2), [[[[0], [0, 1]], [[0], [0, 1]]]]),
+        (
+            lambda: Dataset.range(1, 4).map(lambda n: Ragged(np.arange(int(n)), [0, int(n)])).batch(2),
+            [[[[0]], [[0, 1]]], [[[0, 1, 2]]]],
+        ),
+        (
+            lambda: Dataset.from_tensor_slices(Ragged(Ragged(np.arange(4), [0, 1, 3, 4]), [0, 2, 3])).batch(2),
+            [[[[0], [1, 2]], [[3]]]],
+        ),
+        (lambda: Dataset.from_tensors(Ragged(np.arange(3), [0, 1, 3])).repeat(2).batch(2), [[[[0], [1, 2]]] * 2]),
+        (
+            lambda: rising(1, 2, 3).ragged_batch(1).window(2).flat_map(lambda w: w.batch(2)),
+            [[[[0]], [[0, 1]]], [[[0, 1, 2]]]],
+        ),
+        (lambda: rising(1, 2, 3).ragged_batch(1).shuffle(3, seed=1).batch(3).map(lambda x: x[:0]), [[]]),
+        (
+            lambda: rising(1, 2, 3, 1).ragged_batch(1).batch(1).batch(2),
+            [[[[[0]]], [[[0, 1]]]], [[[[0, 1, 2]]], [[[0]]]]],
+        ),
+    ],
+)
+def test_ragged_elements_make_ragged_batches(build, expected):
+    ds = build()
+    assert [batch.tolist() for batch in ds] == expected
+    assert [batch.tolist() for batch in dask.compute(ds)[0]] == expected
+    for batch in ds:
+        assert isinstance(batch, Ragged)
+        assert ds.element_spec.is_compatible_with(batch)
+
+
+def test_pieces_of_ragged_batches_of_ragged_elements():
+    ds = rising(1, 2, 3, 1, 2).ragged_batch(1).batch(3)
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    steps = [[piece.tolist() for piece in step.values] for step in strategy.distribute_dataset(ds)]
+    assert steps == [[[[[0]], [[0, 1]]], [[[0, 1, 2]]]], [[[[0]]], [[[0, 1]]]]]
+
+
+def test_dense_rows_of_different_lengths_do_not_stack():
+    with pytest.raises(errors.StackError, match="ragged_batch"):
+        list(rising(1, 2).batch(2))

@@ -357,13 +357,28 @@ def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
 
 
 def without_rows(like: Leaves) -> Leaves:
-    """The leaves of a chunk that has no elements, where others are like one."""
-    return tuple([np.zeros((0, *leaf.shape), leaf.dtype) for leaf in like])
+    """Return the leaves of a chunk that has no elements, where others are like one."""
+    return tuple(
+        [
+            Ragged._made(leaf[:0], np.zeros(1, leaf.row_splits.dtype))
+            if isinstance(leaf, Ragged)
+            else np.zeros((0, *leaf.shape), leaf.dtype)
+            for leaf in like
+        ]
+    )
 
 
 def nested(leaves: Leaves, inner: tuple[int, ...]) -> Leaves:
-    """The leaves of a chunk whose elements are of shape ``inner`` in rows."""
-    return tuple([leaf.reshape(len(leaf) // prod(inner), *inner, *leaf.shape[1:]) for leaf in leaves])
+    """Return the leaves of a chunk whose elements are of shape ``inner`` in rows."""
+    return tuple([_nested(leaf, inner) for leaf in leaves])
+
+
+def _nested(leaf: Any, inner: tuple[int, ...]) -> Any:
+    if not isinstance(leaf, Ragged):
+        return leaf.reshape(len(leaf) // prod(inner), *inner, *leaf.shape[1:])
+    for size in reversed(inner):
+        leaf = Ragged._made(leaf, np.arange(0, len(leaf) + 1, size, dtype=leaf.row_splits.dtype))
+    return leaf
 
 
 def read_only(array: Any) -> Any:
@@ -419,8 +434,12 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
     StackError
         The elements' shapes or dtypes differ.
     """
-    leaves = []
+    leaves: list[Any] = []
     for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
+        if _are_ragged(column):
+            # As in TensorFlow, ragged whether or not they have as many rows each.
+            leaves.append(Ragged.of(column, column[0].row_splits.dtype))
+            continue
         if not _agree(column):
             kinds = dict.fromkeys(map(_kind, column))
             where = f" of {label}" if label else ""
@@ -430,6 +449,13 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
             )
         leaves.append(np.stack(column))
     return tuple(leaves)
+
+
+def _are_ragged(column: Sequence[Any]) -> bool:
+    first = column[0]
+    return isinstance(first, Ragged) and all(
+        isinstance(leaf, Ragged) and leaf.dtype == first.dtype and leaf.ndim == first.ndim for leaf in column
+    )
 
 
 def _kind(leaf: Any) -> str:

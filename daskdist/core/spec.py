@@ -142,6 +142,10 @@ class RaggedTensorSpec(TensorSpec):
     RaggedTensorSpec(shape=(2, None), dtype=int64, name=None)
     """
 
+    def grouped(self, size: int | None) -> TensorSpec:
+        # Of one ragged leaf more rows than of another, as far as their group goes.
+        return replace(self, shape=(size, None, *self.shape[1:]))
+
     def zeros(self, num_rows: int = 0) -> Any:
         """`num_rows` rows without values."""
         inner = [size or 0 for size in self.shape[2:]]
@@ -238,6 +242,11 @@ class ElementSpec:
         leaves, structure = Structure.flatten(element)
         return cls(structure, tuple(map(TensorSpec.of, leaves)))
 
+    @classmethod
+    def of_rows(cls, structure: Structure, columns: Sequence[Any]) -> ElementSpec:
+        """Return the spec of elements that are the rows of arrays, a row of nested `Ragged` being ragged itself."""
+        return cls(structure, tuple(map(_spec_of_rows, columns)))
+
     @staticmethod
     def nest(structure: Structure, parts: Sequence[ElementSpec]) -> ElementSpec:
         """The spec of elements made of one element of each part, nested as ``structure`` has it."""
@@ -315,6 +324,13 @@ class ElementSpec:
             return None
         leaves = [a.most_general_common_spec(b) for a, b in zip(self.leaves, other.leaves, strict=True)]
         return None if None in leaves else self.with_leaves([leaf for leaf in leaves if leaf is not None])
+
+
+def _spec_of_rows(column: Any) -> TensorSpec:
+    shape = column.shape[1:]
+    if isinstance(column, Ragged) and isinstance(column.values, Ragged):
+        return RaggedTensorSpec(shape, column.dtype)
+    return TensorSpec(shape, column.dtype)
 
 
 def is_safe(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:

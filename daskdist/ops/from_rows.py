@@ -9,7 +9,7 @@ from typing import Any
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
-from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.core.structure import Structure, as_array, is_plain
 from daskdist.errors import ArgumentError
 
@@ -56,7 +56,7 @@ def rows_spec(rows: Block | Bundle) -> ElementSpec:
         There are none, or they have none in common.
     """
     if isinstance(rows, Block):
-        return ElementSpec(rows.structure, tuple(TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in rows.leaves))
+        return ElementSpec.of_rows(rows.structure, rows.leaves)
     common = None
     for number, element in enumerate(rows.elements()):
         spec = ElementSpec.of(element)

@@ -13,7 +13,7 @@ from daskdist.core.block import Block
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError
 
@@ -59,7 +59,7 @@ class FromTensorSlices(Source):
 
     @property
     def spec(self) -> ElementSpec:
-        return ElementSpec(self.structure, tuple(TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in self.leaves))
+        return ElementSpec.of_rows(self.structure, self.leaves)
 
     @property
     def cardinality(self) -> int:

@@ -11,8 +11,7 @@ from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.ragged import Ragged
-from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec, learned_spec
+from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -53,7 +52,7 @@ class Map(Transformation):
             return _tried(self.function, spec, unknown, value)
         columns = [leaf.grouped(2).example(unknown, value) for leaf in spec.leaves]
         leaves, structure = call_at_once(self.function, spec.structure, columns, 2, "two made-up rows")
-        return ElementSpec(structure, tuple(map(_spec_of_rows, leaves)))
+        return ElementSpec.of_rows(structure, leaves)
 
     @property
     def spec(self) -> ElementSpec:
@@ -201,10 +200,3 @@ class MapBlocks:
         where = f"{len(block)} rows of {block.label or 'a block'}"
         leaves, structure = call_at_once(self.function, block.structure, block.leaves, len(block), where)
         return Block(structure, leaves, block.label, block.origin)
-
-
-def _spec_of_rows(column: Any) -> TensorSpec:
-    shape = column.shape[1:]
-    if isinstance(column, Ragged) and isinstance(column.values, Ragged):
-        return RaggedTensorSpec(shape, column.dtype)
-    return TensorSpec(shape, column.dtype)
