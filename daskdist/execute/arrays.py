@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec, TensorSpec
-from daskdist.errors import ArgumentError, UnknownLengthError
+from daskdist.errors import ArgumentError, DaskdistError, UnknownLengthError
 from daskdist.execute.graph import Recorded
 
 
@@ -43,13 +44,14 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
 
 def how_to_count(node: Node) -> str:
     """Return what to do where the number of a node's elements is not known."""
-    causes = [
-        each.name
-        for each in walk(node)
-        if each.cardinality == UNKNOWN and all(source.cardinality != UNKNOWN for source in each.inputs)
-    ]
+    cause = node.name
+    # A file that is damaged may be one to pass over.
+    with contextlib.suppress(DaskdistError):
+        for each in walk(node):
+            if each.cardinality == UNKNOWN and all(source.cardinality != UNKNOWN for source in each.inputs):
+                cause = each.name
     return (
-        f"{causes[-1] if causes else node.name} tells it only when the data is read: state it with "
+        f"{cause} tells it only when the data is read: state it with "
         "assert_cardinality(n), or persist() the dataset, or cache() it and iterate over it once"
     )
 

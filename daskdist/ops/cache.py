@@ -54,7 +54,7 @@ class Cache(Transformation):
         counts = {sum(map(len, runs)) for key, runs in list(self.kept.runs.items()) if key[0] == own}
         return counts.pop() if len(counts) == 1 else UNKNOWN
 
-    def _key(self) -> Hashable:
+    def _key(self) -> tuple[Hashable, Hashable]:
         # Rewritten for a worker's share, the same node keeps other elements.
         nodes = list(walk(self.source))
         sources = tuple(_identity(each) for each in nodes if not each.inputs)
