@@ -130,6 +130,19 @@ def test_helpers_that_are_defined_again_are_called():
     assert function.function(1) == 0
 
 
+def test_copies_follow_helpers_too():
+    variables = {"__name__": "__main__"}
+    exec("K = 2\ndef g(x): return x * K\ndef f(x): return g(x)", variables)
+    function = UserFunction(variables["f"], "map")
+    copy = function.row_by_row()
+    cloudpickle.dumps(function)
+    exec("def g(x): return -x * K", variables)
+    sent = cloudpickle.loads(cloudpickle.dumps(function))
+    for each in (function, copy):
+        each.refresh()
+    assert (function.function(3), copy.function(3), sent.function(3)) == (-6, -6, -6)
+
+
 def test_helpers_that_are_defined_later_are_called():
     variables = {"__name__": "__main__"}
     exec("def f(x): return g(x)", variables)

@@ -73,16 +73,28 @@ class FixedValues:
     _cells: dict[int, tuple[types.CellType, Any]] = field(default_factory=dict)
     # Global names of functions, and names that are not defined yet, with what they meant.
     _watched: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    _local: Callable[..., Any] | None = None
+    _portable: tuple[Callable[..., Any], Values] | None = None
 
     def function(self) -> Callable[..., Any]:
         """Return the function with its values fixed, to be called in this process."""
-        return self._fixed(with_imported=True)
+        self._forget_outdated()
+        if self._local is None:
+            self._local = self._fixed(with_imported=True)
+        return self._local
 
     def portable(self) -> tuple[Callable[..., Any], Values]:
         """Return the function to be pickled, and the values of names of imported modules, which go by reference.
 
         In the other process, `with_values` puts the two together.
         """
+        # Kept, for functions are pickled with each of many tasks.
+        self._forget_outdated()
+        if self._portable is None:
+            self._portable = self._made_portable()
+        return self._portable
+
+    def _made_portable(self) -> tuple[Callable[..., Any], Values]:
         values: Values = {}
         for function in _Reach(self.original).functions:
             if _is_imported(function):
@@ -93,9 +105,10 @@ class FixedValues:
                         values[module, name] = self._names[key]
         return self._fixed(with_imported=False), values
 
-    def is_outdated(self) -> bool:
-        """Return whether a function that it reaches by its name was defined since it was last fixed."""
-        return any(variables.get(name, _MISSING) is not value for variables, name, value in self._watched)
+    def _forget_outdated(self) -> None:
+        # Where a function that it reaches by its name was defined since, or defined again.
+        if any(variables.get(name, _MISSING) is not value for variables, name, value in self._watched):
+            self._local = self._portable = None
 
     def _fixed(self, with_imported: bool) -> Callable[..., Any]:
         reach = _Reach(self.original)

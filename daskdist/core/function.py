@@ -108,7 +108,7 @@ class UserFunction:
 
     def refresh(self) -> None:
         """Take functions that it reaches by their names as they are defined now."""
-        if self._values is not None and self._values.is_outdated():
+        if self._values is not None:
             self.function = self._values.function()
 
     def check_generators(self) -> None:
