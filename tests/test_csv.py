@@ -516,6 +516,13 @@ def test_partitions(tmp_path):
     assert rows_of(read_csv(tmp_path, partitioned=False)) == [(10,), (20,)]
 
 
+def test_partitions_written_with_zeros_are_text(tmp_path):
+    for month in ("01", "12"):
+        (tmp_path / f"month={month}").mkdir()
+        write(tmp_path, "a\n1\n", f"month={month}/a.csv")
+    assert [str(x) for x in read_csv(tmp_path, "month")] == ["01", "12"]
+
+
 def test_types_of_the_sample_hold_for_all(tmp_path):
     path = write(tmp_path, "n,c\n" + "1,2\n" * 100 + "1,2.5\n")
     with dask.config.set({"daskdist.split-bytes": 100}):
