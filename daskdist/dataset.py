@@ -344,7 +344,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> from pathlib import Path
         >>> names = Dataset.list_files(str(Path(__file__).parent / "*.py"), shuffle=False)
         >>> [Path(str(each)).name for each in names.take(2)]
-        ['__init__.py', '__main__.py']
+        ['config.py', 'dataset.py']
         """
         if shuffle is not None:
             yes_or_no("list_files", "shuffle", shuffle)
@@ -546,7 +546,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         >>> ds = Dataset.range(2).map(lambda x, rng: x + rng.integers(100), rng=7)
         >>> [int(x) for x in ds]
-        [13, 21]
+        [51, 2]
         """
         for argument, value in (("deterministic", deterministic), ("vectorized", vectorized)):
             if value is not None:
