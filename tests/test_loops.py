@@ -566,6 +566,6 @@ def test_files_that_a_function_reads_on_disks_of_some_are_refused(on_cluster, pa
 @pytest.mark.cluster
 def test_what_does_not_pickle(on_cluster):
     lock = threading.Lock()
-    distributed = on_cluster.distribute_dataset(Dataset.range(8).batch(4).map(lambda x: x + lock.locked()))
+    dataset = Dataset.range(8).batch(4).map(lambda x: x + lock.locked())
     with pytest.raises(ArgumentError, match=r"does not pickle, and so cannot be sent to a worker.*lock"):
-        on_cluster.run(list, args=(distributed,))
+        on_cluster.distribute_dataset(dataset)
