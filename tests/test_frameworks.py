@@ -826,12 +826,11 @@ def test_replicas_train_as_one(torch, on_cluster):
             torch.nn.init.zeros_(line.weight), torch.nn.init.zeros_(line.bias)
             line = torch.nn.parallel.DistributedDataParallel(line)
             optimizer = torch.optim.SGD(line.parameters(), lr=0.2)
-            num_shared = num_batches = 0
+            num_batches = 0
             for _ in range(num_epochs):
                 for batch in steps:
                     tensors = daskdist.to_torch(batch)
                     num_batches += 1
-                    num_shared += tensors["x"].data_ptr() == batch["x"].ctypes.data
                     optimizer.zero_grad()
                     torch.nn.functional.mse_loss(line(tensors["x"])[:, 0], tensors["y"]).backward()
                     optimizer.step()
@@ -839,7 +838,7 @@ def test_replicas_train_as_one(torch, on_cluster):
                 "weights": line.module.weight.detach().numpy(),
                 "rank": group.get_rank(),
                 "size": group.get_world_size(),
-                "batches": [num_batches, num_shared],
+                "num_batches": num_batches,
             }
 
     batches = on_cluster.distribute_dataset(Dataset.from_tensor_slices({"x": x, "y": y}).batch(40))
@@ -847,8 +846,7 @@ def test_replicas_train_as_one(torch, on_cluster):
     expected = trained_alone(torch, x, y, 40, 3)
     for number, found in enumerate(results):
         assert (found["rank"], found["size"]) == (number, 2)
-        # Views of the source are copied.
-        assert found["batches"] == [18, 0]
+        assert found["num_batches"] == 18
         # Halves of equal size: the mean of their gradients is that of the whole.
         np.testing.assert_allclose(found["weights"], expected, rtol=1e-12)
     # The group is gone with its block: another one can be made.
