@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
+from daskdist.core.failures import FailedElement, failed_of, raw_item
 from daskdist.core.node import Node, walk
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Read, Split
@@ -52,22 +53,27 @@ class Report:
         Its size in memory.
     skipped
         What was left out on the way to it.
+    failed
+        The elements that failed, each with its place.
     """
 
     num_rows: int
     nbytes: int
     skipped: tuple[Skipped, ...] = ()
+    failed: tuple[tuple[int, FailedElement], ...] = ()
 
 
 def report_of(rows: Rows) -> Report:
     """The report on a block."""
-    return Report(len(rows), rows.nbytes, rows.skipped)
+    return Report(len(rows), rows.nbytes, rows.skipped, failed_of(rows))
 
 
 def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:
     """Of each element of a block, the length of its longest leaf along axis 0; 1 where it has none."""
     (rows,) = blocks
-    shapes = ([leaf.shape for leaf in rows.item(index)] for index in range(len(rows)))
+    items = (raw_item(rows, index) for index in range(len(rows)))
+    # One that failed is told where it would be handed out.
+    shapes = ([()] if isinstance(item, FailedElement) else [leaf.shape for leaf in item] for item in items)
     return tuple(max((shape[0] if shape else 1 for shape in each), default=1) for each in shapes)
 
 

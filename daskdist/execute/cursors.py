@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
-from daskdist.core.origin import Skipped
+from daskdist.core.failures import Each, EachCarried, EachRead, FailedElement
 from daskdist.core.primitive import (
     Chain,
     Compute,
     Cursor,
     Epoch,
     Exhausted,
-    Fact,
-    Noted,
     NotReady,
     Read,
     Split,
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 
 # Elements of a stream that are passed over at a time, where it has to run again.
 _PASSED_OVER = 1024
-# Elements given at first to a function that may make many of each.
-_FEW_GIVEN = 16
 # Blocks of a stream on a worker that are asked for at a time: one is made while the one before is used.
 _HELD_AHEAD = 2
 
@@ -53,6 +49,8 @@ class BlockCursor:
 
     # Whether blocks come in the order they were asked for.
     in_order = True
+    # Whether it goes on where what it asks of fails; a source itself does not.
+    goes_on = False
 
     def __init__(self, interpreter: Interpreter, factor: int | None, path: Path, epoch: Epoch) -> None:
         self.interpreter = interpreter
@@ -66,21 +64,41 @@ class BlockCursor:
         # Weak: a cursor that is not asked for more keeps no block.
         self._sample: tuple[weakref.ref[BlockRef], int] | None = None
         self._has_learned = False
-        self._failure: Exception | None = None
+        self.failure: FailedElement | None = None
+        # Of the block that is handed on the elements behind one that failed, and the places of others there.
+        self.rest: Any = None
+        self.failed: deque[tuple[int, FailedElement]] = deque()
 
     def pull(self) -> Run:
         while True:
+            if self.rest is not None:
+                return self._next_of_rest()
             self._ask_ahead()
             if not self.pending:
-                failure, self._failure = self._failure, None
-                raise failure or Exhausted
+                failure, self.failure = self.failure, None
+                raise Exhausted if failure is None else failure.error
             ref = self._first()
             if ref.num_rows < 0:
                 self._count(ref)
             self.pending.remove(ref)
             if ref.num_rows:
-                return Selection.whole(ref)
-            self._came_empty()
+                self.rest = Selection.whole(ref)
+            else:
+                self._came_empty()
+
+    def _next_of_rest(self) -> Run:
+        # Up to the next element that failed; that one is raised, and not counted.
+        run, self.rest = self.rest, None
+        if not self.failed:
+            return run  # type: ignore[no-any-return]
+        place = self.failed[0][0] - run.rows.start
+        if place:
+            self.rest = run[place:]
+            return run[:place]  # type: ignore[no-any-return]
+        failed = self.failed.popleft()[1]
+        if len(run) > 1:
+            self.rest = run[1:]
+        raise failed.again()
 
     def _first(self) -> BlockRef:
         if not self.in_order:
@@ -100,6 +118,7 @@ class BlockCursor:
             raise NotReady
         ref.num_rows = report.num_rows
         self._resize(ref, report.nbytes)
+        self.failed.extend(report.failed)
         interpreter.note_skipped(report.skipped)
 
     def _resize(self, ref: BlockRef, nbytes: int) -> None:
@@ -109,7 +128,7 @@ class BlockCursor:
 
     def _ask_ahead(self) -> None:
         caller, windows = self.interpreter.caller, self.interpreter.reads
-        while not self.is_over and len(self.pending) <= caller.num_ahead:
+        while not self.is_over and self.failure is None and len(self.pending) <= caller.num_ahead:
             if self.pending and not windows[self.pending[-1].worker].has_room(self.pending[-1].nbytes):
                 return
             try:
@@ -123,8 +142,8 @@ class BlockCursor:
                 return
             except Exception as error:
                 # What was asked for before comes first.
-                self._failure = error
-                self.is_over = True
+                self.failure = FailedElement(error)
+                self.is_over = not self.goes_on
             else:
                 self.pending.append(ref)
                 self._learn(ref)
@@ -197,12 +216,12 @@ class ReadCursor(BlockCursor):
         if stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows):
             split = read.divide(split, start, stop)
         if read.graph is None:
-            handle = caller.source(read.function, split, on=worker, name=read.name)
+            handle = caller.source(EachRead(read.function), split, on=worker, name=read.name)
         else:
             value = caller.upstream(read.graph, split.payload, on=worker)
             handle = value
             if read.function is not value_itself:
-                handle = caller.call(OnValue(read.function), [value], split, on=worker, name=read.name)
+                handle = caller.call(OnValue(EachRead(read.function)), [value], split, on=worker, name=read.name)
         num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
         return self._refer(handle, split.num_rows, num_bytes, worker, (number, start, stop))
 
@@ -356,6 +375,8 @@ class HeldCursor(BlockCursor):
 class ComputeCursor(BlockCursor):
     """Blocks made of blocks, or of batches gathered for the purpose."""
 
+    goes_on = True
+
     def __init__(self, interpreter: Interpreter, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
         super().__init__(interpreter, compute.factor, path, epoch)
         self.compute = compute
@@ -370,12 +391,15 @@ class ComputeCursor(BlockCursor):
     def remade(self, extent: Any, run: Any) -> BlockRef:
         interpreter, compute = self.interpreter, self.compute
         worker = interpreter.near(run)
-        handle = interpreter.ask(run, on=worker, name=compute.name, function=compute.function, apart=compute.apart)
+        function = same if compute.function is same else Each(compute.function, compute.factor)
+        handle = interpreter.ask(run, on=worker, name=compute.name, function=function, apart=compute.apart)
         return self._refer(handle, len(run), int(run_bytes(run)), worker, None, run)
 
 
 class ChainCursor(BlockCursor):
     """Blocks made of blocks, each with what was carried on from the one before."""
+
+    goes_on = True
 
     def __init__(self, interpreter: Interpreter, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
         super().__init__(interpreter, chain.factor, path, epoch)
@@ -404,7 +428,8 @@ class ChainCursor(BlockCursor):
         interpreter, chain = self.interpreter, self.chain
         # With a function, if one that does nothing, rows know where they are from.
         rows = interpreter.ask(run, on=worker, name="gather", function=same)
-        return interpreter.caller.call(OnCarried(chain.function), [rows, carried], on=worker, name=chain.name)
+        function = OnCarried(EachCarried(chain.function))
+        return interpreter.caller.call(function, [rows, carried], on=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None, extent: Any) -> BlockRef:
         handle = self.interpreter.caller.call(Part(0), [both], on=worker, name=f"{self.chain.name}-rows")
@@ -418,95 +443,6 @@ class ChainCursor(BlockCursor):
         """Go on from there."""
         if saved["carried"] is not None:
             self._carried = self._given(saved["carried"][0], self.interpreter.next_worker())
-
-
-class FactCursor:
-    """Elements and a fact of them, asked for ahead where the elements lie."""
-
-    def __init__(self, interpreter: Interpreter, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
-        self.interpreter = interpreter
-        self.fact = fact
-        self.path = path
-        self.epoch = epoch
-        self.source = source
-        # Of each call: the elements it was given, those it is of, and its handle.
-        self._pending: deque[tuple[Run, Run, Handle]] = deque()
-        self.waiting = RunQueue()
-        # Elements whose facts were handed on.
-        self.num_given = 0
-        self.is_over = False
-
-    def pull(self) -> Noted:
-        self._ask_ahead()
-        if not self._pending:
-            raise Exhausted
-        given, run, handle = self._pending[0]
-        caller = self.interpreter.caller
-        if not self.interpreter.waits and not caller.is_done(handle):
-            raise NotReady
-        fact = caller.result(handle)
-        self._pending.popleft()
-        self.num_given += len(given)
-        if self.fact.makes_rows:
-            (ref,) = run.blocks  # type: ignore[union-attr]
-            ref.num_rows, skipped, fact = fact
-            self.interpreter.note_skipped(skipped)
-            run = Selection.whole(ref)
-        return Noted(run, fact)
-
-    def _ask_ahead(self) -> None:
-        interpreter = self.interpreter
-        while not self.is_over and len(self._pending) <= interpreter.caller.num_ahead:
-            if self._pending and not interpreter.reads.has_room():
-                return
-            try:
-                with interpreter.waiting(not self._pending):
-                    run = self._next_given()
-            except Exhausted:
-                self.is_over = True
-            except NotReady:
-                if not self._pending:
-                    raise
-                return
-            else:
-                self._ask(run)
-
-    def _next_given(self) -> Run:
-        if not self.fact.makes_rows:
-            return self.source.pull()  # type: ignore[no-any-return]
-        # What one element makes may be much, and the function slow: as many at a time as there were before.
-        self.waiting.fill(self.source.pull, 1)
-        return self.waiting.pop(max(self.num_given, _FEW_GIVEN))
-
-    def _ask(self, given: Run) -> None:
-        fact, worker = self.fact, self.interpreter.near(given)
-        handle = self.interpreter.ask(given, on=worker, name=fact.name, function=fact.function)
-        if not fact.makes_rows:
-            self._pending.append((given, given, handle))
-            return
-        asked = self.interpreter.caller.call(with_report, [handle], on=worker, name=f"{fact.name}-fact")
-        run = Selection((self._rows(given, handle, worker),), range(0))
-        self._pending.append((given, run, asked))
-
-    def _rows(self, given: Run, handle: Handle, worker: str | None) -> BlockRef:
-        interpreter = self.interpreter
-        rows = interpreter.caller.call(Part(0), [handle], on=worker, name=f"{self.fact.name}-rows")
-        recipe = Recipe(self.path, self.epoch, None, described(given))
-        return interpreter.refer(rows, -1, int(run_bytes(given)), worker, interpreter.reads, recipe)
-
-    def remade(self, extent: Any, run: Any) -> BlockRef:
-        """The block of a recipe, asked for again."""
-        fact, worker = self.fact, self.interpreter.near(run)
-        return self._rows(run, self.interpreter.ask(run, on=worker, name=fact.name, function=fact.function), worker)
-
-    def saved(self) -> dict[str, Any]:
-        """What a position takes besides the fields that are data: the elements that facts were asked of."""
-        return {"given": [given for given, _, _ in self._pending]}
-
-    def resumed(self, saved: dict[str, Any]) -> None:
-        """Go on from there."""
-        for given in saved["given"]:
-            self._ask(given)
 
 
 def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor, *, is_full: bool = False) -> Any:
@@ -555,12 +491,6 @@ def pulled(values: Sequence[Any], num_rows: int) -> Rows:
     """The next rows of a pass that is on a worker; called after the call that gave those before."""
     rows: Rows = values[0].pull(num_rows)
     return rows
-
-
-def with_report(values: Sequence[Any]) -> tuple[int, tuple[Skipped, ...], Any]:
-    """How many rows a fact is of, what was left out on the way to them, and the fact."""
-    rows, fact = values[0]
-    return len(rows), rows.skipped, fact
 
 
 @dataclass(frozen=True)

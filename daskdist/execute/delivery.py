@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from daskdist.core.failures import of_element
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
+from daskdist.errors import ClusterError
 from daskdist.execute.callers import Handle, lengths_of
 from daskdist.execute.gather import LIGHT_BYTES, Empty, bundle_size, gather, is_view, run_bytes
 from daskdist.execute.gather_on_device import CompactedOnDevices, OnDevice
@@ -137,7 +139,7 @@ class Delivery:
         self._reached = _Reached(lambda: None, 0, 0)
         # Steps that were handed out.
         self._num_used = 0
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Stretch]:
         while True:
@@ -159,19 +161,26 @@ class Delivery:
             stretch = self.ready.popleft()
             self._num_used += len(stretch)
             return stretch
-        failure, self._failure = self._failure, None
-        raise failure or Exhausted
+        failure, self.failure = self.failure, None
+        if failure is None:
+            raise Exhausted
+        raise failure if isinstance(failure, ClusterError) else of_element(failure)
 
     def _build_ahead(self) -> None:
         num_built = 0
-        while not self.is_over and (not self.ready or self._is_room(num_built)):
+        while not self._is_done and (not self.ready or self._is_room(num_built)):
             try:
                 self.ready.append(self._build())
                 num_built += 1
             except Exhausted:
-                self.is_over = True
+                # Behind a failure there may be more.
+                self.is_over = isinstance(self.failure, (ClusterError, type(None)))
             except NotReady:
                 return
+
+    @property
+    def _is_done(self) -> bool:
+        return self.is_over or self.failure is not None
 
     def _is_room(self, num_built: int) -> bool:
         num_ready = sum(map(len, self.ready))
@@ -229,7 +238,7 @@ class Delivery:
         return bundle_size(interpreter.caller, run, max(interpreter.most_bytes, run.element_bytes))
 
     def _pulled(self) -> Run:
-        if self._failure is not None:
+        if self.failure is not None:
             raise Exhausted
         try:
             run: Run = self.source.pull()
@@ -237,7 +246,7 @@ class Delivery:
             raise
         except Exception as error:
             # What came before it is handed out first.
-            self._failure = error
+            self.failure = error
             raise Exhausted from None
         return run
 

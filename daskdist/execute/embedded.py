@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, Final
 
 from daskdist.core.block import Bundle, Rows, writable_element
-from daskdist.core.primitive import Epoch, Primitive
+from daskdist.core.failures import Told, is_of_element
+from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.recycling import recycled
 from daskdist.core.short_traceback import shortened
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.execute.callers import Caller, Now
-from daskdist.execute.delivery import Delivery, Stretch
+from daskdist.execute.delivery import Delivery, Lane, Stretch
 from daskdist.execute.interpreter import Interpreter, stats_of
 from daskdist.execute.locked import locked
 from daskdist.execute.position import Recorder, Resumer
@@ -87,9 +89,10 @@ class ElementIterator(Iterator[Any]):
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive, lambda epoch: None)
         self._delivery: Delivery | None = Delivery(self._interpreter, primitive, epoch, empty=recycled)
         self._current = _Current()
-        self._elements = _elements(self._interpreter, self._delivery, self._current, empty)
+        self._empty = empty
         self._is_writable = is_writable
         self._number = 0
+        self._is_over = False
         self.lock = RLock()
         # Also where it was never begun.
         weakref.finalize(self, caller.close)
@@ -97,11 +100,27 @@ class ElementIterator(Iterator[Any]):
     def __next__(self) -> Any:
         with self.lock:
             try:
-                element = next(self._elements)
+                element = self._next()
             except UserFunctionError as error:
                 raise shortened(error) from error.__cause__
             self._number += 1
         return writable_element(element) if self._is_writable else element
+
+    def _next(self) -> Any:
+        delivery, current, interpreter = self._delivery, self._current, self._interpreter
+        while delivery is not None:
+            if current.stretch is not None:
+                with suppress(StopIteration):
+                    return current.take(interpreter.caller, self._empty)
+            try:
+                current.begin(delivery.pull())
+            except Exhausted:
+                if interpreter.num_skipped and not self._is_over:
+                    logger.warning("left out %d elements in all", interpreter.num_skipped)
+                self._is_over = True
+                interpreter.caller.close()
+                break
+        raise StopIteration
 
     @locked
     def close(self) -> None:
@@ -109,9 +128,8 @@ class ElementIterator(Iterator[Any]):
 
         A thread that is taking an element is waited for.
         """
-        self._elements.close()
         self._interpreter.caller.close()
-        self._delivery, self._current.stretch = None, None
+        self._delivery, self._current = None, _Current()
 
     @property
     def num_skipped(self) -> int:
@@ -153,7 +171,7 @@ class ElementIterator(Iterator[Any]):
         delivery = self._open_delivery("state_dict")
         recorder = Recorder(self._interpreter)
         current = self._current
-        rest = [] if current.stretch is None else [recorder.stretch(current.stretch, self._number - current.first)]
+        rest = [] if current.stretch is None else [recorder.stretch(current.stretch, current.place)]
         return {
             "version": _VERSION,
             "fingerprint": self._identity.fingerprint(),
@@ -201,7 +219,6 @@ class ElementIterator(Iterator[Any]):
         resumer.delivery(delivery, state["delivery"])
         for lanes in reversed(state["current"]):
             delivery.ready.appendleft(resumer.stretch(lanes))
-        self._current.first = self._number
 
     def _open_delivery(self, operation: str) -> Delivery:
         if self._delivery is None:
@@ -210,36 +227,53 @@ class ElementIterator(Iterator[Any]):
 
 
 class _Current:
-    # What is being handed out: a stretch, and the number of its first element.
+    # What is being handed out: a stretch, the place of the next of its elements, and those from there on.
     def __init__(self) -> None:
         self.stretch: Stretch | None = None
-        self.first = 0
+        self.place = 0
+        self.elements: Iterator[Any] | None = None
+        self.told = Told()
 
+    def begin(self, stretch: Stretch) -> None:
+        """Hand out another stretch."""
+        self.stretch, self.place, self.elements = stretch, 0, None
 
-def _elements(
-    interpreter: Interpreter, delivery: Delivery, current: _Current, empty: Callable[[], Any] | None
-) -> Generator[Any, None, None]:
-    caller = interpreter.caller
-    try:
-        for stretch in delivery:
-            current.stretch = stretch
-            (lane,) = stretch.lanes
-            places = lane.places
-            if lane.ref is not None and len(places) and _is_contiguous(places):
-                yield from caller.result(lane.ref.handle).elements(places[0], places[-1] + 1)
-            else:
-                for place in places:
-                    if place >= 0:
-                        yield from caller.result(lane.ref.handle).elements(place, place + 1)  # type: ignore[union-attr]
-                    elif empty is not None:
-                        yield empty()
+    def take(self, caller: Caller, empty: Callable[[], Any] | None) -> Any:
+        """Return the next element; raise `StopIteration` where the stretch is over.
+
+        An element that failed is passed over when its error is raised.
+        """
+        if self.elements is None:
+            self.elements = self._from_here(caller, empty)
+        try:
+            element = next(self.elements)
+        except StopIteration:
             # Nothing of it is still to come, also where no other follows.
-            current.first += len(places)
-            current.stretch = None
-    finally:
-        if interpreter.num_skipped:
-            logger.warning("left out %d elements in all", interpreter.num_skipped)
-        caller.close()
+            self.stretch = self.elements = None
+            raise
+        except Exception as error:
+            self.elements = None
+            self.place += is_of_element(error)
+            if self.told.is_new(error):
+                raise
+            return self.take(caller, empty)
+        self.place += 1
+        return element
+
+    def _from_here(self, caller: Caller, empty: Callable[[], Any] | None) -> Iterator[Any]:
+        (lane,) = self.stretch.lanes  # type: ignore[union-attr]
+        return _elements(lane, lane.places[self.place :], caller, empty)
+
+
+def _elements(lane: Lane, places: Sequence[int], caller: Caller, empty: Callable[[], Any] | None) -> Iterator[Any]:
+    if lane.ref is not None and len(places) and _is_contiguous(places):
+        yield from caller.result(lane.ref.handle).elements(places[0], places[-1] + 1)
+        return
+    for place in places:
+        if place >= 0:
+            yield from caller.result(lane.ref.handle).elements(place, place + 1)  # type: ignore[union-attr]
+        elif empty is not None:
+            yield empty()
 
 
 def _is_contiguous(places: Any) -> bool:

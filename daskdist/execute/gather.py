@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
+from daskdist.core.failures import FailedElement, PartlyFailed, bundle, raw_item, structure_of
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.permuted import Permuted, Shuffled
 from daskdist.core.ragged import Ragged, concat
@@ -18,6 +19,7 @@ from daskdist.core.recycling import NUMBERS
 from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
 from daskdist.core.stretched import Stretched
 from daskdist.core.structure import Leaves, Structure
+from daskdist.errors import StackError
 from daskdist.execute.callers import Caller
 
 # To copy so much takes about as long as to hand it to another thread.
@@ -145,7 +147,15 @@ def _joined(blocks: Sequence[Rows], joins: Joins) -> Rows:
     for picks, num_blocks in zip(joins.picks, joins.num_blocks, strict=True):
         parts.append(_gathered(blocks[start : start + num_blocks], picks, None, False, None))
         start += num_blocks
-    return join(parts, joins.structure)
+    if not any(isinstance(part, PartlyFailed) for part in parts):
+        return join(parts, joins.structure)
+    # Elements of several parts fail where one of those does.
+    structure, items = joins.structure.nest([structure_of([part]) for part in parts]), []
+    for index in range(len(parts[0])):
+        found = [raw_item(part, index) for part in parts]
+        failed = next((item for item in found if isinstance(item, FailedElement)), None)
+        items.append(tuple(leaf for item in found for leaf in item) if failed is None else failed)
+    return bundle(structure, items, ", ".join(dict.fromkeys(part.label for part in parts if part.label)))
 
 
 def _gathered(
@@ -167,9 +177,10 @@ def _gathered(
             else Chosen([block.origin for block in columnar], *picks.by_row())
         )
     else:
-        rows = Bundle(blocks[0].structure, _gather_items(blocks, picks), label)
+        rows = bundle(structure_of(blocks), _gather_items(blocks, picks), label)
         if picks.bounds is not None and not apart:
-            like = next((block.item(0) for block in blocks if len(block)), ())
+            items = (raw_item(block, row) for block in blocks for row in range(len(block)))
+            like = next((item for item in items if not isinstance(item, FailedElement)), ())
             return _stacked(rows, picks.bounds, picks.inners, like, empty)
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
@@ -397,21 +408,30 @@ def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
     by_row, which = picks.by_row()
     rows = by_row if isinstance(by_row, range) else by_row.tolist()
     if which is None:
-        return [blocks[0].item(row) for row in rows]
-    return [blocks[place].item(row) for place, row in zip(which.tolist(), rows, strict=True)]
+        return [raw_item(blocks[0], row) for row in rows]
+    return [raw_item(blocks[place], row) for place, row in zip(which.tolist(), rows, strict=True)]
 
 
 def _stacked(
     elements: Bundle, bounds: Index, inners: tuple[tuple[int, ...], ...] | None, like: Leaves, empty: Empty | None
 ) -> Bundle:
-    chunks = []
+    chunks: list[Any] = []
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        items = [elements.item(k) for k in range(start, stop)]
-        leaves = stack(elements.structure, items, elements.label) if items else without_rows(like)
+        items = [raw_item(elements, k) for k in range(start, stop)]
+        # A batch with an element that failed fails; so does one that does not stack, and no other with it.
+        failed = next((item for item in items if isinstance(item, FailedElement)), None)
+        if failed is not None:
+            chunks.append(failed)
+            continue
+        try:
+            leaves = stack(elements.structure, items, elements.label) if items else without_rows(like)
+        except StackError as error:
+            chunks.append(FailedElement(error))
+            continue
         if inners is not None:
             leaves = nested(leaves, inners[number])
         chunks.append(leaves)
-    return Bundle(elements.structure, chunks, elements.label, is_exclusive=empty is not None)
+    return bundle(elements.structure, chunks, elements.label, is_exclusive=empty is not None)
 
 
 def _joined_label(blocks: Sequence[Rows]) -> str:

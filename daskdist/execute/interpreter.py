@@ -21,9 +21,10 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
 from daskdist.core.stretched import Stretched
 from daskdist.execute.callers import Caller
-from daskdist.execute.cursors import ChainCursor, ComputeCursor, FactCursor, HeldCursor, ReadCursor, StreamCursor
+from daskdist.execute.cursors import ChainCursor, ComputeCursor, HeldCursor, ReadCursor, StreamCursor
 from daskdist.execute.gather import LIGHT_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.recipe import Key, Path, Recipe, described, traced_back
+from daskdist.execute.stream.fact_cursor import FactCursor
 from daskdist.execute.window import Windows
 
 logger: Final = logging.getLogger("daskdist")

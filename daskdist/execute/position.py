@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.buffer import BatchBuffer, RowBuffer, buffer_of
+from daskdist.core.failures import FailedElement
 from daskdist.core.permutation import Permutation
 from daskdist.core.primitive import Arrange, Epoch, Primitive
 from daskdist.core.ragged import Ragged
@@ -30,7 +31,20 @@ from daskdist.execute.delivery import Delivery, Lane, Stretch
 from daskdist.execute.interpreter import Interpreter
 from daskdist.execute.recipe import Key, Path, Recipe, recipe_of, with_blocks
 
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, np.generic, Permutation, Ragged, Nested)
+_PLAIN: Final = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    np.generic,
+    Permutation,
+    Ragged,
+    Nested,
+    FailedElement,
+)
 _CONTAINERS: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {list: list, tuple: tuple, deque: deque, set: set}
 
 
@@ -92,6 +106,7 @@ class Recorder:
             "ready": [self.stretch(stretch) for stretch in delivery.ready],
             "num_steps": delivery.num_steps,
             "is_over": delivery.is_over,
+            "failure": None if delivery.failure is None else FailedElement(delivery.failure),
         }
 
     def stretch(self, stretch: Stretch, first: int = 0) -> list[tuple[Recipe | None, list[int]]]:
@@ -188,6 +203,9 @@ class Resumer:
         delivery.waiting = self.of(position["waiting"], None)
         delivery.ready = deque(self.stretch(each) for each in position["ready"])
         delivery.num_steps, delivery.is_over = position["num_steps"], position["is_over"]
+        # Older positions have none.
+        failed = position.get("failure")
+        delivery.failure = None if failed is None else failed.error
 
     def stretch(self, lanes: Sequence[tuple[Recipe | None, list[int]]]) -> Stretch:
         """A stretch."""

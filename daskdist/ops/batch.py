@@ -10,7 +10,7 @@ import numpy as np
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
 from daskdist.core.selection import Run, RunQueue
 from daskdist.core.spec import ElementSpec
 
@@ -77,6 +77,13 @@ class BatchCursor:
                 raise
             rest = waiting.pop(size)
             return rest.group(np.array([0, len(rest)]))
+        except NotReady:
+            raise
+        except Exception:
+            # The batch that the failing element is in fails with it.
+            if waiting:
+                waiting.pop(size)
+            raise
         # Only a batch that straddles runs is put together; those within one are cuts of it.
         num_batches = min(max(len(waiting.runs[0]) // size, 1), _AT_ONCE)
         return waiting.pop(num_batches * size).group(np.arange(num_batches + 1) * size)

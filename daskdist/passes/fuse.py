@@ -18,6 +18,12 @@ class Composed:
     first: Callable[..., Rows]
     then: Callable[[Rows], Rows]
 
+    @property
+    def stages(self) -> tuple[Callable[..., Rows], ...]:
+        """The functions that are called one after another, of which none is composed itself."""
+        both = (self.first, self.then)
+        return tuple(stage for each in both for stage in getattr(each, "stages", (each,)))
+
     def __call__(self, *args: Any) -> Rows:
         rows = self.first(*args)
         made = self.then(rows)

@@ -8,6 +8,7 @@ from threading import RLock
 from typing import Any, Final
 
 from daskdist.core.block import writable
+from daskdist.core.failures import Told, is_of_element
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
@@ -180,6 +181,7 @@ class DistributedIterator:
         self._caller = caller
         self._structure = spec.structure
         self._specs = spec.leaves
+        self._told = Told()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         feeds: list[_Feed] = []
         self._interpreters: list[Interpreter] = []
@@ -277,6 +279,11 @@ class DistributedIterator:
             self.close()
             raise
         except Exception as error:
+            if is_of_element(error) and self._ahead is None:
+                # The step is over; the next one is behind it.
+                if self._told.is_new(error):
+                    raise
+                return self._next()
             # Not the error itself: the frames of its traceback hold on to this iterator.
             self._failure = _made_of(error)
             self.close()

@@ -18,6 +18,7 @@ import optree
 
 from daskdist.core.block import writable_element
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.failures import FailedElement, PartlyFailed, Told, is_of_element, raw_item
 from daskdist.core.function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.primitive import Epoch
@@ -168,6 +169,7 @@ class ReplicaIterator(Iterator[Any]):
         self._ahead: Ahead | None = None
         self._num_elements = 0
         self._is_over = False
+        self._told = Told()
         self.lock = RLock()
         self._elements: Iterator[Any] = self._pass()
 
@@ -182,7 +184,7 @@ class ReplicaIterator(Iterator[Any]):
     @locked
     def __next__(self) -> Any:
         try:
-            element = next(self._elements)
+            element = self._next_good()
             if self._plan.maps:
                 replica = self._plan.first_replica + self._lane
                 element = self._plan.maps(element, replica, self._device)
@@ -190,10 +192,18 @@ class ReplicaIterator(Iterator[Any]):
             self._is_over = True
             raise
         except Exception as error:
-            # What failed is not passed over in silence the next time.
-            self._elements = _Failed(error)
+            # What failed is not passed over in silence the next time, unless that is behind it.
+            if not is_of_element(error):
+                self._elements = _Failed(error)
             raise
         self._num_elements += 1
+        return element
+
+    def _next_good(self) -> Any:
+        while isinstance(element := next(self._elements), FailedElement):
+            error = element.again()
+            if self._told.is_new(error):
+                raise error
         return element
 
     def get_next(self) -> Any:
@@ -285,12 +295,17 @@ def _elements(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterat
         for part in parts:
             places, rows = part.places, part.rows
             del part
-            if rows is not None and min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1:
+            is_row = min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1
+            if rows is not None and is_row and not isinstance(rows, PartlyFailed):
                 elements = rows.elements(places[0], places[-1] + 1)
                 yield from map(writable_element, elements) if is_writable else elements
             else:
                 for place in places:
-                    element = plan.empty if place < 0 else structure.pack(rows.item(place))
+                    item = None if place < 0 else raw_item(rows, place)
+                    if isinstance(item, FailedElement):
+                        yield item
+                        continue
+                    element = plan.empty if item is None else structure.pack(item)
                     yield writable_element(element) if is_writable else element
     finally:
         parts.close()  # type: ignore[attr-defined]

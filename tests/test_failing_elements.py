@@ -1,0 +1,196 @@
+"""Elements before one that fails are delivered, then its error is raised, and the iterator goes on behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist import Dataset, Options, TensorSpec
+from daskdist.errors import StackError, UserFunctionError
+
+NUMBER = TensorSpec((), np.int64)
+ERROR = "error"
+
+
+def fails_at(number):
+    """A function that is called for each element."""
+
+    def function(x):
+        if x == number:
+            raise ValueError(f"no {number}")
+        return x
+
+    return function
+
+
+def vectorised(x):
+    """A function that may be called for many elements at once, and fails at 5."""
+    return x + 0 * (7 % (x - 5))
+
+
+def gives(x):
+    fails_at(3)(x)
+    return Dataset.range(x * 10, x * 10 + 2)
+
+
+def generates(x):
+    fails_at(3)(x)
+    return Dataset.from_generator(lambda: iter([x * 10, x * 10 + 1]), output_signature=NUMBER)
+
+
+def raises_at_5():
+    for number in range(8):
+        yield fails_at(5)(np.int64(number))
+
+
+def taken(it, limit=100):
+    """What an iterator gives, with its errors in their places."""
+    found = []
+    for _ in range(limit):
+        try:
+            value = next(it)
+        except StopIteration:
+            return found
+        except (UserFunctionError, StackError, daskdist.errors.FileError):
+            found.append(ERROR)
+            continue
+        parts = value.values if isinstance(value, daskdist.PerReplica) else [value]
+        parts = [np.asarray(part).tolist() for part in parts]
+        found.append([row for part in parts for row in part] if isinstance(parts[0], list) else parts[0])
+    raise AssertionError("it does not end")
+
+
+def numbers(number=8):
+    return Dataset.range(number)
+
+
+GENERATOR = Dataset.from_generator(raises_at_5, output_signature=NUMBER)
+# As TensorFlow 2.21 gives them, but for `shuffle`.
+CASES = {
+    "map": (numbers().map(fails_at(5)).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
+    "the first of a batch": (numbers().map(fails_at(4)).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
+    "row by row": (numbers().map(fails_at(5), vectorized=False).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
+    "two maps": (numbers().map(fails_at(5)).map(lambda x: x + 1).batch(2), [[1, 2], [3, 4], ERROR, [7, 8]]),
+    "two fail": (numbers().map(fails_at(3)).map(fails_at(6)).batch(2), [[0, 1], ERROR, [4, 5], ERROR]),
+    "map of batches": (numbers().batch(2).map(lambda x: fails_at(4)(x[0]) * 0 + x), [[0, 1], [2, 3], ERROR, [6, 7]]),
+    "filter": (numbers().filter(lambda x: fails_at(5)(x) >= 0).batch(2), [[0, 1], [2, 3], ERROR, [6, 7]]),
+    "flat_map": (numbers(6).flat_map(gives).batch(2), [[0, 1], [10, 11], [20, 21], ERROR, [40, 41], [50, 51]]),
+    "generators": (numbers(6).flat_map(generates).batch(2), [[0, 1], [10, 11], [20, 21], ERROR, [40, 41], [50, 51]]),
+    "generator": (GENERATOR.batch(2), [[0, 1], [2, 3], ERROR]),
+    "scan": (numbers(6).scan(np.int64(0), lambda s, x: (s + fails_at(3)(x), s + x)).batch(1),
+             [[0], [1], [3], ERROR, [7], [12]]),
+    "zip": (Dataset.zip(numbers().map(fails_at(3)), numbers()).map(lambda x, y: y).batch(1),
+            [[0], [1], [2], ERROR, [4], [5], [6], [7]]),
+    "unique": (numbers().map(fails_at(3)).map(lambda x: x // 2).unique().batch(1), [[0], [1], ERROR, [2], [3]]),
+    "take_while": (numbers().take_while(lambda x: fails_at(3)(x) < 6).batch(1), [[0], [1], [2], ERROR, [4], [5]]),
+    "groups": (numbers().map(fails_at(3)).group_by_window(lambda x: x % 2, lambda k, d: d.batch(2), 2),
+               [[0, 2], ERROR, [1, 5], [4, 6], [7]]),
+    "stack": (numbers(6).map(lambda x: np.full(1 + int(x == 3), x), vectorized=False).padded_batch(2, padded_shapes=[1])
+              .map(np.ravel), [[0, 1], ERROR, [4, 5]]),
+    "left out": (numbers().map(fails_at(5)).batch(2).ignore_errors(), [[0, 1], [2, 3], [4, 6], [7]]),
+}  # fmt: skip
+PLACES = {
+    "plain": lambda ds: ds,
+    "threads": lambda ds: ds.with_options(Options(num_threads=2)),
+    "one replica": lambda ds: mirrored(1).distribute_dataset(ds),
+    "two replicas": lambda ds: mirrored(2).distribute_dataset(ds),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_rest_is_delivered(case, where):
+    ds, expected = CASES[case]
+    assert taken(iter(PLACES[where](ds))) == expected
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+def test_elements_without_batches(where):
+    ds = PLACES[where](numbers(5).map(fails_at(2)))
+    assert taken(iter(ds)) == [0, 1, ERROR, 3, 4]
+
+
+def test_a_function_of_columns_takes_no_row_with_it():
+    with np.errstate(all="raise"):
+        ds = numbers().map(lambda x: fails_at(5)(x), vectorized=False).batch(3)
+        assert taken(iter(ds)) == [[0, 1, 2], ERROR, [6, 7]]
+    blocks = numbers().map(lambda x: 1 // 0 if (x == 5).any() else x, vectorized=True).batch(2)
+    assert taken(iter(blocks)) == [[0, 1], [2, 3], ERROR, [6, 7]]
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+def test_a_shuffle_keeps_all_others(where):
+    found = taken(iter(PLACES[where](numbers(50).map(fails_at(7)).shuffle(10, seed=3))))
+    assert found.count(ERROR) == 1
+    assert sorted(x for x in found if x != ERROR) == [x for x in range(50) if x != 7]
+
+
+@pytest.mark.parametrize("where", ["plain", "threads"])
+@pytest.mark.parametrize("name", ["map", "filter", "flat_map", "generator", "scan", "unique"])
+def test_a_position_after_the_error_is_behind_it(name, where):
+    ds, expected = CASES[name]
+    ds = PLACES[where](ds)
+    for number in range(len(expected) + 1):
+        it = iter(ds)
+        found = [taken_one(it) for _ in range(number)]
+        state = it.state_dict()
+        again = iter(ds)
+        again.load_state_dict(state)
+        assert found + taken(again) == expected
+
+
+def taken_one(it):
+    try:
+        return np.asarray(next(it)).tolist()
+    except UserFunctionError:
+        return ERROR
+
+
+def test_the_message_names_the_row():
+    it = iter(numbers().map(fails_at(5)).batch(2))
+    next(it), next(it)
+    with pytest.raises(UserFunctionError, match=r"map: .*fails_at.*_elements.py:\d+\) raised ValueError: no 5"):
+        next(it)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_file_that_cannot_be_read_is_told_once(tmp_path, where):
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", np.arange(6) + 10 * number)
+    ds = daskdist.read_npy(str(tmp_path / "*.npy"))
+    assert len(ds) == 18
+    (tmp_path / "1.npy").unlink()
+    found = taken(iter(PLACES[where](ds.batch(2))))
+    assert found.count(ERROR) == 1
+    assert [x for x in found if x != ERROR] == [[0, 1], [2, 3], [4, 5], [20, 21], [22, 23], [24, 25]]
+
+
+def test_replicas_loops_go_on():
+    strategy = mirrored(1)
+    found = []
+
+    def loop(ds):
+        it = iter(ds)
+        found.extend(taken(it))
+
+    strategy.run(loop, args=(strategy.distribute_dataset(CASES["map"][0]),))
+    assert found == CASES["map"][1]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", ["map", "two maps", "filter", "flat_map", "map of batches", "generator", "unique"])
+def test_the_rest_is_delivered_on_a_cluster(on_cluster, case):
+    ds, expected = CASES[case]
+    it = iter(on_cluster.distribute_dataset(ds))
+    found = []
+    for _ in range(30):
+        try:
+            parts = on_cluster.local_results(next(it))
+            found.append([int(x) for part in parts for x in np.asarray(part)])
+        except StopIteration:
+            break
+        except UserFunctionError:
+            found.append(ERROR)
+    assert found == expected
