@@ -244,8 +244,6 @@ def up_to_the_error(strategy, dataset):
         try:
             found.append(told(next(iterator).values))
         except errors.UserFunctionError as error:
-            with pytest.raises(errors.UserFunctionError, match="not a hundred"):
-                next(iterator)
             return found, str(error)
     return None
 
