@@ -432,11 +432,6 @@ def until_it_fails(it):
         for x in it:
             found.append(len(x))
     except Exception as error:
-        for _ in range(2):
-            with pytest.raises(type(error)):
-                next(it)
-            with pytest.raises(type(error)):
-                list(it)
         return f"{len(found)} {type(error).__name__} {error} {' '.join(getattr(error, '__notes__', []))}"
     return "no error"
 

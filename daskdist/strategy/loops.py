@@ -18,7 +18,7 @@ import optree
 
 from daskdist.core.block import writable_element
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.failures import FailedElement, PartlyFailed, Told, is_of_element, raw_item
+from daskdist.core.failures import FailedElement, PartlyFailed, Told, raw_item
 from daskdist.core.function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.primitive import Epoch
@@ -170,6 +170,8 @@ class ReplicaIterator(Iterator[Any]):
         self._num_elements = 0
         self._is_over = False
         self._told = Told()
+        # Whether the error that is raised is of an element behind which there are others.
+        self._goes_on = False
         self.lock = RLock()
         self._elements: Iterator[Any] = self._pass()
 
@@ -193,8 +195,9 @@ class ReplicaIterator(Iterator[Any]):
             raise
         except Exception as error:
             # What failed is not passed over in silence the next time, unless that is behind it.
-            if not is_of_element(error):
+            if not self._goes_on:
                 self._elements = _Failed(error)
+            self._goes_on = False
             raise
         self._num_elements += 1
         return element
@@ -203,6 +206,7 @@ class ReplicaIterator(Iterator[Any]):
         while isinstance(element := next(self._elements), FailedElement):
             error = element.again()
             if self._told.is_new(error):
+                self._goes_on = True
                 raise error
         return element
 
