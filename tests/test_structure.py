@@ -249,3 +249,8 @@ def test_words_keep_their_dtype():
     assert ds.element_spec.dtype == words.dtype
     for element in ds:
         assert ds.element_spec.is_compatible_with(element), (ds.element_spec, repr(element))
+
+
+def test_text_keeps_the_zeros_that_it_ends_with():
+    assert as_array("a\0").item() == "a\0"
+    assert as_array(["a\0", "b"]).tolist() == ["a\0", "b"]

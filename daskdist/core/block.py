@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.core.origin import Chosen, Origin, Skipped
 from daskdist.core.ragged import Ragged, concat
-from daskdist.core.structure import Leaves, Nested, Structure, as_array
+from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError
 
 
@@ -76,7 +76,9 @@ class Block:
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """The elements from ``start`` to ``stop``, in order."""
-        return map(self.structure.pack, zip(*[leaf[start:stop] for leaf in self.leaves], strict=True))
+        if self.structure == LONE:
+            return iter(self.leaves[0][start:stop])
+        return map(self.structure.packer, zip(*[leaf[start:stop] for leaf in self.leaves], strict=True))
 
     def take(self, rows: Any) -> Block:
         """The given rows, in the given order: one copy."""

@@ -149,9 +149,13 @@ class UserFunction:
         try:
             return self.function(*arguments)
         except Exception as error:
-            raise UserFunctionError(
-                f"{self.operation}: {self.location} raised {type(error).__name__}: {error}, on {where()}"
-            ) from error
+            raise self.failed(error, where()) from error
+
+    def failed(self, error: Exception, where: str) -> UserFunctionError:
+        """Return the error that tells that the function raised one, and on what."""
+        return UserFunctionError(
+            f"{self.operation}: {self.location} raised {type(error).__name__}: {error}, on {where}"
+        )
 
     def leaves(self, element: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
         """Its result as leaves and structure; a list at the top counts as a tuple."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
+from daskdist.core.columns import column_of, plain_leaves_of
 from daskdist.core.function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
+from daskdist.core.structure import Structure
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -141,23 +143,52 @@ class MapRows:
     function: UserFunction
 
     def __call__(self, rows: Rows) -> Rows:
-        items: list[tuple[Any, ...]] = []
-        structure = None
-        for index, element in enumerate(rows.elements()):
-            leaves, found = self.function.leaves(element, lambda index=index: rows.where(index))  # type: ignore[misc]
-            if structure is None:
-                structure = found
-            elif found != structure:
-                raise UserFunctionError(
-                    f"map: {self.function} returned the structure {found} on {rows.where(index)}, "
-                    f"and {structure} before; every element needs the same"
-                )
-            items.append(leaves)
+        values: list[Any] = []
+        structure = self._call_each(rows, values)
         if structure is None:
             return Bundle(rows.structure, [], rows.label)
+        number = structure.num_leaves
+        if isinstance(rows, Block):
+            columns = [column_of(values[leaf::number], narrow=self.function.narrow) for leaf in range(number)]
+            if columns and all(column is not None for column in columns):
+                return Block(structure, columns, rows.label, rows.origin)
+        items = [
+            self.function.flattened(
+                structure.pack(values[index * number : (index + 1) * number]),
+                lambda index=index: rows.where(index),  # type: ignore[misc]
+            )[0]
+            for index in range(len(rows))
+        ]
         if isinstance(rows, Block):
             return from_items(structure, items, rows.label, rows.origin)
         return Bundle(structure, items, rows.label)
+
+    def _call_each(self, rows: Rows, values: list[Any]) -> Structure | None:
+        # Adds the leaves of each result, as they were returned where they are plain. In one list for all rows: a tuple
+        # for each would have the garbage collector look through all of them, over and over.
+        user = self.function
+        function = user.function
+        structure: Structure | None = None
+        plain_leaves: Callable[[Any], Sequence[Any] | None] | None = None
+        for index, element in enumerate(rows.elements()):
+            try:
+                result = function(*element) if type(element) is tuple else function(element)
+            except Exception as error:
+                raise user.failed(error, rows.where(index)) from error
+            leaves = None if plain_leaves is None else plain_leaves(result)
+            if leaves is None:
+                leaves, found = user.flattened(result, lambda index=index: rows.where(index))  # type: ignore[misc]
+                if structure is None:
+                    structure, plain_leaves = found, plain_leaves_of(found)
+                    # Of the type that those of later rows are of.
+                    leaves = plain_leaves(result) or leaves
+                elif found != structure:
+                    raise UserFunctionError(
+                        f"map: {user} returned the structure {found} on {rows.where(index)}, "
+                        f"and {structure} before; every element needs the same"
+                    )
+            values.extend(leaves)
+        return structure
 
 
 @dataclass(frozen=True)

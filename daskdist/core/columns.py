@@ -1,0 +1,124 @@
+"""Columns of values that come one by one: quickly where they are plain, and of one type.
+
+Results of functions that are called for each row are arrays, NumPy's scalars, Python's numbers and text. Where all of a
+leaf are of one of these types, one call makes an array of them. Anything else takes a closer look, value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.structure import Structure
+
+_SCALARS: Final = frozenset(
+    {np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
+    | {np.float16, np.float32, np.float64, np.complex64, np.complex128}
+)
+# Types of leaves for which a structure needs no closer look.
+_PLAIN: Final = _SCALARS | {np.ndarray, bool, float, int, str}
+_INT32: Final = np.iinfo(np.int32)
+
+_dtype_of: Final = attrgetter("dtype")
+_shape_of: Final = attrgetter("shape")
+
+
+def plain_leaves_of(structure: Structure) -> Callable[[Any], Sequence[Any] | None]:
+    """Return a function that gives the leaves of a nest.
+
+    Parameters
+    ----------
+    structure
+        The structure that the nests are expected to have.
+
+    Returns
+    -------
+    callable
+        Gives the leaves of a nest in the order of the structure, or None for a nest that is not of the structure, has
+        a leaf that is not plain, or takes a closer look to tell.
+    """
+    treespec = structure.treespec
+    if treespec.is_leaf():
+        return lambda nest: (nest,) if type(nest) in _PLAIN else None
+    if not all(child.is_leaf() for child in treespec.children()):
+        return lambda nest: None
+    number = treespec.num_leaves
+    if treespec.type is tuple:
+
+        def of_tuple(nest: Any) -> Sequence[Any] | None:
+            # A list at the top counts as a tuple.
+            is_alike = (type(nest) is tuple or type(nest) is list) and len(nest) == number
+            return nest if is_alike and _PLAIN.issuperset(map(type, nest)) else None
+
+        return of_tuple
+    if treespec.type is dict:
+        keys = treespec.entries()
+
+        def of_dict(nest: Any) -> Sequence[Any] | None:
+            if type(nest) is not dict or len(nest) != number:
+                return None
+            try:
+                leaves = [nest[key] for key in keys]
+            except KeyError:
+                return None
+            return leaves if _PLAIN.issuperset(map(type, leaves)) else None
+
+        return of_dict
+    return lambda nest: None
+
+
+def column_of(values: Sequence[Any], *, narrow: bool = False) -> Any:
+    """Return one array of plain values of one type, shape ``(len(values), ...)``.
+
+    Parameters
+    ----------
+    values
+        One value a row, one or more.
+    narrow
+        Whether Python's own numbers become 32 bits wide, as `daskdist.core.structure.as_array` has it.
+
+    Returns
+    -------
+    array or None
+        None where the values are not of one type, dtype and shape, or not plain.
+    """
+    kinds = set(map(type, values))
+    if len(kinds) != 1:
+        return None
+    (kind,) = kinds
+    if kind is np.ndarray:
+        return _stacked(values)
+    if kind in _SCALARS:
+        return np.array(values, kind)
+    if kind is float:
+        array = np.array(values, np.float64)
+        # A conversion of its own warns of what does not fit.
+        return array.astype(np.float32) if narrow else array
+    if kind is int:
+        return _integers(values, narrow)
+    if kind is bool:
+        return np.array(values, np.bool_)
+    return np.array(values, np.dtypes.StringDType()) if kind is str else None
+
+
+def _stacked(arrays: Sequence[Any]) -> Any:
+    if len(set(map(_dtype_of, arrays))) != 1 or len(set(map(_shape_of, arrays))) != 1:
+        return None
+    first = arrays[0]
+    if not first.ndim or isinstance(first.dtype, np.dtypes.StringDType):
+        return np.stack(arrays)
+    return np.concatenate(arrays).reshape(len(arrays), *first.shape)
+
+
+def _integers(values: Sequence[int], narrow: bool) -> Any:
+    if not narrow:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            return None
+    # Each has a dtype of its own: one that does not fit is wider than the others.
+    fits = _INT32.min <= min(values) and max(values) <= _INT32.max
+    return np.array(values, np.int32) if fits else None

@@ -1,0 +1,122 @@
+"""Columns of values that come one by one are what those values are one by one."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from daskdist import Dataset, errors
+from daskdist.core.block import Block, from_items
+from daskdist.core.columns import column_of, plain_leaves_of
+from daskdist.core.function import UserFunction
+from daskdist.core.structure import Structure, as_array
+from daskdist.ops.map import MapRows
+from daskdist.testing import same_elements
+
+COLUMNS = {
+    "arrays": [np.arange(3.0) + k for k in range(4)],
+    "columns of arrays": [np.asfortranarray(np.arange(6).reshape(2, 3) + k) for k in range(3)],
+    "reversed": [np.arange(5, dtype=">i4")[::-1], np.arange(5, dtype=">i4")],
+    "arrays without axes": [np.array(1.5), np.array(2.5)],
+    "empty arrays": [np.zeros((0, 2)), np.zeros((0, 2))],
+    "times": [np.arange(2).astype("M8[s]"), np.arange(2).astype("M8[s]")],
+    "words": [np.array(["a", "b"]), np.array(["c", "d"])],
+    "objects": [np.array([b"a", b"bc"], object), np.array([b"d", b""], object)],
+    "text": ["", "a\0", "grüße" * 100],
+    "floats": [1.5, float("nan"), -0.0, 1e30],
+    "integers": [0, -(2**31), 2**31 - 1],
+    "wide integers": [2**31, 2**40],
+    "bools": [True, False],
+    **{kind.__name__: [kind(1), kind(0)] for kind in (np.bool_, np.int8, np.uint64, np.float16, np.complex64)},
+}
+OTHERS = {
+    "two shapes": [np.zeros(2), np.zeros(3)],
+    "two dtypes": [np.zeros(2), np.zeros(2, np.float32)],
+    "two types": [1, 1.5],
+    "integers of two widths": [1, 2**40],
+    "integers of more than 64 bits": [1, 2**64],
+    "bytes": [b"a", b"bc"],
+    "lists": [[1, 2], [3, 4]],
+    "masked": [np.ma.masked_array([1, 2], [True, False])] * 2,
+}
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_is_what_its_values_are(name, narrow):
+    values = COLUMNS[name]
+    items = [(as_array(value, narrow=narrow),) for value in values]
+    expected = from_items(Structure.of(0)[1], items)
+    found = column_of(values, narrow=narrow)
+    if found is None:
+        # Then each is looked at, as where widths of integers differ.
+        assert (name, narrow) == ("wide integers", True)
+        return
+    assert isinstance(expected, Block)
+    (column,) = expected.leaves
+    assert (found.dtype, found.shape) == (column.dtype, column.shape)
+    if found.dtype.kind in "biufcmM":
+        assert found.tobytes() == column.tobytes()
+    else:
+        assert found.tolist() == column.tolist()
+    assert not any(np.shares_memory(found, value) for value in values if isinstance(value, np.ndarray))
+
+
+def test_a_number_beyond_32_bits_is_warned_of():
+    with pytest.warns(RuntimeWarning, match="overflow encountered in cast"):
+        assert column_of([1.0, 1e300], narrow=True)[1] == np.inf
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_column_of_values_that_take_a_closer_look(name):
+    assert column_of(OTHERS[name], narrow=True) is None
+
+
+def test_leaves_of_nests():
+    leaves = plain_leaves_of(Structure.of({"b": 0, "a": 0})[1])
+    assert leaves({"b": 1, "a": "x"}) == ["x", 1]
+    assert [leaves(nest) for nest in ({"a": 1}, {"a": 1, "c": 2}, {"a": 1, "b": None}, [1, 2], 1)] == [None] * 5
+    assert leaves(collections.OrderedDict(a=1, b=2)) is None
+    leaves = plain_leaves_of(Structure.of((0, 0))[1])
+    assert list(leaves([1, 2.0])) == list(leaves((1, 2.0))) == [1, 2.0]
+    assert [leaves(nest) for nest in ((1,), (1, [2]), (1, (2,)), 1)] == [None] * 4
+    assert plain_leaves_of(Structure.of((0, (0, 0)))[1])((1, (2, 3))) is None
+    assert plain_leaves_of(Structure.of(0)[1])((1,)) is None
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x, float(x)),
+        lambda x: {"b": x, "a": str(x)},
+        lambda x: [x, [x, x]],
+        lambda x: ((x, x), {"y": x}),
+        lambda x: np.arange(int(x)),
+        lambda x: int(x) if x < 3 else 2**40,
+        lambda x: 1 if x < 3 else 1.5,
+        lambda x: b"a" * int(x),
+        lambda x: (),
+    ],
+)
+def test_results_are_those_of_each_call(function):
+    rows = Block(Structure.of(0)[1], [np.arange(6)])
+    expected = [as_element(function(x)) for x in np.arange(6)]
+    found = list(MapRows(UserFunction(function, "map"))(rows).elements())
+    same_elements(found, expected)
+
+
+def as_element(result):
+    """Return an element as the rules for results have it."""
+    leaves, structure = Structure.flatten(tuple(result) if type(result) is list else result)
+    return structure.pack(leaves)
+
+
+def test_a_result_that_is_no_element_is_told_with_its_row():
+    with pytest.raises(errors.UserFunctionError, match=r"None is not an element.*on row 2 of"):
+        list(Dataset.range(4).map(lambda x: float(x) if x != 2 else None))
+    with pytest.raises(errors.UserFunctionError, match=r"returned the structure .*\(value, value\).* on row 3 of"):
+        list(Dataset.range(4).map(lambda x: float(x) if x != 3 else (1.0, 2.0)))
+    with pytest.raises(errors.UserFunctionError, match=r"int is not an array.*on row 1 of"):
+        list(Dataset.range(4).map(lambda x: 2**70 if x == 1 else int(x)))
