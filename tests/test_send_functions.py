@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import threading
 from random import random as draw
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import daskdist
-from daskdist import Dataset
+from daskdist import Dataset, errors
 from daskdist.core.code_fingerprint import fingerprint_of
 from daskdist.errors import ArgumentError
 
@@ -180,3 +181,59 @@ def test_nothing_else_of_a_strategy_is(on_cluster):
     ds = Dataset.range(8).map(lambda x: x * len(strategy.workers)).batch(4)
     with pytest.raises(Exception, match=r"strategy\.workers is not there in a function of a dataset"):
         list(map(strategy.local_results, strategy.distribute_dataset(ds)))
+
+
+# --- modules that workers lack ---
+
+_USES = {
+    "map": lambda strategy, batches, module: list(
+        map(strategy.local_results, strategy.distribute_dataset(batches.map(module.double)))
+    ),
+    "run": lambda strategy, batches, module: [
+        strategy.local_results(strategy.run(module.double, args=(batch,)))
+        for batch in strategy.distribute_dataset(batches)
+    ],
+    "loop": lambda strategy, batches, module: strategy.local_results(
+        strategy.run(lambda steps: sum(module.double(batch).sum() for batch in steps), (dealt(strategy, batches),))
+    ),
+    "dataset_fn": lambda strategy, batches, module: [
+        strategy.local_results(values) for values in strategy.distribute_datasets_from_function(module.dataset)
+    ],
+}
+
+
+def dealt(strategy, dataset):
+    return strategy.distribute_dataset(dataset)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("use", _USES)
+def test_a_module_that_workers_lack(client, on_cluster, tmp_path, monkeypatch, use):
+    name = f"module_of_the_program_{use}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(
+        "import daskdist\n\n\ndef double(x):\n    return 2 * x\n\n\n"
+        "def dataset(context):\n    return daskdist.Dataset.range(4).batch(2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(name)
+    before = set(client.scheduler_info()["workers"])
+    with pytest.raises(errors.ClusterError, match=rf"No module named '{name}'.*client.upload_file\('{name}.py'\)"):
+        _USES[use](on_cluster, Dataset.range(8).batch(4), module)
+    # No worker is lost over it, and once they have the module another strategy can use it.
+    client.upload_file(str(path))
+    with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        assert _USES[use](strategy, Dataset.range(8).batch(4), module)
+    assert set(client.scheduler_info()["workers"]) == before
+
+
+@pytest.mark.cluster
+def test_workers_do_not_log_what_the_program_raises(client, on_cluster):
+    def fails_here(x):
+        return 1 // int(x - x)
+
+    with pytest.raises(errors.UserFunctionError, match="ZeroDivisionError"):
+        list(map(on_cluster.local_results, on_cluster.distribute_dataset(Dataset.range(4).map(fails_here).batch(4))))
+    logs = [text for log in client.get_worker_logs().values() for _, text in log]
+    assert logs
+    assert not [text for text in logs if "Compute Failed" in text and "fails_here" in text]

@@ -19,7 +19,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Handle
 from daskdist.execute.capture import Capturing
 from daskdist.execute.ordered import ByReference, Ordered, meeting
-from daskdist.execute.pickling import ForDevices, culprit, kind_of, sealed
+from daskdist.execute.pickling import ForDevices, culprit, kind_of, load_sent, sealed
 
 # What is no larger goes with each call: to point to it would take as much.
 _SMALL_BYTES: Final = 1024
@@ -240,7 +240,7 @@ def unpacked(placed: Sequence[Any], pickled: bytes | None) -> Any:
 
     Where arrays of devices were in it, it is `ForDevices`, of which each replica takes its own.
     """
-    value = placed[0] if pickled is None else cloudpickle.loads(pickled)
+    value = placed[0] if pickled is None else load_sent(pickled)
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False

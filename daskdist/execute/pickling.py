@@ -14,6 +14,7 @@ import cloudpickle
 import numpy as np
 
 from daskdist.devices import Device, are_loaded, device_of, is_on_device, name_of, stream_of
+from daskdist.errors import ClusterError
 from daskdist.execute.callers import is_future
 
 
@@ -200,6 +201,25 @@ def sealed(value: Any) -> tuple[bytes, bool]:
     pickler = _ByValue(file, protocol=5)
     pickler.dump(value)
     return file.getvalue(), pickler.has_arrays
+
+
+def load_sent(pickled: bytes) -> Any:
+    """Return what a program pickled, on a worker.
+
+    Raises
+    ------
+    ClusterError
+        It needs a module that this process cannot import, or another version of one.
+    """
+    try:
+        return cloudpickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        name = getattr(error, "name", None) if isinstance(error, ImportError) else None
+        file = f"{name.partition('.')[0]}.py" if name else "module.py"
+        raise ClusterError(
+            f"a worker cannot load a function of the program: {error}. Send its module to the workers with "
+            f"client.upload_file({file!r}), or start them where PYTHONPATH has it"
+        ) from None
 
 
 def futures_in(value: Any) -> dict[Any, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
+import logging
 import re
 import uuid
 import weakref
@@ -15,13 +17,16 @@ from typing import Any, Final
 from dask.optimization import cull
 from distributed import Client, Future
 from distributed.client import FutureCancelledError, FuturesCancelledError, _wait
+from distributed.protocol.pickle import dumps
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split
+from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
 from daskdist.execute.callers import Graph, Handle, Places, Report, gone, report_of
 from daskdist.execute.holders import Held
+from daskdist.execute.pickling import dumps_on_host, load_sent
 from daskdist.execute.roster import Roster, give_up
 
 # Which result each part is of, and what takes it out.
@@ -30,6 +35,37 @@ Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 LOOK_EVERY_S = 2
 # What `Submit.key_of` makes.
 _KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
+
+
+def call_sent(pickled: bytes, *results: Any) -> Any:
+    """Call a pickled function.
+
+    Parameters
+    ----------
+    pickled
+        The function and its arguments.
+    results
+        The arguments that are results of other tasks, each in its place; None for those that are pickled.
+    """
+    _raise_in_program_only()
+    function, args = load_sent(pickled)
+    return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
+
+
+class _NotOfOurTasks(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_failure = str(record.msg).startswith("Compute Failed")
+        return not (is_failure and any(f"{call_sent.__name__}(" in str(arg) for arg in record.args or ()))
+
+
+@functools.cache
+def _raise_in_program_only() -> None:
+    # An error in a task is raised where the program needs what failed; the worker's log does not have it a second time.
+    logging.getLogger("distributed.worker").addFilter(_NotOfOurTasks())
+
+
+def _has_futures(value: Any) -> bool:
+    return isinstance(value, Future) or (isinstance(value, list) and any(map(_has_futures, value)))
 
 
 class Submit:
@@ -148,9 +184,14 @@ class Submit:
         self, name: str, on: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
     ) -> Future:
         self._check_open()
+        # Dask unpickles what tasks are made of while it reads a worker's messages: an error there, as of a module that
+        # the worker lacks, would end the worker. So functions and what they are called with are unpickled in the task.
+        has_futures = [_has_futures(arg) for arg in args]
+        rest = [None if has else arg for arg, has in zip(args, has_futures, strict=True)]
         future = self.client.submit(
-            function,
-            *args,
+            call_sent,
+            dumps_on_host((function, rest), by_value=True) if are_loaded() else dumps((function, rest)),
+            *[arg if has else None for arg, has in zip(args, has_futures, strict=True)],
             key=self.key_of(name),
             workers=[on] if on else None,
             allow_other_workers=bool(on) and not is_pinned,
