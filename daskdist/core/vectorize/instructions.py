@@ -6,9 +6,7 @@ hold plain data, tracers and callables only, so that what Python does to them by
 
 from __future__ import annotations
 
-import dis
 import functools
-import inspect
 import operator
 import sys
 import types
@@ -17,10 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.vectorize import purity
+from daskdist.core.vectorize.bytecode import slots_of, steps_of
 from daskdist.core.vectorize.tracer import NotVectorisable, Trace, Tracer
-
-# The versions of Python whose bytecode is known here.
-VERSIONS: Final = ((3, 11),)
 
 MISSING: Final = object()
 _CELL: Final[Any] = types.CellType
@@ -66,17 +62,19 @@ class Frame:
     function
         The function.
     variables
-        Its local variables by name.
+        The values of its parameters by name.
     """
 
-    __slots__ = ("builtins", "cells", "function", "globals", "keywords", "result", "stack", "variables", "yielded")
+    __slots__ = ("builtins", "function", "globals", "keywords", "result", "slots", "stack", "yielded")
 
     def __init__(self, function: types.FunctionType, variables: dict[str, Any]) -> None:
         self.function = function
         self.globals = function.__globals__
         self.builtins: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009
-        self.variables = variables
-        self.cells: dict[str, Any] = {}
+        # Of local variables, and of cells: what two of them are called may be the same.
+        self.slots: list[Any] = [variables.get(name, MISSING) for name in slots_of(function.__code__)]
+        cells = function.__closure__ or ()
+        self.slots[len(self.slots) - len(cells) :] = cells
         self.stack: list[Any] = []
         self.keywords: tuple[str, ...] = ()
         self.yielded: list[Any] = []
@@ -154,9 +152,6 @@ class Machine:
 
     # --- instructions: each returns the place of the next, if that is not the next one ---
 
-    def _nothing(self, frame: Frame, arg: Any) -> None:
-        return
-
     def _pop_top(self, frame: Frame, arg: Any) -> None:
         frame.stack.pop()
 
@@ -174,49 +169,53 @@ class Machine:
         # Where values that a function refers to were fixed, constants may be any.
         frame.stack.append(self._load(arg, "a constant"))
 
-    def _load_fast(self, frame: Frame, arg: Any) -> None:
-        frame.stack.append(frame.variables[arg])
-
-    def _store_fast(self, frame: Frame, arg: Any) -> None:
-        frame.variables[arg] = frame.stack.pop()
-
-    def _load_global(self, frame: Frame, arg: Any) -> None:
-        name, is_call = arg
-        value = frame.globals.get(name, MISSING)
+    def _load_fast(self, frame: Frame, arg: tuple[int, str]) -> None:
+        slot, name = arg
+        value = frame.slots[slot]
         if value is MISSING:
-            value = frame.builtins.get(name, MISSING)
-        if value is MISSING:
-            raise NameError(f"name {name!r} is not defined")
-        if is_call:
-            frame.stack.append(_NULL)
-        frame.stack.append(self._load(value, name))
+            raise UnboundLocalError(f"local variable {name!r} is not set")
+        frame.stack.append(value)
 
-    def _make_cell(self, frame: Frame, arg: Any) -> None:
+    def _load_fast_and_clear(self, frame: Frame, arg: tuple[int, str]) -> None:
+        # A comprehension sets a variable aside that is called like its own, set or not.
+        slot, _ = arg
+        frame.stack.append(frame.slots[slot])
+        frame.slots[slot] = MISSING
+
+    def _store_fast(self, frame: Frame, arg: tuple[int, str]) -> None:
+        slot, _ = arg
+        frame.slots[slot] = frame.stack.pop()
+
+    def _load_global(self, frame: Frame, arg: str) -> None:
+        value = frame.globals.get(arg, MISSING)
+        if value is MISSING:
+            value = frame.builtins.get(arg, MISSING)
+        if value is MISSING:
+            raise NameError(f"name {arg!r} is not defined")
+        frame.stack.append(self._load(value, arg))
+
+    def _make_cell(self, frame: Frame, arg: tuple[int, str]) -> None:
+        slot, _ = arg
         cell: Any = _CELL()
-        if arg in frame.variables:
-            cell.cell_contents = frame.variables[arg]
-        frame.cells[arg] = self._made(cell)
+        if frame.slots[slot] is not MISSING:
+            cell.cell_contents = frame.slots[slot]
+        frame.slots[slot] = self._made(cell)
 
-    def _load_closure(self, frame: Frame, arg: Any) -> None:
-        frame.stack.append(frame.cells[arg])
-
-    def _load_deref(self, frame: Frame, arg: Any) -> None:
-        cell = frame.cells[arg]
+    def _load_deref(self, frame: Frame, arg: tuple[int, str]) -> None:
+        slot, name = arg
+        cell = frame.slots[slot]
         value = cell.cell_contents
-        frame.stack.append(value if id(cell) in self._own else self._load(value, arg))
+        frame.stack.append(value if id(cell) in self._own else self._load(value, name))
 
-    def _store_deref(self, frame: Frame, arg: Any) -> None:
-        cell = frame.cells[arg]
+    def _store_deref(self, frame: Frame, arg: tuple[int, str]) -> None:
+        slot, name = arg
+        cell = frame.slots[slot]
         if id(cell) not in self._own:
-            raise self._refuse(f"it sets the variable {arg}")
+            raise self._refuse(f"it sets the variable {name}")
         cell.cell_contents = frame.stack.pop()
 
     def _load_attr(self, frame: Frame, arg: Any) -> None:
         frame.stack.append(self.attribute(frame.stack.pop(), arg))
-
-    def _load_method(self, frame: Frame, arg: Any) -> None:
-        value = frame.stack.pop()
-        frame.stack += _NULL, self.attribute(value, arg)
 
     def _binary_subscr(self, frame: Frame, arg: Any) -> None:
         key = frame.stack.pop()
@@ -310,10 +309,18 @@ class Machine:
     def _format_value(self, frame: Frame, arg: Any) -> None:
         convert, has_spec = arg
         spec = frame.stack.pop() if has_spec else ""
-        value = self._operand(frame.stack.pop())
+        if convert:
+            self._convert_value(frame, convert)
+        frame.stack.append(format(self._with_text(frame.stack.pop()), spec))
+
+    def _convert_value(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(arg(self._with_text(frame.stack.pop())))
+
+    def _with_text(self, value: Any) -> Any:
+        self._operand(value)
         if type(value) in purity.CONTAINERS and any(type(each) not in purity.IMMUTABLE for each in value):
             raise self._refuse("it makes text of a value")
-        frame.stack.append(format(convert(value) if convert else value, spec))
+        return value
 
     def _list_extend(self, frame: Frame, arg: Any) -> None:
         values = self._iterable(frame.stack.pop())
@@ -383,6 +390,9 @@ class Machine:
             return True
         return bool(self._operand(value))
 
+    def _to_bool(self, frame: Frame, arg: Any) -> None:
+        frame.stack.append(self._truth(frame.stack.pop()))
+
     def _pop_jump_if_true(self, frame: Frame, arg: int) -> int | None:
         return arg if self._truth(frame.stack.pop()) else None
 
@@ -409,40 +419,67 @@ class Machine:
 
     def _make_function(self, frame: Frame, arg: int) -> None:
         code = frame.stack.pop()
-        closure = frame.stack.pop() if arg & 8 else None
-        if arg & 4:
-            frame.stack.pop()
-        by_name = frame.stack.pop() if arg & 2 else None
-        defaults = frame.stack.pop() if arg & 1 else None
-        function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
-        function.__kwdefaults__ = by_name
-        for each in (*(defaults or ()), *(by_name or {}).values()):
-            self._checked[id(each)] = each
+        # The closure may be set after it.
+        cells: Any = tuple([_CELL() for _ in code.co_freevars])
+        function = types.FunctionType(code, frame.globals, code.co_name, None, cells)
+        for attribute in (8, 4, 2, 1):
+            if arg & attribute:
+                function = self._with_attribute(function, attribute, frame.stack.pop())
         frame.stack.append(function)
+
+    def _set_function_attribute(self, frame: Frame, arg: int) -> None:
+        function = frame.stack.pop()
+        frame.stack.append(self._with_attribute(function, arg, frame.stack.pop()))
+
+    def _with_attribute(self, function: types.FunctionType, attribute: int, value: Any) -> types.FunctionType:
+        if attribute == 8:
+            made = types.FunctionType(
+                function.__code__, function.__globals__, function.__name__, function.__defaults__, value
+            )
+            made.__kwdefaults__ = function.__kwdefaults__
+            return made
+        if attribute == 2:
+            function.__kwdefaults__ = value
+        elif attribute == 1:
+            function.__defaults__ = value
+        elif attribute != 4:
+            # That is the annotations, which nothing reads.
+            raise self._refuse("it makes a function in a way for which there is no rule")
+        if attribute in (1, 2):
+            for each in value.values() if attribute == 2 else value:
+                self._checked[id(each)] = each
+        return function
 
     def _kw_names(self, frame: Frame, arg: Any) -> None:
         frame.keywords = arg
+
+    def _pop_kw_names(self, frame: Frame, arg: Any) -> None:
+        frame.keywords = frame.stack.pop()
 
     def _call(self, frame: Frame, arg: int) -> None:
         stack, names = frame.stack, frame.keywords
         frame.keywords = ()
         args = stack[len(stack) - arg :]
         del stack[len(stack) - arg :]
-        function = stack.pop()
-        method = stack.pop()
-        if method is not _NULL:
-            function, args = method, [function, *args]
+        function, args = self._popped_callable(frame, args)
         options = dict(zip(names, args[len(args) - len(names) :], strict=True))
         stack.append(self.call(function, args[: len(args) - len(names)], options))
+
+    def _popped_callable(self, frame: Frame, args: list[Any]) -> tuple[Any, list[Any]]:
+        """Pop a callable and its first argument; one of both is NULL if there is no such argument."""
+        first = frame.stack.pop()
+        function = frame.stack.pop()
+        if function is _NULL:
+            return first, args
+        return function, args if first is _NULL else [first, *args]
 
     def _call_function_ex(self, frame: Frame, arg: int) -> None:
         options = frame.stack.pop() if arg & 1 else {}
         args = frame.stack.pop()
-        function = frame.stack.pop()
-        frame.stack.pop()
+        function, before = self._popped_callable(frame, [])
         if type(options) is not dict or not all(type(key) is str for key in options):
             raise self._refuse("it calls a function with options that are not a dict")
-        frame.stack.append(self.call(function, list(self._iterable(args)), dict(options)))
+        frame.stack.append(self.call(function, [*before, *self._iterable(args)], dict(options)))
 
     def _return_value(self, frame: Frame, arg: Any) -> None:
         frame.result = frame.stack.pop()
@@ -465,21 +502,19 @@ class Machine:
 
 _run = Machine
 _INSTRUCTIONS: Final[dict[str, Any]] = {
-    **dict.fromkeys(("NOP", "RESUME", "PRECALL", "COPY_FREE_VARS", "CACHE"), Machine._nothing),
     "POP_TOP": _run._pop_top,
     "PUSH_NULL": _run._push_null,
     "COPY": _run._copy,
     "SWAP": _run._swap,
     "LOAD_CONST": _run._load_const,
     "LOAD_FAST": _run._load_fast,
+    "LOAD_FAST_AND_CLEAR": _run._load_fast_and_clear,
     "STORE_FAST": _run._store_fast,
     "LOAD_GLOBAL": _run._load_global,
     "MAKE_CELL": _run._make_cell,
-    "LOAD_CLOSURE": _run._load_closure,
     "LOAD_DEREF": _run._load_deref,
     "STORE_DEREF": _run._store_deref,
     "LOAD_ATTR": _run._load_attr,
-    "LOAD_METHOD": _run._load_method,
     "BINARY_SUBSCR": _run._binary_subscr,
     "STORE_SUBSCR": _run._store_subscr,
     "BINARY_OP": _run._binary_op,
@@ -496,6 +531,7 @@ _INSTRUCTIONS: Final[dict[str, Any]] = {
     "BUILD_STRING": _run._build_string,
     "BUILD_SLICE": _run._build_slice,
     "FORMAT_VALUE": _run._format_value,
+    "CONVERT_VALUE": _run._convert_value,
     "LIST_EXTEND": _run._list_extend,
     "SET_UPDATE": _run._set_update,
     "DICT_UPDATE": _run._dict_update,
@@ -508,15 +544,18 @@ _INSTRUCTIONS: Final[dict[str, Any]] = {
     "UNPACK_EX": _run._unpack_ex,
     "GET_ITER": _run._get_iter,
     "FOR_ITER": _run._for_iter,
-    **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _run._jump),
-    **dict.fromkeys(("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE"), _run._pop_jump_if_true),
-    **dict.fromkeys(("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE"), _run._pop_jump_if_false),
-    **dict.fromkeys(("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE"), _run._pop_jump_if_none),
-    **dict.fromkeys(("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE"), _run._pop_jump_if_not_none),
+    "TO_BOOL": _run._to_bool,
+    "JUMP": _run._jump,
+    "POP_JUMP_IF_TRUE": _run._pop_jump_if_true,
+    "POP_JUMP_IF_FALSE": _run._pop_jump_if_false,
+    "POP_JUMP_IF_NONE": _run._pop_jump_if_none,
+    "POP_JUMP_IF_NOT_NONE": _run._pop_jump_if_not_none,
     "JUMP_IF_TRUE_OR_POP": _run._jump_if_true_or_pop,
     "JUMP_IF_FALSE_OR_POP": _run._jump_if_false_or_pop,
     "MAKE_FUNCTION": _run._make_function,
+    "SET_FUNCTION_ATTRIBUTE": _run._set_function_attribute,
     "KW_NAMES": _run._kw_names,
+    "POP_KW_NAMES": _run._pop_kw_names,
     "CALL": _run._call,
     "CALL_FUNCTION_EX": _run._call_function_ex,
     "RETURN_VALUE": _run._return_value,
@@ -531,57 +570,26 @@ _UNARY: Final = {
     "UNARY_INVERT": operator.invert,
     "UNARY_NOT": operator.not_,
 }
-# Why code with an instruction that is not above is called row by row.
-_REASONS: Final = {
-    "PUSH_EXC_INFO": "it handles exceptions, or has a with statement",
-    "BEFORE_WITH": "it handles exceptions, or has a with statement",
-    "STORE_GLOBAL": "it sets a global variable",
-    "DELETE_GLOBAL": "it deletes a global variable",
-    "STORE_ATTR": "it sets an attribute",
-    "DELETE_ATTR": "it deletes an attribute",
+# What the message calls instructions that are not above.
+_REFUSED: Final = {
+    "RAISE_VARARGS": "raises an exception",
+    "LOAD_ASSERTION_ERROR": "raises an exception",
+    "LOAD_SUPER_ATTR": "makes a super",
 }
 
 
 @functools.lru_cache(1024)
 def program(code: types.CodeType) -> list[tuple[Any, Any]] | str:
     """Return the instructions of code with their arguments, or why it is called row by row."""
-    if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
-        return "it is a coroutine"
-    steps = list(dis.get_instructions(code))
-    place_of: dict[int, int] = {}
-    number = 0
-    for step in steps:
-        place_of[step.offset] = number
-        number += step.opname != "EXTENDED_ARG"
-    found: list[tuple[Any, Any]] = []
-    for step in steps:
-        if step.opname in _REASONS:
-            # Anywhere: the functions that handle exceptions see them for one row, and not for another.
-            return _REASONS[step.opname]
-    for step in steps:
-        if step.opname == "EXTENDED_ARG":
-            continue
-        arg = step.argval
-        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-            arg = place_of[arg]
-        elif step.opname == "LOAD_GLOBAL":
-            arg = arg, bool(step.arg & 1)  # type: ignore[operator]
-        elif step.opname == "KW_NAMES":
-            arg = code.co_consts[step.arg]  # type: ignore[index]
-        elif step.opname in ("IS_OP", "CONTAINS_OP", "MAKE_FUNCTION"):
-            arg = step.arg
-        elif step.opname == "BINARY_OP":
-            arg = step.argrepr.removesuffix("="), step.argrepr.endswith("=")
-        elif step.opname in _UNARY:
-            arg = _UNARY[step.opname]
-        found.append((_INSTRUCTIONS.get(step.opname, _refused(step.opname)), arg))
-    return found
+    steps = steps_of(code)
+    if isinstance(steps, str):
+        return steps
+    return [(_INSTRUCTIONS.get(name, _refused(name)), _UNARY.get(name, arg)) for name, arg in steps]
 
 
 @functools.cache
-def _refused(opname: str) -> Any:
+def _refused(name: str) -> Any:
     def refuse(self: Machine, frame: Frame, arg: Any) -> None:
-        what = "raises an exception" if opname in ("RAISE_VARARGS", "LOAD_ASSERTION_ERROR") else f"does {opname}"
-        raise self._refuse(f"it {what}, for which there is no rule")
+        raise self._refuse(f"it {_REFUSED.get(name, f'does {name}')}, for which there is no rule")
 
     return refuse

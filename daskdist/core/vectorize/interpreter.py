@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,7 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.vectorize import purity
-from daskdist.core.vectorize.instructions import MISSING, VERSIONS, Frame, Machine, program
+from daskdist.core.vectorize.bytecode import unknown_version
+from daskdist.core.vectorize.instructions import MISSING, Frame, Machine, program
 from daskdist.core.vectorize.tracer import Method, Tracer
 
 _MOST_STEPS: Final = 20_000
@@ -44,8 +44,9 @@ class Interpreter(Machine):
         NotVectorisable
             It does what is not known to be pure.
         """
-        if sys.version_info[:2] not in VERSIONS:
-            raise self._refuse("functions are looked into under Python 3.11 only")
+        unknown = unknown_version()
+        if unknown is not None:
+            raise self._refuse(unknown)
         # The loop makes the containers of an element anew for each row.
         self._take(element)
         return self.call(function, list(element) if type(element) is tuple else [element], {}, "it")
@@ -273,8 +274,6 @@ class Interpreter(Machine):
             raise self._refuse("it calls itself too often")
         self.codes.append(code)
         frame = Frame(function, self._bound(function, args, options))
-        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        frame.cells.update(cells)
         self._depth += 1
         place = 0
         while frame.result is MISSING:
