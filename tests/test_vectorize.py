@@ -132,7 +132,7 @@ ON_NUMBERS = [
     lambda x: (x, 7, 0.5, True, 2**40, [1, 2], "text", b"bytes\0"),
     lambda x: divmod(x, 3),
     lambda x: x // 4 % 5,
-    lambda x: np.where(x > 3, x, -1),
+    lambda x: np.where(x > 3, x, 9),
     lambda x: np.where(x > 3, 1, 0),
     lambda x: np.where((x > 3) & (x < 30) | ~(x != 5), x, 0.5),
     lambda x: np.clip(x, -2, 5),

@@ -51,6 +51,7 @@ _OF_TWO_SLOTS: Final = {
 }
 # Instructions that are others in a row.
 _IN_A_ROW: Final[dict[str, list[Step]]] = {
+    "UNARY_NOT": [("TO_BOOL", None), ("UNARY_NOT", None)],
     "BINARY_SLICE": [("BUILD_SLICE", 2), ("BINARY_SUBSCR", None)],
     "STORE_SLICE": [("BUILD_SLICE", 2), ("STORE_SUBSCR", None)],
     "FORMAT_SIMPLE": [("FORMAT_VALUE", (None, False))],
