@@ -586,6 +586,13 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         UserFunctionError
             While iterating: the function raised, or returned no dataset.
 
+        Notes
+        -----
+        Operations of such a dataset that draw at random and were given no seed, as in ``shuffle(10)``, draw anew for
+        each element and in each iteration, also where the dataset is made once and returned for every element. What
+        they draw depends on the number of the element and of the iteration, so that each worker makes the same. With a
+        seed of their own they draw the same each time. So it is in `interleave` and `group_by_window`.
+
         >>> [int(x) for x in Dataset.range(4).flat_map(Dataset.range)]
         [0, 0, 1, 0, 1, 2]
         """

@@ -329,3 +329,101 @@ def test_operations_without_a_seed_share_that_of_the_options():
     assert found(lambda ds: ds) == found(lambda ds: ds.map(lambda x: x).prefetch(1))
     once = Dataset.range(20).shuffle(20).with_options(Options(seed=3))
     assert flat(once) == flat(Dataset.range(20).shuffle(20, seed=3))
+
+
+# --- datasets that functions make ---
+
+CAPTURED = Dataset.range(6).shuffle(6)
+# Five datasets of six elements.
+MADE = {
+    "flat_map": lambda: Dataset.range(5).flat_map(lambda x: Dataset.range(6).shuffle(6)),
+    "flat_map of equal elements": lambda: (
+        Dataset.range(5).map(lambda x: 0 * x).flat_map(lambda x: Dataset.range(6).global_shuffle())
+    ),
+    "captured": lambda: Dataset.range(5).flat_map(lambda x: CAPTURED),
+    "captured, in an interleave": lambda: Dataset.range(5).interleave(lambda x: CAPTURED.map(lambda y: y), 2),
+    "interleave of streams": lambda: Dataset.range(5).interleave(lambda x: Dataset.random().take(6).shuffle(6), 2),
+    "map": lambda: Dataset.range(5).map(lambda x: Dataset.range(6).shuffle(6)).flat_map(lambda made: made),
+    "window": lambda: Dataset.range(30).window(6).flat_map(lambda window: window.shuffle(6)),
+    "group_by_window": lambda: Dataset.range(30).group_by_window(lambda x: x % 5, lambda key, w: w.shuffle(6), 6),
+    "group_by_window of tuples": lambda: (
+        Dataset.range(30)
+        .map(lambda x: (x, {"y": x}))
+        .group_by_window(lambda x, y: x % 5, lambda key, w: w.shuffle(6), 6)
+        .map(lambda x, y: x)
+    ),
+    "twice": lambda: Dataset.range(5).flat_map(
+        lambda x: Dataset.range(2).flat_map(lambda y: Dataset.range(3).shuffle(3))
+    ),
+    "sample": lambda: Dataset.range(5).flat_map(
+        lambda x: Dataset.sample_from_datasets([Dataset.range(3), Dataset.range(3, 6)])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_functions_make_is_drawn_alike_when_made_again(name):
+    ds = MADE[name]()
+    iterator = iter(ds)
+    for _ in range(9):
+        next(iterator)
+    state = pickle.dumps(iterator.state_dict())
+    rest = flat(iterator)
+    resumed = iter(MADE[name]())
+    resumed.load_state_dict(pickle.loads(state))
+    assert flat(resumed) == rest
+    # What each of two workers reads.
+    copy = cloudpickle.dumps(ds)
+    first, second = (flat(cloudpickle.loads(copy)) for _ in range(2))
+    assert first == second
+    # Another order in each pass, and in each dataset.
+    passes = [flat(ds) for _ in range(2)]
+    assert passes[0] != passes[1]
+    assert len({tuple(passes[0][k : k + 6]) for k in range(0, 30, 6)}) > 1
+
+
+@pytest.mark.parametrize("policy", [AutoShardPolicy.DATA, AutoShardPolicy.OFF])
+def test_workers_agree_on_what_functions_make(policy):
+    def loop(iterator):
+        return [int(x) for batch in iterator for x in batch]
+
+    def made(strategy):
+        ds = Dataset.range(5).flat_map(lambda x: Dataset.range(6).shuffle(6)).batch(6)
+        return strategy.distribute_dataset(ds.with_options(Options(auto_shard_policy=policy)))
+
+    strategy = SimulatedWorkers([1, 1])
+    by_replica = strategy.local_results(strategy.run(loop, args=(made(strategy),)))
+    assert sorted(x for each in by_replica for x in each) == sorted(
+        [*range(6)] * 5 * (2 if policy is AutoShardPolicy.OFF else 1)
+    )
+
+
+def test_a_given_seed_or_order_of_an_inner_dataset_stays():
+    seeded = Dataset.range(6).shuffle(6, seed=1)
+    fixed = Dataset.range(6).shuffle(6, reshuffle_each_iteration=False)
+    kept = Dataset.range(6).shuffle(6).cache()
+    for inner in (seeded, fixed, kept):
+        ds = Dataset.range(3).flat_map(lambda x, inner=inner: inner)
+        assert flat(ds) == flat(ds) == flat(ds)[:6] * 3
+    made = Dataset.range(3).flat_map(lambda x: Dataset.range(6).shuffle(6, seed=1))
+    assert flat(made) == flat(Dataset.range(6).shuffle(6, seed=1)) * 3
+
+
+def test_an_inner_split_of_a_captured_shuffle_is_complete():
+    ds = Dataset.range(4).flat_map(lambda x: CAPTURED.take(2).concatenate(CAPTURED.skip(2)))
+    found = flat(ds)
+    assert all(sorted(found[k : k + 6]) == list(range(6)) for k in range(0, 24, 6))
+
+
+def test_inner_datasets_go_by_the_seed_of_the_options():
+    def made(seed):
+        return flat(MADE["flat_map"]().with_options(Options(seed=seed)))
+
+    assert made(3) == made(3) != made(4)
+
+
+def test_functions_that_make_no_random_dataset_are_given_nothing():
+    plain = Dataset.range(5).flat_map(Dataset.range)
+    assert "rng" not in str(plain.primitive)
+    assert "rng" in str(MADE["flat_map"]().primitive)
+    assert plain.fingerprint() == Dataset.range(5).flat_map(Dataset.range).fingerprint()

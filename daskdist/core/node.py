@@ -82,6 +82,11 @@ class Node:
         """Whether reading ahead in threads gains something where it is part of a pipeline."""
         return False
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws at random by a seed that it was not given, or its function makes datasets that may."""
+        return getattr(self, "passes", None) is not None and not getattr(self, "is_seeded", True)
+
     # Whether what it reads is in memory, small, and can be sent anywhere.
     is_light: ClassVar[bool] = True
     # Whether reading it several times gives the same elements each time, at little cost.

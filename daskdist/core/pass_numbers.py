@@ -57,11 +57,14 @@ class PassNumber:
         `daskdist.passes.numbering.numbered`, before anything is rewritten.
     stream
         Keeps apart what operations draw that share one seed because none was given to them.
+    start
+        The number of the pass that iterations count from, of an operation in a dataset that a function has made.
     """
 
     counter: PassCounter = field(default_factory=PassCounter)
     place: int = 0
     stream: int = 0
+    start: int = 0
 
     def of(self, epoch: Epoch) -> tuple[int, ...]:
         """Return the pass of the operation: its own number, then those of enclosing repetitions, outermost first.
@@ -70,7 +73,8 @@ class PassNumber:
         ((7, 2), (3, 2))
         """
         numbers, *repetitions = epoch
-        return (numbers if isinstance(numbers, int) else numbers[self.place], *repetitions)
+        number = numbers if isinstance(numbers, int) else numbers[self.place]
+        return (number + self.start, *repetitions)
 
 
 class ResumedPasses:

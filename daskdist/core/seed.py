@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, Final
 
 import numpy as np
@@ -11,8 +12,67 @@ import numpy as np
 from daskdist.config import setting
 
 
+class SeedsInCall:
+    """The seeds of operations that are made while a user's function is called, and that are given none.
+
+    They depend on what the function is called with and on the order in which the operations are made: a call that is
+    repeated, here or in another process, makes the same. Before each call ``argument`` and ``number`` are set.
+
+    Parameters
+    ----------
+    argument
+        What the function is called with.
+    words
+        Random words that decide the seeds; if None, the value of the argument does.
+
+    Attributes
+    ----------
+    number
+        The number of seeds that were drawn in the call.
+
+    >>> with SeedsInCall(3):
+    ...     first = fresh_seed(), fresh_seed()
+    >>> with SeedsInCall() as seeds:
+    ...     seeds.argument, seeds.number = 3, 0
+    ...     (fresh_seed(), fresh_seed()) == first
+    True
+    """
+
+    __slots__ = ("_token", "argument", "number", "words")
+
+    def __init__(self, argument: Any = None, words: Sequence[int] | None = None) -> None:
+        self.argument, self.words, self.number = argument, words, 0
+
+    def draw(self) -> int:
+        """Return the next seed of the call."""
+        words = self.words
+        if words is None:
+            from dask.tokenize import tokenize
+
+            words = [int(tokenize(self.argument), 16)]
+        self.number += 1
+        return int(np.random.SeedSequence([*words, self.number]).generate_state(1, np.uint64)[0] >> 1)
+
+    def __enter__(self) -> SeedsInCall:
+        self._token = _IN_CALL.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _IN_CALL.reset(self._token)
+
+
+_IN_CALL: Final[ContextVar[SeedsInCall | None]] = ContextVar("_IN_CALL", default=None)
+
+
 def fresh_seed() -> int:
-    """A seed for an operation that was given none: the setting ``daskdist.seed``, or where that is null, any."""
+    """Return a seed for an operation that was given none.
+
+    It is the setting ``daskdist.seed``, or where that is null, any. Within a call of a function that makes datasets of
+    elements, it is that of `SeedsInCall`.
+    """
+    in_call = _IN_CALL.get()
+    if in_call is not None:
+        return in_call.draw()
     seed = setting("seed")
     return secrets.randbits(63) if seed is None else int(seed)
 
@@ -50,7 +110,7 @@ WORDS_PER_GENERATOR: Final = 4
 _FOR_WORDS: Final = 0x776F726473
 
 
-def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int) -> np.ndarray[Any, Any]:
+def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int, stream: int = 0) -> np.ndarray[Any, Any]:
     """Return what the generators of some elements are made of, as `generator_of` takes it.
 
     Parameters
@@ -63,6 +123,8 @@ def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int) -
         The number of the first element.
     num_rows
         The number of elements.
+    stream
+        Keeps apart what is drawn by one seed for different operations.
 
     Returns
     -------
@@ -71,7 +133,7 @@ def random_words(seed: int, numbers: Sequence[int], start: int, num_rows: int) -
         are asked for at a time.
     """
     # A step of this generator, which counts, gives the words of an element.
-    philox = np.random.Philox(_entropy(seed, _FOR_WORDS, numbers)).advance(start)
+    philox = np.random.Philox(_entropy(seed, _FOR_WORDS + stream, numbers)).advance(start)
     return philox.random_raw(num_rows * WORDS_PER_GENERATOR).reshape(num_rows, WORDS_PER_GENERATOR)
 
 

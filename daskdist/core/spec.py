@@ -169,17 +169,20 @@ class DatasetSpec(TensorSpec):
         The spec of its elements.
     make
         Makes such a dataset of rows and the spec of its elements, or None for that of the rows.
+    draws
+        Whether such datasets draw at random by seeds that they were not given.
     """
 
     shape: Shape = ()
     dtype: np.dtype[Any] = np.dtype(object)  # noqa: RUF009 - immutable
     element: ElementSpec | None = None
     make: MakeDataset | None = field(default=None, compare=False)
+    draws: bool = field(default=False, compare=False)
 
     @staticmethod
     def of_dataset(dataset: Any) -> DatasetSpec:
         """The spec that fits a dataset."""
-        return DatasetSpec(element=dataset.spec, make=type(dataset).of_rows)
+        return DatasetSpec(element=dataset.spec, make=type(dataset).of_rows, draws=_draws(dataset.node))
 
     @property
     def element_spec(self) -> Any:
@@ -472,3 +475,7 @@ def common_spec(operation: str, inputs: Sequence[Any], *, must_be_known: bool = 
     if common is None:
         raise SpecUnknown(f"{operation}: the spec of no input is known")
     return common
+
+
+def _draws(node: Any) -> bool:
+    return node.draws or any(map(_draws, node.inputs))

@@ -16,8 +16,9 @@ class FlatMap(Expansion):
     name = "flat_map"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        source, function = self._calls(inputs[0])
         if self.function.outlook(self.source).is_light:
             # Small datasets are made and read where their elements lie, many in one call.
-            return Compute(inputs[0], ExpandRows(self.function), self.name, factor=None)
-        elements = Fact(gathered(inputs[0]), elements_of, f"{self.name}-elements")
-        return Arrange((elements,), InterleaveRows(1, None, self.function), grouped=0, name=self.name)
+            return Compute(source, ExpandRows(function), self.name, factor=None)
+        elements = Fact(gathered(source), elements_of, f"{self.name}-elements")
+        return Arrange((elements,), InterleaveRows(1, None, function), grouped=0, name=self.name)

@@ -14,7 +14,7 @@ from daskdist.core.block import Batches, Block, Bundle, Rows, merge
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts
 from daskdist.core.primitive import (
     Arrange,
     Compute,
@@ -33,11 +33,12 @@ from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE, as_array
 from daskdist.core.vectorize.apply import Vectorised
 from daskdist.errors import UserFunctionError
+from daskdist.ops.element_words import DrawsForFunction, unpaired
 from daskdist.ops.nested import NestedFunction, rows_of
 
 
 @dataclass(frozen=True, eq=False)
-class GroupByWindow(Transformation):
+class GroupByWindow(DrawsForFunction):
     """The elements of the datasets that ``reduce_function(key, window)`` makes.
 
     Parameters
@@ -70,6 +71,10 @@ class GroupByWindow(Transformation):
         return self.reduce_function.outlook(self.source, self.make).spec_or_raise()
 
     @property
+    def draws(self) -> bool:
+        return self.reduce_function.outlook(self.source, self.make).draws
+
+    @property
     def cardinality(self) -> int:
         return 0 if self.source.cardinality == 0 else UNKNOWN
 
@@ -79,9 +84,15 @@ class GroupByWindow(Transformation):
         return Vectorised(self.key_function).note(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        keys = Fact(gathered(inputs[0]), KeysOf.of_blocks(self.key_function), f"{self.name}-keys")
+        source, reduce_function = gathered(inputs[0]), self.reduce_function
+        keys_of: Callable[[Rows], Index] = KeysOf.of_blocks(self.key_function)
+        if self.draws:
+            # A window draws by the words of its first element.
+            source, reduce_function = self._paired(source), reduce_function.with_words()
+            keys_of = KeysOfPairs(keys_of)
+        keys = Fact(source, keys_of, f"{self.name}-keys")
         windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)
-        reduce_rows = ReduceWindows(self.key_function, self.reduce_function, self.make, known_spec(self.source))
+        reduce_rows = ReduceWindows(self.key_function, reduce_function, self.make, known_spec(self.source))
         return Compute(windows, reduce_rows, self.name, factor=None, apart=True)
 
 
@@ -139,6 +150,16 @@ class KeysOf:
 
 
 @dataclass(frozen=True)
+class KeysOfPairs:
+    """The key of each element of pairs of an element and its words."""
+
+    keys_of: Callable[[Rows], Index]
+
+    def __call__(self, rows: Rows) -> Index:
+        return self.keys_of(unpaired(rows))
+
+
+@dataclass(frozen=True)
 class ReduceWindows:
     """What the function makes of each window."""
 
@@ -151,12 +172,18 @@ class ReduceWindows:
         parts: list[Rows] = []
         for index in range(len(batches)):
             rows = batches.rows.slice(batches.bounds[index], batches.bounds[index + 1])
-            first = next(iter(rows.elements()))
+            first, words = next(iter(rows.elements())), None
+            if self.reduce_function.has_words:
+                (first, words), rows = first, unpaired(rows)
             key = np.int64(KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
             where = partial(_where, key, rows)
-            made = self.reduce_function.dataset(key, self.make(rows, self.spec), where=where)
+            made = self.reduce_function.dataset(key, self._last(rows, words), where=where)
             parts += self.reduce_function.of_one_structure(parts[-1:], rows_of(made, self.reduce_function), where)
         return merge(parts, batches)
+
+    def _last(self, rows: Block | Bundle, words: Any) -> Any:
+        window = self.make(rows, self.spec)
+        return window if words is None else (window, words)
 
 
 def _where(key: Any, rows: Rows) -> str:

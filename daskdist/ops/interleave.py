@@ -47,14 +47,14 @@ class Interleave(Expansion):
         whole_number(self.name, "block_length", self.block_length, at_least=1)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        source = gathered(inputs[0])
+        calls, function = self._calls(gathered(inputs[0]))
         if self.function.outlook(self.source).is_light:
             # Small datasets are made and read where their elements lie; how long each is, is all it takes here.
-            expand = ExpandRows(self.function).with_lengths
-            source, function = Fact(source, expand, self.name, makes_rows=True), None
+            source = Fact(calls, ExpandRows(function).with_lengths, self.name, makes_rows=True)
+            rows = InterleaveRows(self.cycle_length, self.block_length, None)
         else:
-            source, function = Fact(source, elements_of, f"{self.name}-elements"), self.function
-        rows = InterleaveRows(self.cycle_length, self.block_length, function)
+            source = Fact(calls, elements_of, f"{self.name}-elements")
+            rows = InterleaveRows(self.cycle_length, self.block_length, function)
         return Arrange((source,), rows, grouped=0, name=self.name)
 
 
@@ -177,7 +177,7 @@ class InterleaveCursor:
                 queue.push(found)
             self.slots[self.position] = Slot(queue)
         else:
-            # As in a computation, which knows nothing of passes: the same datasets in each.
+            # The dataset knows by the words of its element which pass it is in.
             self.num_opened += 1
             self.slots[self.position] = Slot(RunQueue(), self.context.open(found)((0,)))
 

@@ -12,6 +12,7 @@ from daskdist.core.columns import column_of, plain_leaves_of
 from daskdist.core.function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
+from daskdist.core.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
 from daskdist.core.structure import Structure
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
@@ -144,7 +145,8 @@ class MapRows:
 
     def __call__(self, rows: Rows) -> Rows:
         values: list[Any] = []
-        structure = self._call_each(rows, values)
+        with SeedsInCall() as seeds:
+            structure = self._call_each(rows, values, seeds)
         if structure is None:
             return Bundle(rows.structure, [], rows.label)
         number = structure.num_leaves
@@ -163,7 +165,7 @@ class MapRows:
             return from_items(structure, items, rows.label, rows.origin)
         return Bundle(structure, items, rows.label)
 
-    def _call_each(self, rows: Rows, values: list[Any]) -> Structure | None:
+    def _call_each(self, rows: Rows, values: list[Any], seeds: SeedsInCall) -> Structure | None:
         # Adds the leaves of each result, as they were returned where they are plain. In one list for all rows: a tuple
         # for each would have the garbage collector look through all of them, over and over.
         user = self.function
@@ -171,6 +173,7 @@ class MapRows:
         structure: Structure | None = None
         plain_leaves: Callable[[Any], Sequence[Any] | None] | None = None
         for index, element in enumerate(rows.elements()):
+            seeds.argument, seeds.number = element, 0
             try:
                 result = function(*element) if type(element) is tuple else function(element)
             except Exception as error:

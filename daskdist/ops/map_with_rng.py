@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from daskdist.core.arguments import whole_number
-from daskdist.core.block import Block
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.pass_numbers import PassNumber
-from daskdist.core.primitive import Compute, EndlessSplits, Epoch, Primitive, Read, Split
-from daskdist.core.seed import WORDS_PER_GENERATOR, generator_of, random_words
-from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
-from daskdist.core.structure import LONE, Structure
+from daskdist.core.primitive import Compute, Primitive
+from daskdist.core.seed import generator_of
+from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.errors import ArgumentError
+from daskdist.ops.element_words import PAIR, WORDS, paired
 from daskdist.ops.map import MapRows, spec_after
-from daskdist.ops.zip import zipped
-
-# Generators whose words are made at a time.
-_ROWS = 65_536
-_PAIR = Structure.of((0, 0))[1]
-_WORDS = ElementSpec(LONE, (TensorSpec((WORDS_PER_GENERATOR,), np.dtype(np.uint64)),))
 
 
 class SeededFunction(UserFunction):
@@ -71,7 +62,7 @@ class MapWithRng(Transformation):
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
         try:
-            return spec_after(self.function, ElementSpec.nest(_PAIR, [self.source.spec, _WORDS]))
+            return spec_after(self.function, ElementSpec.nest(PAIR, [self.source.spec, WORDS]))
         except SpecUnknown as unknown:
             return unknown
 
@@ -85,13 +76,8 @@ class MapWithRng(Transformation):
     def note(self) -> str:
         return "row by row: each has a generator of its own"
 
-    def _splits_of(self, epoch: Epoch) -> EndlessSplits:
-        return EndlessSplits(partial(_split, self.passes.of(epoch)))
-
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        draw = partial(_draw, self.rng)
-        words = Read(partial(self._splits_of, (0,)), draw, "rng", divide=_divide, splits_of=self._splits_of)
-        pairs = zipped((*inputs, words), _PAIR, self.name)
+        pairs = paired(inputs[0], self.name, self.rng, self.passes)
         return Compute(pairs, MapRows(self.function), self.name, factor=1, in_order=self.in_order)
 
 
@@ -109,20 +95,3 @@ def check_by_row(*, vectorized: bool | None, device: bool) -> None:
                 f"map: {argument}=True does not go with rng, which gives each element a generator of its own. "
                 f"Leave {argument} out"
             )
-
-
-def _split(numbers: tuple[int, ...], number: int) -> Split:
-    start = number * _ROWS
-    return Split(f"generators {start} on", (numbers, start), _ROWS, _ROWS * 8 * WORDS_PER_GENERATOR)
-
-
-def _divide(split: Split, start: int, stop: int) -> Split:
-    numbers, first = split.payload
-    num_rows = stop - start
-    num_bytes = 8 * WORDS_PER_GENERATOR * num_rows
-    return replace(split, payload=(numbers, first + start), num_rows=num_rows, num_bytes=num_bytes)
-
-
-def _draw(seed: int, split: Split) -> Block:
-    numbers, start = split.payload
-    return Block(LONE, [random_words(seed, numbers, start, split.num_rows or 0)], split.label)

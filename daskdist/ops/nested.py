@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,11 +12,15 @@ import numpy as np
 from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.function import UserFunction, numbers_in
-from daskdist.core.node import Facts, Node, Transformation, walk
+from daskdist.core.node import Facts, Node, walk
 from daskdist.core.primitive import Primitive
+from daskdist.core.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
 from daskdist.core.structure import Nested
 from daskdist.errors import UserFunctionError
+from daskdist.ops.cache import Cache
+from daskdist.ops.element_words import DrawsForFunction, words_of
+from daskdist.ops.snapshot import Snapshot
 from daskdist.ops.with_options import Options
 
 
@@ -49,11 +53,14 @@ class Outlook:
         Whether they are finite and of data in memory.
     reads_files
         Whether they read files; None where only an element tells.
+    draws
+        Whether they may draw at random by seeds that they were not given.
     """
 
     spec: ElementSpec | SpecUnknown
     is_light: bool
     reads_files: bool | None = None
+    draws: bool = True
 
     def spec_or_raise(self) -> ElementSpec:
         """The spec.
@@ -74,16 +81,33 @@ class NestedFunction(UserFunction):
     def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
         super().__init__(function, operation, narrow=narrow)
         self._outlooks: dict[int, tuple[Node, Outlook]] = {}
+        self.has_words = False
+
+    def with_words(self) -> NestedFunction:
+        """Return the same function, to be called with pairs of an element and its words, as `paired` gives."""
+        other = object.__new__(type(self))
+        other.__dict__ = {**self.__dict__, "has_words": True}
+        return other
 
     def dataset(self, *elements: Any, where: Callable[[], str]) -> AnyDataset:
-        """The dataset it makes of an element, or of several arguments."""
-        made: Any = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
+        """Return the dataset it makes of an element, or of several arguments.
+
+        The last may be a pair with its words: they decide the seeds and passes of what draws in the dataset.
+        """
+        words = None
+        if self.has_words:
+            last, words = words_of(elements[-1])
+            elements = (*elements[:-1], last)
+        with SeedsInCall(elements, words):
+            made: Any = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
         if not isinstance(made, Nested):
             raise UserFunctionError(
                 f"{self.operation}: {self.location} returned {type(made).__name__} {made!r:.80}, on {where()}; "
                 "it is to return a Dataset"
             )
         dataset: Any = made
+        if words is not None:
+            dataset = dataset._with(in_pass(dataset.node, words[0] >> 1))
         return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]
 
     def outlook(self, source: Node, make: MakeDataset | None = None) -> Outlook:
@@ -128,7 +152,9 @@ class NestedFunction(UserFunction):
         is_light = all(each.is_light for each in nodes) and all(made.node.cardinality != INFINITE for made in found)
         # A dataset that was handed on says nothing where it was made up too.
         is_told = not any(isinstance(leaf, DatasetSpec) for leaf in source.spec.leaves)
-        return Outlook(spec, is_light, reads_files(found[0]) if is_told else None)
+        handed_on = any(isinstance(leaf, DatasetSpec) and leaf.draws for leaf in source.spec.leaves)
+        draws = handed_on or any(each.draws for each in nodes)
+        return Outlook(spec, is_light, reads_files(found[0]) if is_told else None, draws)
 
     def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
         """The elements of a dataset it made, checked to be of the structure of those before, if there are any.
@@ -152,13 +178,17 @@ class NestedFunction(UserFunction):
 
 
 @dataclass(frozen=True, eq=False)
-class Expansion(Transformation):
+class Expansion(DrawsForFunction):
     """A node that makes a dataset of each element, and gives the elements of those."""
 
     function: NestedFunction
 
     name = "nested"
     facts = Facts(per_worker=True, regroups=True)
+
+    @property
+    def draws(self) -> bool:
+        return self.function.outlook(self.source).draws
 
     @property
     def background(self) -> bool:
@@ -176,6 +206,12 @@ class Expansion(Transformation):
     def reads_files(self) -> bool | None:
         return self.function.outlook(self.source).reads_files
 
+    def _calls(self, elements: Primitive) -> tuple[Primitive, NestedFunction]:
+        # What the function is called with, and the function to call. Words cost something, and few have a use for them.
+        if self.draws:
+            return self._paired(elements), self.function.with_words()
+        return elements, self.function
+
     def made_of(self, element: Any) -> Node | None:
         """The pipeline made of an element; None where a file that it is to read is not there.
 
@@ -190,6 +226,21 @@ class Expansion(Transformation):
             if isinstance(error.__cause__, OSError):
                 return None
             raise
+
+
+def in_pass(node: Node, number: int) -> Node:
+    """Return the pipeline with operations that were given no seed in the pass of that number.
+
+    What a cache or snapshot keeps is the same in all passes.
+    """
+    if not any(each.draws for each in walk(node)) or isinstance(node, (Cache, Snapshot)):
+        return node
+    if node.inputs:
+        node = node.with_inputs(tuple(in_pass(each, number) for each in node.inputs))
+    if getattr(node, "passes", None) is None or getattr(node, "is_seeded", True):
+        return node
+    drawing: Any = node
+    return replace(drawing, passes=replace(drawing.passes, start=number))  # type: ignore[no-any-return]
 
 
 def reads_files(dataset: AnyDataset) -> bool | None:

@@ -26,7 +26,9 @@ def numbered(node: Node) -> Node:
         if getattr(each, "passes", None) is None:
             return each, before
         stream = 0 if getattr(each, "is_seeded", True) else before
-        return replace(each, passes=replace(each.passes, place=next(places), stream=stream)), before + 1
+        each = replace(each, passes=replace(each.passes, place=next(places), stream=stream))
+        # A function that makes no dataset that draws is not one of them.
+        return each, before + (getattr(each, "is_seeded", True) or each.draws)
 
     made: Node = visit(node)[0]
     return made
