@@ -144,6 +144,10 @@ class UserFunction:
         """Call it with an element; ``where()`` says which for a message."""
         return self.of(element if type(element) is tuple else (element,), where)
 
+    def of_items(self) -> Callable[..., Any]:
+        """Return what is called with the items of an element that is a tuple, else with the element."""
+        return self.function
+
     def of(self, arguments: Sequence[Any], where: Callable[[], str]) -> Any:
         """Call it with arguments; ``where()`` says on what, for a message."""
         try:

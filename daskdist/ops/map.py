@@ -169,7 +169,7 @@ class MapRows:
         # Adds the leaves of each result, as they were returned where they are plain. In one list for all rows: a tuple
         # for each would have the garbage collector look through all of them, over and over.
         user = self.function
-        function = user.function
+        function = user.of_items()
         structure: Structure | None = None
         plain_leaves: Callable[[Any], Sequence[Any] | None] | None = None
         for index, element in enumerate(rows.elements()):

@@ -22,11 +22,20 @@ from daskdist.ops.map import MapRows, spec_after
 class SeededFunction(UserFunction):
     """A function of an element and a generator, called with an element and the words that make the generator."""
 
+    def of_items(self) -> Callable[..., Any]:
+        """Return what is called with an element and its words."""
+        return self._of_pair
+
     def __call__(self, element: Any, where: Callable[[], str]) -> Any:
-        """Call it with an element; ``where()`` says which for a message."""
-        given, words = element
+        """Call it with an element and its words; ``where()`` says which for a message."""
+        try:
+            return self._of_pair(*element)
+        except Exception as error:
+            raise self.failed(error, where()) from error
+
+    def _of_pair(self, given: Any, words: Any) -> Any:
         items = given if type(given) is tuple else (given,)
-        return self.of((*items, generator_of(words)), where)
+        return self.function(*items, generator_of(words))
 
 
 @dataclass(frozen=True, eq=False)
