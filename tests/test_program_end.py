@@ -20,6 +20,8 @@ import daskdist
 from distributed import Client, LocalCluster
 
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+# Whoever runs the tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def slow(x):
     time.sleep(0.0002)
