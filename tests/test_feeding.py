@@ -1015,9 +1015,10 @@ def on_workers(client):
 def test_loops_on_workers(on_workers, client, name):
     client.run(set_delay, 0.002)
     here = mirrored(2)
-    dataset = with_options(LOOPS[name](), auto_shard_policy=AutoShardPolicy.DATA)
+    # Each is made anew: a shuffle counts the passes over it.
+    expected_of, dataset = (with_options(LOOPS[name](), auto_shard_policy=AutoShardPolicy.DATA) for _ in range(2))
     with daskdist.MultiWorkerMirroredStrategy(client) as plain:
-        expected = plain.local_results(plain.run(on_the_host, args=(plain.distribute_dataset(dataset), 2)))
+        expected = plain.local_results(plain.run(on_the_host, args=(plain.distribute_dataset(expected_of), 2)))
         expected = list(map(str, expected))
     found = on_workers.run(passes_of, args=(on_workers.distribute_dataset(dataset), 2))
     assert list(map(str, on_workers.local_results(found))) == expected

@@ -830,7 +830,13 @@ def test_a_number_of_elements_nobody_knows():
 
 
 def test_an_endless_dataset_of_one_element_where_others_end():
-    ds = NUMBERS.flat_map(lambda x: NUMBERS if int(x) else NUMBERS.repeat())
+    # Of zero, which functions are tried on, it is known to be endless; of this text it is not.
+    known = NUMBERS.flat_map(lambda x: NUMBERS if int(x) else NUMBERS.repeat())
+    num = len(list(NUMBERS))
+    assert len(list(known.take(5 * num))) == 5 * num
+    ds = Dataset.from_tensor_slices(["finite", "endless"]).flat_map(
+        lambda x: NUMBERS.repeat() if x == "endless" else NUMBERS
+    )
     with pytest.raises(errors.UserFunctionError, match=r"flat_map: .*endless.*take\(n\)"):
         list(ds)
 

@@ -14,6 +14,7 @@ import daskdist
 from daskdist import Dataset, Options, TensorSpec
 from daskdist.core.function import UserFunction
 from daskdist.core.primitive import Exhausted, NotReady
+from daskdist.execute.stream.element_puller import ElementPuller
 from daskdist.execute.stream.element_reader import ElementReader
 from daskdist.ops.from_generator import Generated
 
@@ -211,6 +212,49 @@ def test_a_reader_tells_the_end_and_what_failed():
         reader.take(5, wait=True)
     with pytest.raises(Exhausted):
         reader.take(5, wait=True)
+
+
+# --- generators inside ---
+
+
+@pytest.mark.parametrize("how", ["flat_map", "interleave"])
+def test_generators_inside_run_in_the_thread_that_needs_them(how):
+    threads = set()
+
+    def rows():
+        for number in range(50):
+            threads.add(threading.get_ident())
+            yield np.int64(number)
+
+    inside = Dataset.from_generator(rows, output_signature=NUMBER)
+    ds = getattr(Dataset.range(20), how)(lambda _: inside)
+    assert sorted(map(int, ds)) == sorted(list(range(50)) * 20)
+    assert threads == {threading.get_ident()}
+
+
+def test_many_generators_inside_come_in_order():
+    def inner(x):
+        return Dataset.from_generator(lambda: iter(range(10 * int(x), 10 * int(x) + 10)), output_signature=NUMBER)
+
+    ds = Dataset.range(200)
+    assert list(map(int, ds.flat_map(inner))) == list(range(2000))
+    found = ds.interleave(inner, cycle_length=2, block_length=3)
+    expected = ds.interleave(lambda x: Dataset.range(10 * int(x), 10 * int(x) + 10), cycle_length=2, block_length=3)
+    assert list(map(int, found)) == list(map(int, expected))
+
+
+def test_a_puller_tells_the_end_and_what_failed():
+    def fails():
+        yield np.int64(7)
+        raise KeyError("of the generator's")
+
+    node = Dataset.from_generator(fails, output_signature=NUMBER).node
+    puller = ElementPuller(lambda: Generated(UserFunction(fails, "from_generator"), (), node.spec), 2**20)
+    assert values(puller.take(5, wait=True)) == [7]
+    with pytest.raises(daskdist.errors.UserFunctionError, match=r"of the generator's.*at element 1"):
+        puller.take(5, wait=True)
+    with pytest.raises(Exhausted):
+        puller.take(5, wait=True)
 
 
 # --- datasets of few elements ---

@@ -468,7 +468,8 @@ def test_archives_without_samples(tmp_path):
     empty, full = save(tmp_path, [], "a.tar"), save(tmp_path, [("b.cls", b"1")], "b.tar")
     (tmp_path / "c.tar").write_bytes(b"")
     with pytest.raises(errors.FileError, match=r"a\.tar: has no samples, which would tell"):
-        read_webdataset([empty, full])
+        read_webdataset(empty)
+    assert [int(row["cls"]) for row in read_webdataset([empty, full])] == [1]
     assert [int(cls) for cls in read_webdataset([empty, full], "cls")] == [1]
     assert [int(row["cls"]) for row in read_webdataset([full, empty])] == [1]
     with pytest.raises(errors.FileError, match=r"c\.tar: has 0 bytes, and an archive"):

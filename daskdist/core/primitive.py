@@ -8,7 +8,7 @@ what comes one after the other only: a generator, and computations that carry so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,8 +56,11 @@ class Context(Protocol):
         """Where blocks lie, for those who keep some for later passes; None where they are of no use later."""
         ...
 
-    def waiting(self, is_needed: bool) -> AbstractContextManager[None]:
-        """Let inputs wait, while this is entered, only for what is needed now; else they raise `NotReady`."""
+    def waiting(self, is_needed: bool, *, is_brief: bool = False) -> AbstractContextManager[None]:
+        """Let inputs wait, while this is entered, only for what is needed now; else they raise `NotReady`.
+
+        With ``is_brief`` they may also run what has taken moments so far.
+        """
         ...
 
     def open(self, key: Any) -> Opener:
@@ -187,8 +190,13 @@ class Read:
 class Elements(Protocol):
     """Elements that come one after the other, in this process."""
 
-    def __next__(self) -> Leaves:
-        """Return the leaves of the next element; raise `StopIteration` at the end."""
+    @property
+    def element_bytes(self) -> int | None:
+        """Bytes of each element; None where they differ."""
+        ...
+
+    def __iter__(self) -> Iterator[Leaves]:
+        """Return what gives the leaves of each element, once."""
         ...
 
     def close(self) -> None:

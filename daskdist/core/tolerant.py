@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,15 +136,17 @@ class TolerantElements:
         self._elements = elements
         self._note: Skipped | None = None
 
-    def __next__(self) -> Leaves:
-        """Return the leaves of the next element."""
+    @property
+    def element_bytes(self) -> int | None:
+        """Bytes of each element; None where they differ."""
+        return self._elements.element_bytes
+
+    def __iter__(self) -> Iterator[Leaves]:
+        """Return what gives the leaves of each element."""
         try:
-            return next(self._elements)
-        except StopIteration:
-            raise
+            yield from self._elements
         except Exception as error:
             self._note = _note("the rest of a stream", error)
-            raise StopIteration from None
 
     def close(self) -> None:
         """Close what gives them."""

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from daskdist.config import in_bytes
@@ -29,8 +30,9 @@ from daskdist.core.primitive import (
 from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
 from daskdist.execute.callers import Handle, Places
 from daskdist.execute.gather import bundle_size, run_bytes
-from daskdist.execute.recipe import Path, Recipe, described
-from daskdist.execute.stream.element_reader import MOST_ROWS, ElementReader
+from daskdist.execute.recipe import Key, Path, Recipe, described
+from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
+from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
 
 if TYPE_CHECKING:
     from daskdist.execute.interpreter import Interpreter
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
 _PASSED_OVER = 1024
 # Blocks of a stream on a worker that are asked for at a time: one is made while the one before is used.
 _HELD_AHEAD = 2
+# Generators of one operation are pulled although nobody waits when so many elements have come without delay, ...
+_ENOUGH_BRIEF = 256
+# ... and begin with this share of those, up to so many.
+_BRIEF_SHARE = 8
+_MOST_AT_FIRST = 64
 
 
 class BlockCursor:
@@ -278,10 +285,15 @@ class StreamCursor(BlockCursor):
         self.stream = stream
         # The number of the next element, and how many were taken here, where it was gone on from a position.
         self._number = self._num_taken = 0
-        self._reader: ElementReader | None = None
+        self._reader: ElementReader | ElementPuller | None = None
+        # Of one that an operation opened for an element: the place of that operation, whatever the element.
+        self._place = tuple([step for step in path if not isinstance(step, Key)])
+        self._is_nested = len(self._place) < len(path)
 
     def _ask(self) -> BlockRef:
         interpreter = self.interpreter
+        if self._is_nested:
+            return self._ask_here()
         # As many at a time, and as many ahead, as were handed on before: the first elements come by themselves.
         num_ahead = sum(ref.num_rows for ref in self.pending)
         num_rows = min(max(self._num_taken - num_ahead, 1), MOST_ROWS)
@@ -290,11 +302,27 @@ class StreamCursor(BlockCursor):
         wait = interpreter.waits and not self.pending
         return self._block(lambda: self._elements.take(num_rows, wait=wait))
 
+    def _ask_here(self) -> BlockRef:
+        # There may be many such, each of few elements: they are pulled in this thread.
+        interpreter, place = self.interpreter, self._place
+        num_brief = interpreter.num_brief[place]
+        is_brief = interpreter.is_brief and num_brief >= _ENOUGH_BRIEF
+        if self.pending or not (interpreter.waits or is_brief):
+            raise NotReady
+        num_rows = max(self._num_taken, min(num_brief // _BRIEF_SHARE, _MOST_AT_FIRST), 1)
+        start = perf_counter()
+        block = self._block(lambda: self._elements.take(min(num_rows, MOST_PULLED), wait=True))
+        interpreter.num_brief[place] = num_brief + block.num_rows if perf_counter() - start < PATIENCE_S else 0
+        return block
+
     @property
-    def _elements(self) -> ElementReader:
+    def _elements(self) -> ElementReader | ElementPuller:
         if self._reader is None:
             interpreter = self.interpreter
             limit_bytes = min(interpreter.caller.bundle_bytes, interpreter.most_bytes)
+            if self._is_nested:
+                self._reader = ElementPuller(self.stream.start, limit_bytes)
+                return self._reader
             self._reader = ElementReader(self.stream.start, limit_bytes, is_ahead=interpreter.caller.num_ahead > 0)
         return self._reader
 

@@ -207,7 +207,7 @@ class Delivery:
     def _built(self, has_asked_enough: Callable[[], bool]) -> Stretch:
         num_lanes, waiting, pull = len(self.workers), self.waiting, self._pulled
         # Waited for is only what the consumer needs now; a bundle may hold more steps if they are there.
-        self.interpreter.waits = not self.ready
+        self.interpreter.waits, self.interpreter.is_brief = not self.ready, True
         try:
             waiting.fill(pull, num_lanes)
             self.interpreter.waits = False

@@ -69,6 +69,10 @@ class Interpreter:
         self.most_bytes = halves[0] // 4
         # Whether a cursor may wait for a count: not while there is something to hand out already.
         self.waits = True
+        # Where it may not, whether a cursor may yet run what has taken moments so far.
+        self.is_brief = False
+        # Of each place in the pipeline, how many elements of generators were pulled there since one was slow.
+        self.num_brief: Counter[Path] = Counter()
         # What makes blocks of the few rows that are left of others.
         self.compact_by: Gather = gather
         self.num_workers = len(workers)
@@ -121,13 +125,16 @@ class Interpreter:
         self.num_skipped += len(notes)
 
     @contextmanager
-    def waiting(self, is_needed: bool) -> Iterator[None]:
-        """Let cursors wait for counts only if what they give is needed now."""
-        waits, self.waits = self.waits, self.waits and is_needed
+    def waiting(self, is_needed: bool, *, is_brief: bool = False) -> Iterator[None]:
+        """Let cursors wait for counts only if what they give is needed now, and run only what is brief besides."""
+        before = self.waits, self.is_brief
+        if not is_needed:
+            self.is_brief = is_brief and (self.waits or self.is_brief)
+        self.waits = self.waits and is_needed
         try:
             yield
         finally:
-            self.waits = waits
+            self.waits, self.is_brief = before
 
     def next_worker(self) -> str | None:
         """The worker whose turn it is."""
@@ -277,9 +284,9 @@ class Here:
         self._path = path
         self.compact = interpreter.compact
 
-    def waiting(self, is_needed: bool) -> AbstractContextManager[None]:
+    def waiting(self, is_needed: bool, *, is_brief: bool = False) -> AbstractContextManager[None]:
         """See `daskdist.core.primitive.Context`."""
-        return self._interpreter.waiting(is_needed)
+        return self._interpreter.waiting(is_needed, is_brief=is_brief)
 
     @property
     def home(self) -> Hashable | None:

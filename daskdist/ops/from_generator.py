@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -13,7 +15,7 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Source
 from daskdist.core.origin import Origin
 from daskdist.core.primitive import Primitive, Stream
-from daskdist.core.spec import ElementSpec
+from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Leaves
 from daskdist.errors import ArgumentError, UserFunctionError
 
@@ -88,14 +90,12 @@ class Generated:
     def __init__(self, generator: UserFunction, args: tuple[Any, ...], signature: ElementSpec) -> None:
         self.location = generator.location
         self.signature = signature
-        self.num_elements = 0
         self.iterator = self._checked(generator.function, args)
+        self.element_bytes = _bytes_of(signature)
 
-    def __next__(self) -> Leaves:
-        """Return the leaves of the next element."""
-        leaves = next(self.iterator)
-        self.num_elements += 1
-        return leaves
+    def __iter__(self) -> Iterator[Leaves]:
+        """Return what gives the leaves of each element."""
+        return self.iterator
 
     def close(self) -> None:
         """Close the generator."""
@@ -120,16 +120,30 @@ class Generated:
                 f"from_generator: {self.location} returned {type(made).__name__} {made!r:.80}; "
                 "it is to return an iterable"
             ) from None
-        while True:
-            where = f"element {self.num_elements}"
+        conform = self.signature.conform
+        for number in itertools.count():
             try:
                 element = next(elements)
             except StopIteration:
                 return
             except Exception as error:
-                message = f"from_generator: {self.location} raised {type(error).__name__}: {error}, at {where}"
+                message = f"from_generator: {self.location} raised {type(error).__name__}: {error}, at element {number}"
                 raise UserFunctionError(message) from error
             try:
-                yield self.signature.conform(element)
+                yield conform(element)
             except ArgumentError as error:
-                raise UserFunctionError(f"from_generator: {self.location} yielded {error}, at {where}") from None
+                raise UserFunctionError(
+                    f"from_generator: {self.location} yielded {error}, at element {number}"
+                ) from None
+
+
+def _bytes_of(signature: ElementSpec) -> int | None:
+    num_bytes = 0
+    for leaf in signature.leaves:
+        if type(leaf) is not TensorSpec or leaf.dtype.hasobject:
+            return None
+        lengths = [size for size in leaf.shape if size is not None]
+        if len(lengths) < len(leaf.shape):
+            return None
+        num_bytes += math.prod(lengths) * leaf.dtype.itemsize
+    return num_bytes

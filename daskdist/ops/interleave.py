@@ -126,7 +126,7 @@ class InterleaveCursor:
         opened_before = self.num_opened
         while num_elements < _ENOUGH and (not runs or self.num_opened - opened_before < _MANY_OPENED):
             try:
-                with self.context.waiting(not runs):
+                with self.context.waiting(not runs, is_brief=True):
                     run = self._rounds() or self._turn()
             except (Exhausted, NotReady):
                 if not runs:
@@ -198,7 +198,7 @@ class InterleaveCursor:
             return None
         try:
             # A turn waits for its own dataset only.
-            with self.context.waiting(False):
+            with self.context.waiting(False, is_brief=True):
                 if not all(slot.fill(length) for slot in slots):
                     return None
         except NotReady:

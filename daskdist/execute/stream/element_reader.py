@@ -6,8 +6,9 @@ import contextvars
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from daskdist.core.block import Rows
@@ -31,6 +32,8 @@ class _Buffer:
     def __init__(self, start: Callable[[], Elements], limit_bytes: int) -> None:
         self.start = start
         self.elements: Elements | None = None
+        # Bytes of each; None where they differ.
+        self.element_bytes: int | None = None
         self.items: deque[Leaves] = deque()
         self.limit_bytes = limit_bytes
         self.changed = threading.Condition()
@@ -47,16 +50,10 @@ class _Buffer:
         elements = None
         try:
             elements = self.elements = self.start()
-            while self._may_pull():
-                item = next(elements)
-                self.pulled_bytes += _size(item)
-                self.items.append(item)
-                self.num_pulled += 1
-                if 0 < self.num_wanted <= len(self.items):
-                    with self.changed:
-                        self.changed.notify_all()
-        except StopIteration:
-            pass
+            self.element_bytes = elements.element_bytes
+            pull = iter(elements)
+            while self._may_pull() and self._pull_some(pull):
+                pass
         except BaseException as error:
             self.failure = error
         if elements is not None:
@@ -65,6 +62,27 @@ class _Buffer:
         with self.changed:
             self.is_over = True
             self.changed.notify_all()
+
+    def _pull_some(self, pull: Iterator[Leaves]) -> bool:
+        # As many as may be pulled by what is known now; whether there may be more.
+        items, element_bytes, number, count = self.items, self.element_bytes, 1, 0
+        if element_bytes is not None:
+            number = self.num_allowed - self.num_pulled
+            room_bytes = self.limit_bytes - self.pulled_bytes + self.taken_bytes
+            number = max(min(number, -(-room_bytes // max(element_bytes, 1))), 1)
+        for item in islice(pull, number):
+            if element_bytes is None:
+                self.pulled_bytes += bytes_of(item)
+            items.append(item)
+            count += 1
+            if self.num_wanted and self.num_wanted <= len(items):
+                with self.changed:
+                    self.changed.notify_all()
+            if self.is_stopped:
+                break
+        self.num_pulled += count
+        self.pulled_bytes += count * (element_bytes or 0)
+        return count == number
 
     def _may_pull(self) -> bool:
         if self.num_pulled < self.num_allowed and self.has_room() and not self.is_stopped:
@@ -174,14 +192,16 @@ class ElementReader:
             if not rows.skipped:
                 raise Exhausted
             return rows
-        buffer.taken_bytes += sum(map(_size, items))
+        size = buffer.element_bytes
+        buffer.taken_bytes += sum(map(bytes_of, items)) if size is None else size * len(items)
         first, self._num_taken = self._num_taken, self._num_taken + len(items)
         if self._is_ahead:
             self._allow(min(num_rows, MOST_ROWS))
         return buffer.elements.rows(items, first)
 
 
-def _size(leaves: Leaves) -> int:
+def bytes_of(leaves: Leaves) -> int:
+    """Return the bytes of an element."""
     return sum([getattr(leaf, "nbytes", 0) for leaf in leaves])
 
 

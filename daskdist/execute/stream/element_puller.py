@@ -1,0 +1,100 @@
+"""Elements of a generator, pulled in the thread that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from time import perf_counter
+from typing import Final
+
+from daskdist.core.block import Rows
+from daskdist.core.primitive import Elements, Exhausted
+from daskdist.core.structure import Leaves
+from daskdist.execute.stream.element_reader import PATIENCE_S, bytes_of
+
+# The most elements to take at a time.
+MOST_PULLED: Final = 1024
+
+
+class ElementPuller:
+    """Pulls elements when they are taken, and none ahead.
+
+    Parameters
+    ----------
+    start
+        Starts the elements; called when the first is taken.
+    limit_bytes
+        The most bytes to take at a time. One element is taken whatever its size.
+    """
+
+    def __init__(self, start: Callable[[], Elements], limit_bytes: int) -> None:
+        self._start = start
+        self._limit_bytes = limit_bytes
+        self._elements: Elements | None = None
+        self._iterator: Iterator[Leaves] = iter(())
+        self._num_taken = 0
+        self._failure: Exception | None = None
+        self._is_over = False
+
+    def take(self, num_rows: int, *, wait: bool) -> Rows:
+        """Return the next elements: ``num_rows``, or fewer where the generator is slow or at its end.
+
+        Rows of no elements only tell what was left out at the end. All are pulled now, whether or not to ``wait``.
+
+        Raises
+        ------
+        Exhausted
+            There are no more.
+        """
+        return self._taken(num_rows, self._limit_bytes, PATIENCE_S)
+
+    def take_exactly(self, num_rows: int) -> Rows:
+        """Return the next ``num_rows`` elements, however long they take; fewer at the end."""
+        return self._taken(num_rows, None, None)
+
+    def close(self) -> None:
+        """Let go of the generator."""
+        self._is_over = True
+        if self._elements is not None:
+            with suppress(Exception):
+                self._elements.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _taken(self, num_rows: int, limit_bytes: int | None, patience_s: float | None) -> Rows:
+        items: list[Leaves] = []
+        if not self._is_over:
+            try:
+                self._pull(items, num_rows, limit_bytes, patience_s)
+            except Exception as error:
+                # What came before it is handed out first.
+                self._failure, self._is_over = error, True
+        if items or self._elements is not None:
+            first, self._num_taken = self._num_taken, self._num_taken + len(items)
+            if items or self._failure is None:
+                rows = self._elements.rows(items, first)  # type: ignore[union-attr]
+                if items or rows.skipped:
+                    return rows
+        failure, self._failure = self._failure, None
+        raise Exhausted if failure is None else failure
+
+    def _pull(self, items: list[Leaves], num_rows: int, limit_bytes: int | None, patience_s: float | None) -> None:
+        if self._elements is None:
+            self._elements = self._start()
+            self._iterator = iter(self._elements)
+        element_bytes, num_bytes, start = self._elements.element_bytes, 0, perf_counter()
+        if limit_bytes is not None and element_bytes:
+            num_rows, limit_bytes = max(min(num_rows, limit_bytes // element_bytes), 1), None
+        while len(items) < num_rows:
+            leaves = next(self._iterator, None)
+            if leaves is None:
+                self._is_over = True
+                return
+            items.append(leaves)
+            if limit_bytes is not None:
+                num_bytes += bytes_of(leaves)
+                if num_bytes >= limit_bytes:
+                    return
+            if patience_s is not None and perf_counter() - start > patience_s:
+                return
