@@ -15,6 +15,7 @@ import cloudpickle
 import dask
 import numpy as np
 import pytest
+from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset
@@ -303,6 +304,31 @@ def test_helpers_that_are_defined_again_are_called_by_the_next_pass(tmp_path, ve
     written = sorted(tmp_path.rglob("*"))
     assert [int(x) for x in kept["cache"]] == [0, 2, 4]
     assert sorted(tmp_path.rglob("*")) == written
+
+
+def test_a_distributed_dataset_follows_helpers(tmp_path):
+    variables = {"__name__": "__main__"}
+    exec("def g(x): return x * 2\ndef f(x): return g(x)", variables)
+    mapped = Dataset.range(4).map(variables["f"])
+    strategy = mirrored(2)
+
+    def loop(iterator):
+        return [int(x) for batch in iterator for x in batch]
+
+    def in_loops(distributed):
+        return sorted(x for each in strategy.local_results(strategy.run(loop, args=(distributed,))) for x in each)
+
+    def steps(distributed):
+        return [int(x) for step in distributed for batch in strategy.local_results(step) for x in batch]
+
+    kept = [mapped, mapped.cache(), mapped.cache(str(tmp_path / "a")), mapped.snapshot(str(tmp_path / "b"))]
+    distributed = [strategy.distribute_dataset(ds.batch(2)) for ds in kept]
+    for factor in (2, 3, 2):
+        exec(f"def g(x): return x * {factor}", variables)
+        for each in distributed:
+            assert steps(each) == in_loops(each) == [0, factor, 2 * factor, 3 * factor]
+        # Under the name by which others find it.
+        assert [int(x) for x in kept[2]] == [0, factor, 2 * factor, 3 * factor]
 
 
 def test_positions_follow_helpers():

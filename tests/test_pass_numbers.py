@@ -96,6 +96,11 @@ def test_on_a_cluster_and_made_by_a_function(on_cluster):
     num_pipelines = len(on_cluster.workers)
     for order in orders(2):
         assert sorted(flat(steps(distributed))) == sorted(order * num_pipelines)
+    ds = shuffled()
+    # Made anew in each epoch, of a dataset that was made before.
+    for order in orders(3):
+        anew = on_cluster.distribute_datasets_from_function(lambda context: ds.batch(6))
+        assert flat([on_cluster.local_results(step)[0] for step in anew]) == order
     again = on_cluster.distribute_datasets_from_function(made)
     first, second = ([on_cluster.local_results(step)[0] for step in again] for _ in range(2))
     assert [flat(first), flat(second)] == orders(2)

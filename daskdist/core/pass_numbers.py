@@ -44,6 +44,34 @@ class PassCounter:
         return "PassCounter"
 
 
+class JointCounter(PassCounter):
+    """The number of iterations that were begun over several operations, which all of them count.
+
+    Parameters
+    ----------
+    counters
+        Those of the operations.
+
+    >>> one, other = PassCounter(), PassCounter()
+    >>> one.draw(), one.draw(), JointCounter([one, other]).draw(), other.draw()
+    (0, 1, 2, 3)
+    """
+
+    def __init__(self, counters: Sequence[PassCounter]) -> None:
+        super().__init__()
+        self._counters = tuple(counters)
+
+    def draw(self) -> int:
+        number = max([super().draw(), *[counter.draw() for counter in self._counters]])
+        self.skip_to(number + 1)
+        return number
+
+    def skip_to(self, number: int) -> None:
+        super().skip_to(number)
+        for counter in self._counters:
+            counter.skip_to(number)
+
+
 @dataclass(frozen=True)
 class PassNumber:
     """Tells an operation which pass it is in.

@@ -124,3 +124,9 @@ class Supplied(Dataset):
         node, maps = without_device_maps(dataset.node)
         super().__init__(node)
         self.device_maps = DeviceMaps(tuple(each.function for each in maps), tuple(map(str, maps)))
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Tokens of its functions, which change where one is defined again."""
+        self._follow_code()
+        return self._code or ()

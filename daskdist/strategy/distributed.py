@@ -107,8 +107,17 @@ class DistributedDataset:
     on with what it was made for, a part for each of the replicas there were, which `Strategy.local_results` takes.
     """
 
-    def __init__(self, strategy: Strategy, feed: Callable[[], Feeding], options: InputOptions) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        feed: Callable[[], Feeding],
+        options: InputOptions,
+        code: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
         self._strategy = strategy
+        # Tokens of the functions that it calls, which change where one is defined again.
+        self._code = code
+        self._code_fed: tuple[str, ...] = ()
         # Where replicas are lost, others feed those that are left.
         self._feed = feed
         self._fed: Sequence[Replica] = ()
@@ -123,15 +132,23 @@ class DistributedDataset:
         """What feeds the replicas there are."""
         replicas = self._strategy.replicas
         if self._fed is not replicas:
+            self._code_fed = self._code()
             self._feeding_of_those = self._feed()
             self._plans = None
             self.__dict__.pop("known_element_spec", None)
             self._fed = replicas
         return self._feeding_of_those
 
+    def feeding_of_pass(self) -> Feeding:
+        """Return what feeds the replicas in a pass that begins now, by the functions as they are defined now."""
+        if self._code() != self._code_fed:
+            # What is kept under the name of the functions as they were is not to be mixed with what is made now.
+            self._fed = ()
+        return self._feeding
+
     def __iter__(self) -> DistributedIterator:
         check_in_program("iter")
-        feeding = self._feeding
+        feeding = self.feeding_of_pass()
         return DistributedIterator(
             feeding.pipelines,
             feeding.spec,
@@ -282,7 +299,7 @@ def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> D
             "is given is cut for all replicas"
         )
     supplied = Supplied(dataset)
-    return DistributedDataset(strategy, lambda: _feeding_of(strategy, supplied), options)
+    return DistributedDataset(strategy, lambda: _feeding_of(strategy, supplied), options, lambda: supplied.code)
 
 
 def _feeding_of(strategy: Strategy, dataset: Supplied) -> Feeding:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from inspect import getclosurevars
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node
-from daskdist.core.pass_numbers import PassCounter, PassNumber
+from daskdist.core.node import Node, counting
+from daskdist.core.pass_numbers import JointCounter, PassCounter, PassNumber
 from daskdist.core.spec import ElementSpec
+from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.distributed import DistributedDataset, Feeding
@@ -47,7 +51,7 @@ def of_function(
             "InputContext and returns a Dataset"
         )
     # Also where the datasets are made again, on the workers that are left.
-    counter = PassCounter()
+    counter = JointCounter(_counters_in(dataset_fn))
     return DistributedDataset(strategy, lambda: _feeding_of(strategy, dataset_fn, options, counter), options)
 
 
@@ -79,6 +83,22 @@ def _feeding_of(
         f"by {getattr(dataset_fn, '__qualname__', repr(dataset_fn))}",
         tuple(each.outlook.device_maps for each in made),
     )
+
+
+def _counters_in(function: Any) -> list[PassCounter]:
+    # Of datasets that it refers to. Their copies on workers know nothing of the iterations that there were before.
+    values: list[Any] = []
+    while isinstance(function, partial):
+        values += [*function.args, *function.keywords.values()]
+        function = function.func
+    if isinstance(function, MethodType):
+        function = function.__func__
+    if isinstance(function, FunctionType):
+        names = getclosurevars(function)
+        values += [*names.nonlocals.values(), *names.globals.values()]
+        values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    found = [each.passes.counter for value in values if isinstance(value, Dataset) for each in counting(value.node)]
+    return list(dict.fromkeys(found))
 
 
 def _counted_by(counter: PassCounter, node: Node) -> Node:

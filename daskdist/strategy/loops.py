@@ -147,7 +147,8 @@ class ReplicaIterator(Iterator[Any]):
     It gives what a step of the distributed dataset has for the replica, one step after the other, as arrays on the
     replica's device, or as NumPy arrays where `InputOptions` say so. At its end it can be iterated over again, which is
     another pass: ``for epoch in range(3): for batch in iterator: ...`` makes three. Leaving a loop early and coming
-    back goes on where it was left.
+    back goes on where it was left. Passes of a shuffled dataset have different orders within a call; the program counts
+    one for the call, so that the next call begins with the second of them. Make all epochs in one call, or one in each.
 
     Not made directly. It is of use until the function returns.
 
@@ -364,8 +365,8 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
         raise ArgumentError(
             "run: a distributed dataset is of another strategy; distribute the dataset with the one that is to run"
         )
-    # First: where replicas are lost, it has plans for those that are left.
-    pipelines = dataset.pipelines
+    # First: where replicas are lost, or functions are defined again, it has other plans.
+    pipelines = dataset.feeding_of_pass().pipelines
     found: Plans | None = dataset._plans
     if found is None:
         found = dataset._plans = _plans_of(strategy, dataset)

@@ -165,7 +165,8 @@ class Strategy(Viewed):
         dataset_fn
             Called with an `InputContext` once for each worker, on that worker, where its dataset is and runs; once for
             each replica with ``replication_mode="PER_REPLICA"``. It returns a `Dataset` whose elements are what one
-            replica is given in a step, as a rule batches of the size of one replica's.
+            replica is given in a step, as a rule batches of the size of one replica's. Shuffled datasets that it names
+            go on with their next order; those it reaches otherwise begin anew, on a cluster.
         options
             How replicas are fed.
 
@@ -183,8 +184,7 @@ class Strategy(Viewed):
 
         >>> from daskdist import Dataset, MirroredStrategy
         >>> def dataset_fn(context):
-        ...     size = context.get_per_replica_batch_size(4)
-        ...     return Dataset.range(4).shard(context.num_input_pipelines, context.input_pipeline_id).batch(size)
+        ...     return Dataset.range(4).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
         >>> next(iter(MirroredStrategy(["CPU:0", "CPU:1"]).distribute_datasets_from_function(dataset_fn)))
         PerReplica:{
           0: array([0, 1]),
