@@ -484,12 +484,14 @@ def differences(name, program, state):
     ds = Dataset.from_tensor_slices(rows).map(other)
     with np.errstate(**state):
         given = [outcome(lambda: [told(each) for each in ds]) for _ in range(2)]
+    # Where the loop ends with an error an iterator goes on behind it: the function is called for more rows.
+    is_ended = any(isinstance(result, str) for result, _ in expected)
     for number, (ours, plain) in enumerate(zip(given, expected, strict=True)):
         if ours[0] != plain[0] and not (isinstance(ours[0], str) and isinstance(plain[0], str)):
             found.append(f"pass {number}: values")
-        if ours[1] != plain[1]:
+        if ours[1] != plain[1] and not is_ended:
             found.append(f"pass {number}: warnings {len(ours[1])} for {len(plain[1])}")
-    if told(log) != told(other_log):
+    if told(log) != told(other_log) and not is_ended:
         found.append(f"log: {str(told(other_log))[:80]} for {str(told(log))[:80]}")
     return found
 
