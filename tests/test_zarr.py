@@ -522,7 +522,10 @@ def _one_is_none(e):
         # Each of which Zarr itself would write as something else: cut short, cast, repeated, and as no bytes.
         (lambda e: {"x": np.array("abcdef"[: int(e["x"]) + 1])}, r"'x' is <U1\[\], as element_spec says, .* <U6\[\]"),
         (lambda e: {"x": np.int32(1) if e["x"] < 4 else np.float64(2.5)}, r"'x' is int32\[\], .* float64\[\]"),
-        (lambda e: {"x": np.zeros((4, 4) if e["x"] < 4 else (1, 4))}, r"arrays of one shape, and leaf \['x'\] is TensorSpec\(shape=\(None, 4\)"),
+        (
+            lambda e: {"x": np.zeros((4, 4) if e["x"] < 4 else (1, 4))},
+            r"arrays of one shape, and leaf \['x'\] is TensorSpec\(shape=\(None, 4\)",
+        ),
         (_one_is_none, "part 0 of .*: array 'x' holds bytes, and a value is None"),
     ],
 )
