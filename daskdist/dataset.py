@@ -330,7 +330,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Parameters
         ----------
         file_pattern
-            A path, glob, directory or fsspec URL, or a list of them.
+            A path, glob, directory or fsspec URL, or a list of them. Names that begin with ``_`` or ``.`` are left out
+            unless it spells them out, as readers do it.
         shuffle
             Whether they come in random order, another in each pass; True if None. Else they are sorted.
         seed

@@ -59,7 +59,7 @@ _NOT_OF_CLASS: Final = frozenset(_NOT_OF_CLASS_NAMES.split())
 
 @dataclass(slots=True)
 class Fingerprint:
-    """What identifies a function.
+    """The hashes that identify a function.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Fingerprint:
         return self._contents
 
     def is_outdated_by(self, other: Fingerprint) -> bool:
-        """Whether another fingerprint of the same function, taken later, means that it was changed."""
+        """Return whether another fingerprint of the same function, taken later, means that it was changed."""
         return self.code != other.code or (not other.changes_state and self.state != other.state)
 
 

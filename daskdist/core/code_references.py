@@ -39,7 +39,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What a code object refers to, its nested functions included.
+    """The references of a code object, its nested functions included.
 
     Parameters
     ----------

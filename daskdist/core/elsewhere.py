@@ -76,7 +76,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def is_masked_array(value: Any) -> bool:
-    """Whether a value is one of NumPy's masked arrays, or ``numpy.ma.masked``."""
+    """Return whether a value is one of NumPy's masked arrays, or ``numpy.ma.masked``."""
     # Where nobody has imported the module there are none, and it takes a while.
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(value, masked.MaskedArray)

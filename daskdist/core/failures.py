@@ -127,7 +127,7 @@ class PartlyFailed(Bundle):
 
     @property
     def is_all(self) -> bool:
-        """Whether every element failed, so that nothing tells how others are structured."""
+        """Return whether every element failed, so that nothing tells how others are structured."""
         return next(self._good(), None) is None
 
     def item(self, index: int) -> Leaves:

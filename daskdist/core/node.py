@@ -84,7 +84,7 @@ class Node:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws at random by a seed that it was not given, or its function makes datasets that may."""
+        """Return whether it draws at random by a seed that it was not given, or by a function that makes datasets."""
         return getattr(self, "passes", None) is not None and not getattr(self, "is_seeded", True)
 
     # Whether what it reads is in memory, small, and can be sent anywhere.

@@ -74,7 +74,7 @@ class Structure:
 
     @property
     def packer(self) -> Callable[[Iterable[Any]], Any]:
-        """What `pack` calls: for many elements, without a call in between."""
+        """The function that `pack` calls: for many elements, without a call in between."""
         return self._pack
 
     def leaves_of(self, element: Any) -> list[Any]:

@@ -121,7 +121,7 @@ class TolerantRead:
 
 @dataclass(frozen=True)
 class TolerantStart:
-    """What starts a stream; where an element fails the stream ends."""
+    """The start of a stream, which ends where an element fails."""
 
     start: Callable[[], Elements]
 

@@ -1,4 +1,4 @@
-"""What is known to be pure: it changes nothing, and gives the same each time.
+"""Tables of callables that are known to be pure: they change nothing, and give the same each time.
 
 The tables are literal and go by identity. A callable, type, method or attribute that is not listed is not known to be
 pure, whatever its name and module.

@@ -1,1 +1,1 @@
-"""How a pipeline's elements are made to flow: read ahead within bounds, and handed on in order."""
+"""Streams of elements: read ahead within bounds, and handed on in order."""
