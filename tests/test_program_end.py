@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -110,29 +109,17 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """By name, what each program printed as errors, and its exit code; two run at a time."""
-    folder = tmp_path_factory.mktemp("programs")
-    waiting, running, found = list(PROGRAMS), {}, {}
-    while waiting or running:
-        while waiting and len(running) < 2:
-            name = waiting.pop(0)
-            path = folder / f"{len(waiting)}.py"
-            path.write_text(HEAD + "".join(f"    {line}\n" for line in PROGRAMS[name][0].splitlines()))
-            with open(path.with_suffix(".err"), "w") as errors:
-                running[name] = (
-                    path,
-                    subprocess.Popen(
-                        [sys.executable, str(path)], stderr=errors, stdout=errors, start_new_session=True, cwd=folder
-                    ),
-                )
-        for name, (path, process) in list(running.items()):
-            if process.poll() is not None:
-                del running[name]
-                found[name] = process.returncode, path.with_suffix(".err").read_text()
-        time.sleep(0.02)
-    return found
+def ended(name, folder):
+    """Run a program, and return its exit code and what it printed."""
+    path = folder / "program.py"
+    path.write_text(HEAD + "".join(f"    {line}\n" for line in PROGRAMS[name][0].splitlines()))
+    printed = path.with_suffix(".err")
+    with open(printed, "w") as file:
+        # A session of its own, as programs interrupt all of theirs.
+        done = subprocess.run(
+            [sys.executable, str(path)], stdout=file, stderr=file, start_new_session=True, cwd=folder, timeout=100
+        )
+    return done.returncode, printed.read_text()
 
 
 # Of a worker whose heartbeat is under way when Dask closes the cluster, on a machine that is slow; idle ones too.
@@ -142,9 +129,9 @@ HEARTBEAT = re.compile(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_but_its_own_is_printed(ended, name):
+def test_nothing_but_its_own_is_printed(name, tmp_path):
     _, code, last = PROGRAMS[name]
-    found, printed = ended[name]
+    found, printed = ended(name, tmp_path)
     printed = HEARTBEAT.sub("", printed)
     lines = printed.splitlines()
     if last is None:

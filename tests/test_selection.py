@@ -346,8 +346,11 @@ def test_gathering_batches_of_blocks_of_different_shapes():
     whole = concat([Selection.whole(BlockRef(each, 2)) for each in blocks])
     rows = gather(blocks, Picks.of(whole.group(np.array([0, 2, 4]))))
     assert [each.shape for each in rows.elements()] == [(2, 2), (2, 3)]
+    # One that does not stack is an error in its place.
+    rows = gather(blocks, Picks.of(whole.group(np.array([0, 1, 3, 4])))).elements()
+    assert next(rows).shape == (1, 2)
     with pytest.raises(StackError, match="do not stack"):
-        gather(blocks, Picks.of(whole.group(np.array([0, 1, 3, 4]))))
+        next(rows)
 
 
 def test_gathering_blocks_and_bundles():
