@@ -158,11 +158,7 @@ class ElementReader:
                 return self._taken(num_rows)
             if not buffer.has_room():
                 # These elements were taken together before: they are to be so again, whatever room they need.
-                buffer.limit_bytes *= 2
-            with buffer.changed:
-                # Elements that were left out count as pulled, and others are to come in their place.
-                buffer.num_allowed += num_rows - len(buffer.items)
-                buffer.changed.notify_all()
+                buffer.limit_bytes = 2 * max(buffer.limit_bytes, 1)
 
     def _allow(self, num_more: int) -> None:
         buffer = self._buffer
