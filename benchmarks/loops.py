@@ -135,11 +135,9 @@ def loops(size: Size) -> Iterator[Figure]:
         f"cluster: transitions for {size.num_steps:_} batches",
         counts[1],
         "transitions",
-        counts[0],
-        f"for {size.num_steps // 100}",
-        1.2,
-        on="ratio",
+        target=20,
         bound="most",
+        note=f"{counts[0]} for {size.num_steps // 100}",
     )
 
 

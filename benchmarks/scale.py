@@ -32,6 +32,7 @@ from daskdist.core.structure import Structure
 from daskdist.execute.callers import NeverRun, Report
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.team import Team
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class StubStrategy(Strategy):
 
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         self.counting = Counting(num_workers, weighs=weighs)
-        super().__init__([Replica(f"tcp://stub:{k}", "CPU:0") for k in range(num_workers)], self.counting)
+        replicas = tuple([Replica(f"tcp://stub:{k}", "CPU:0") for k in range(num_workers)])
+        super().__init__(Team("stub", replicas), self.counting)
 
     def reader(self, dataset: daskdist.Dataset) -> Counting:
         return self.counting

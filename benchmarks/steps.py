@@ -2,7 +2,8 @@
 
     python benchmarks/steps.py [--only NAME ...] [--size small] [--json] [--check]
 
-The floor on a cluster is Dask itself: the three tasks of a step, submitted one by one.
+The floor on a cluster is Dask itself: the three tasks of a step, submitted one by one, ahead of use or each awaited;
+and for large arguments its ``scatter`` to all workers.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def embedded(size: Size) -> Iterator[Figure]:
 
     loop()
     rates = [per_second(size.embedded_steps, loop) for _ in range(size.repeats)]
-    yield Figure("embedded: steps", median(rates), "steps/s", target=5_000)
+    yield Figure("embedded: steps", median(rates), "steps/s", target=15_000)
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def two_workers() -> Iterator[tuple[Client, Any]]:
         yield client, strategy
 
 
-def one_by_one(client: Client, strategy: Any, num_steps: int) -> None:
+def one_by_one(client: Client, strategy: Any, num_steps: int, ahead: int = _AHEAD) -> None:
     """The tasks of steps as Dask has them: two sums, each on its worker, and the sum of those."""
     shards = [client.scatter(np.ones((_BATCH_ROWS // 2, 16), np.float32), workers=[each]) for each in strategy.workers]
     under_way: deque[Any] = deque()
@@ -121,7 +122,7 @@ def one_by_one(client: Client, strategy: Any, num_steps: int) -> None:
             for shard, worker in zip(shards, strategy.workers, strict=True)
         ]
         under_way.append(client.submit(add, *parts, pure=False))
-        if len(under_way) > _AHEAD:
+        if len(under_way) > ahead:
             under_way.popleft().result()
     for each in under_way:
         each.result()
@@ -151,11 +152,11 @@ def cluster(size: Size) -> Iterator[Figure]:
 
         def in_functions() -> None:
             found = [many(_STEPS_A_CALL) for _ in range(size.many_steps // _STEPS_A_CALL)]
-            # All in one go: to look at them one by one would be a way there and back for each graph they came in.
             results[:] = strategy.local_results(found)[0]
 
         ways: dict[str, tuple[int, Callable[[], Any]]] = {
             "floor": (size.floor_steps, lambda: one_by_one(client, strategy, size.floor_steps)),
+            "floor awaited": (size.floor_steps // 4, lambda: one_by_one(client, strategy, size.floor_steps // 4, 0)),
             "a step at a time": (size.cluster_steps, pipelined),
             "functions of 100": (size.many_steps, in_functions),
             "each awaited": (size.floor_steps, awaited),
@@ -166,12 +167,71 @@ def cluster(size: Size) -> Iterator[Figure]:
         for _ in range(size.repeats):
             for name, (num_steps, call) in ways.items():
                 rates[name].append(per_second(num_steps, call))
-        explained = many.explain().splitlines()[-1].strip()
+        explained = "; ".join(map(str.strip, many.explain().splitlines()))
     found = {name: median(each) for name, each in rates.items()}
-    targets = {"a step at a time": 150, "functions of 100": 3_000, "each awaited": None}
+    targets = {"a step at a time": 5_000, "functions of 100": 8_000, "each awaited": 450}
     for name, target in targets.items():
         note = explained if name == "functions of 100" else ""
-        yield Figure(f"cluster: {name}", found[name], "steps/s", found["floor"], "of Dask", target, note=note)
+        floor = found["floor awaited" if name == "each awaited" else "floor"]
+        yield Figure(f"cluster: {name}", found[name], "steps/s", floor, "of Dask", target, note=note)
+
+
+def gradient(x: Any, weights: Any) -> Any:
+    """A step of training: something like a gradient, of the size of the weights."""
+    return weights * 1e-3 + x.mean()
+
+
+def training(size: Size) -> Iterator[Figure]:
+    """Weights of 16 kB from the last `reduce` into the next `run`; looks at batches; a large argument that changes."""
+    with two_workers() as (client, strategy):
+        iterator = batches(strategy, size)
+        start = np.ones(2_000)
+        strategy.run(gradient, args=(next(iterator), start))
+
+        def train(num_steps: int, *, is_looked_at: bool) -> None:
+            weights: Any = start
+            for _ in range(num_steps):
+                weights = strategy.reduce("MEAN", strategy.run(gradient, args=(next(iterator), weights)), axis=None)
+                if is_looked_at:
+                    np.asarray(weights)
+            np.asarray(weights)
+
+        def look(num_looks: int) -> None:
+            for _ in range(num_looks):
+                strategy.local_results(next(iterator))
+
+        large = np.ones(2**20)
+
+        def argue(num_steps: int) -> None:
+            for _ in range(num_steps):
+                large[0] += 1
+                strategy.local_results(strategy.run(len, args=(large,)))
+
+        def scatter(num_steps: int) -> None:
+            for _ in range(num_steps):
+                large[0] += 1
+                client.scatter(large, broadcast=True, hash=False)
+
+        few = max(size.floor_steps // 10, 2)
+        ways: dict[str, tuple[int, Callable[[], Any]]] = {
+            "looked at": (size.floor_steps, lambda: train(size.floor_steps, is_looked_at=True)),
+            "not looked at": (size.cluster_steps, lambda: train(size.cluster_steps, is_looked_at=False)),
+            "looks": (size.floor_steps, lambda: look(size.floor_steps)),
+            "argument": (few, lambda: argue(few)),
+            "scatter": (few, lambda: scatter(few)),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(size.repeats + 1):
+            for name, (num_steps, call) in ways.items():
+                rate = per_second(num_steps, call)
+                if number:
+                    rates[name].append(rate)
+    found = {name: median(each) for name, each in rates.items()}
+    yield Figure("training: each step looked at", found["looked at"], "steps/s", target=400)
+    yield Figure("training: never looked at", found["not looked at"], "steps/s", target=3_000)
+    yield Figure("a look at a batch on the workers", 1e3 / found["looks"], "ms", target=3, bound="most")
+    name = "an argument of 8 MB that changes"
+    yield Figure(name, found["argument"] * 8, "MB/s", found["scatter"] * 8, "of scatter", 0.5, on="ratio")
 
 
 def growth(size: Size) -> Iterator[Figure]:
@@ -229,6 +289,7 @@ def growth(size: Size) -> Iterator[Figure]:
 BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
     "embedded": embedded,
     "cluster": cluster,
+    "training": training,
     "growth": growth,
 }
 

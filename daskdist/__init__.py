@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from daskdist.core.ragged import Ragged as Ragged
     from daskdist.core.spec import DatasetSpec as DatasetSpec
     from daskdist.core.spec import PerReplicaSpec as PerReplicaSpec
+    from daskdist.core.spec import RaggedRowSpec as RaggedRowSpec
     from daskdist.core.spec import RaggedTensorSpec as RaggedTensorSpec
     from daskdist.core.spec import TensorSpec as TensorSpec
     from daskdist.dataset import Dataset as Dataset
@@ -108,6 +109,7 @@ _NAMES: Final = {
     "PerReplica": "daskdist.strategy.values:PerReplica",
     "PerReplicaSpec": "daskdist.core.spec:PerReplicaSpec",
     "Ragged": "daskdist.core.ragged:Ragged",
+    "RaggedRowSpec": "daskdist.core.spec:RaggedRowSpec",
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
     "Reduction": "daskdist.strategy.reduction:Reduction",

@@ -37,12 +37,16 @@ DEFAULTS: Final[dict[str, Any]] = {
     # The seed of every operation that is given none; null means that each draws its own.
     "seed": None,
     # How many calls of `run` may be under way before a further one waits for the oldest.
-    "max-steps-in-flight": 32,
+    "max-steps-in-flight": 256,
+    # Bytes of large arguments that may wait to be sent to one worker before a further call waits.
+    "step-bytes": "256 MiB",
     # Seconds to wait for a scheduler to answer, for its first worker, and for all replicas to make a call they make
     # together. What the program has for the last one when it calls `run` goes along with that, and so counts on workers
     # that were started before it was set; what is set in the function itself comes first. Where the program leaves it
-    # at the default, that of the workers counts.
-    "timeouts": {"connect": 8, "workers": 30, "collective": 300},
+    # at the default, that of the workers counts. And seconds that one call of a replica may take while its result is
+    # waited for; loops over distributed datasets may take as long as they like. A worker that does not answer for so
+    # long, or for five minutes, is lost.
+    "timeouts": {"connect": 8, "workers": 30, "collective": 300, "step": 3600},
 }
 
 dask.config.update_defaults({"daskdist": DEFAULTS})
@@ -73,16 +77,30 @@ def collective_s() -> float:
     """Seconds to wait for all replicas to make a call they make together."""
     own, sent = setting("timeouts.collective"), _sent.get()
     # What has changed since the call began was set by what is called.
-    found = own if sent is None or own != sent[1] else sent[0]
+    return _in_seconds("timeouts.collective", own if sent is None or own != sent[1] else sent[0])
+
+
+def seconds(name: str) -> float:
+    """Return a setting that is a time, in seconds.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    return _in_seconds(name, setting(name))
+
+
+def _in_seconds(name: str, found: Any) -> float:
     if isinstance(found, (int, float)) and found >= 0:
         return found
     try:
-        seconds = parse_timedelta(found) if isinstance(found, str) else -1
+        parsed = parse_timedelta(found) if isinstance(found, str) else -1
     except (KeyError, ValueError):
-        seconds = -1
-    if seconds < 0:
-        raise ValueError(f"daskdist.timeouts.collective is {found!r}; give seconds, such as 5 or '5 s'")
-    return float(seconds)
+        parsed = -1
+    if parsed < 0:
+        raise ValueError(f"daskdist.{name} is {found!r}; give seconds, such as 5 or '5 s'")
+    return float(parsed)
 
 
 def to_send() -> Any:

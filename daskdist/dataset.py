@@ -10,6 +10,7 @@ read before elements are asked for.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -27,8 +28,16 @@ from daskdist.core.block import Rows, writable_element
 from daskdist.core.function import UserFunction, code_of
 from daskdist.core.node import Node, upstream
 from daskdist.core.primitive import Primitive
-from daskdist.core.seed import fresh_seed
-from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec, known_spec, without_empty_axes
+from daskdist.core.seed import SeedsInCall, fresh_seed
+from daskdist.core.spec import (
+    ElementSpec,
+    SpecUnknown,
+    TensorSpec,
+    common_or_raise,
+    known_spec,
+    of_any_rank,
+    without_empty_axes,
+)
 from daskdist.core.structure import Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
@@ -47,7 +56,6 @@ from daskdist.formats.saved import Saved
 from daskdist.formats.tfrecord import TFRecord
 from daskdist.formats.webdataset import WebDataset
 from daskdist.ops.assert_cardinality import AssertCardinality
-from daskdist.ops.batch import Batch
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
 from daskdist.ops.cache import Cache
 from daskdist.ops.choose_from_datasets import ChooseFromDatasets
@@ -69,7 +77,7 @@ from daskdist.ops.map_with_rng import MapWithRng, SeededFunction, check_by_row
 from daskdist.ops.nested import NestedFunction
 from daskdist.ops.padded_batch import PaddedBatch, Padding
 from daskdist.ops.prefetch import Prefetch
-from daskdist.ops.ragged_batch import RaggedBatch
+from daskdist.ops.ragged_batch import RaggedBatch, batch
 from daskdist.ops.random import Random
 from daskdist.ops.range import Range
 from daskdist.ops.read_files import ReadFiles
@@ -225,7 +233,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Raises
         ------
         ArgumentError
-            There are none, or their structures differ.
+            There are none, or their structures or dtypes differ.
 
         >>> list(Dataset.from_list([(1, "a"), (2, "b")]))
         [(np.int64(1), 'a'), (np.int64(2), 'b')]
@@ -692,7 +700,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         state, structure = first_state(function, initial_state)
         for number, element in enumerate(self):
             where = f"element {number}"
-            given = function.of((structure.pack(state), element), lambda where=where: where)  # type: ignore[misc]
+            arguments = structure.pack(state), element
+            with SeedsInCall(arguments):
+                given = function.of(arguments, lambda where=where: where)  # type: ignore[misc]
             state = next_state(function, structure, state, given, lambda where=where: where)  # type: ignore[misc]
         return structure.pack(state)
 
@@ -941,9 +951,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> list(Dataset.range(5).batch(2))
         [array([0, 1]), array([2, 3]), array([4])]
         """
-        return self._with(Batch(self._node, batch_size, drop_remainder, label=name))._parallel(
-            "batch", num_parallel_calls
-        )
+        return self._with(batch(self._node, batch_size, drop_remainder, name))._parallel("batch", num_parallel_calls)
 
     def padded_batch(
         self,
@@ -1181,7 +1189,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        A pass that ends early leaves nothing. The order is kept too: shuffle afterwards for another in each pass.
+        A pass that ends early leaves nothing; files of one that was killed are removed by the next pass over the
+        directory that is more than a day later. The order is kept too: shuffle afterwards for another in each pass.
 
         >>> ds = Dataset.range(3).shuffle(3).cache()
         >>> list(ds) == list(ds)
@@ -1643,8 +1652,13 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Notes
         -----
         Nothing is computed for it but what a schema needs, unless a function given to `map` could not be tried on
-        made-up elements: then the first few elements are. A length that may differ from element to element is None.
-        Elements that differ in rank or dtype have no spec in common: then it is the first one's.
+        made-up elements: then the first few elements are, and tell no lengths, as those of others may differ. A length
+        that may differ from element to element is None, and so is the shape where the number of axes differs.
+
+        Raises
+        ------
+        ArgumentError
+            The first few elements differ in structure or dtype: no spec holds them all.
 
         >>> Dataset.range(5).batch(2).element_spec
         TensorSpec(shape=(None,), dtype=int64, name=None)
@@ -1726,7 +1740,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         number = display.cardinality(self.cardinality())
-        return f"<Dataset of {number} elements: {self.element_spec}\n{display.tree(self._node)}>"
+        try:
+            spec = self.element_spec
+        except ArgumentError:
+            spec = "of several kinds"
+        return f"<Dataset of {number} elements: {spec}\n{display.tree(self._node)}>"
 
     # --- as a Dask collection ---
 
@@ -1772,7 +1790,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> Dataset.range(5).batch(2).to_dask_array().chunks
         ((2, 2, 1),)
         """
-        return to_dask_array(self._node, self._recorded, self._spec, self._counted())
+        return to_dask_array(self._node, self._recorded, self.spec_by(self._caller), self._counted())
 
     # --- for other parts of daskdist ---
 
@@ -1803,16 +1821,25 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return rows_of(self.primitive)
 
     def spec_by(self, make_caller: Callable[[], Caller]) -> ElementSpec:
-        """`spec`, where a caller may have to make the first element."""
+        """Return the spec; where a caller has to make the first elements for it, with the lengths that those share."""
         known = self._known_spec()
         if not isinstance(known, SpecUnknown):
             return known
         found: ElementSpec | None = None
         elements = iterate(make_caller(), self.primitive, 0)
-        for element in itertools.islice(elements, _NUM_LEARNED_FROM):
-            spec = ElementSpec.of(element)
-            found = spec if found is None else found.most_general_common_spec(spec) or found
-        elements.close()
+        try:
+            for number, element in enumerate(_before_failure(itertools.islice(elements, _NUM_LEARNED_FROM))):
+                spec = ElementSpec.of(element)
+                try:
+                    found = of_any_rank(found, spec) or common_or_raise(found, spec)
+                except SpecUnknown:
+                    raise ArgumentError(
+                        f"the dataset has no spec: element {number} is {spec.packed}, and those before it are "
+                        f"{found and found.packed}; elements that differ in structure or dtype have none in common. "
+                        "Make them alike with map"
+                    ) from None
+        finally:
+            elements.close()
         if found is not None:
             # A batch may be shorter or longer than the first.
             return without_empty_axes(found.with_leaves([leaf.of_any_length() for leaf in found.leaves]))
@@ -1916,7 +1943,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def _spec_to_write(self, operation: str, strategy: Strategy | None) -> ElementSpec:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
-        return self._spec if strategy is None else self.spec_by(lambda: strategy.reader(self))
+        # Writers look whether each element is of it.
+        return self.spec_by(self._caller if strategy is None else lambda: strategy.reader(self))
 
     def _known_spec(self) -> ElementSpec | SpecUnknown:
         try:
@@ -1929,7 +1957,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @cached_property
     def _spec(self) -> ElementSpec:
-        return self.spec_by(self._caller)
+        spec = self.spec_by(self._caller)
+        # Lengths that the first elements have in common, later ones need not have.
+        return spec.of_any_shape() if isinstance(self._known_spec(), SpecUnknown) else spec
 
     def _follow_code(self) -> None:
         # Functions may have been defined again since this was made of them.
@@ -2046,3 +2076,10 @@ def _rebuilt(
     keys = [((rename or {}).get(name, name), place) for place in range(num_keys)]
     node: Node = FromGraph(Recorded(dict(graph), keys, is_split), spec, number)
     return make(WithOptions(node, options) if any(options.given()) else node)
+
+
+def _before_failure(elements: Iterator[Any]) -> Iterator[Any]:
+    # One that fails after others raises when it is its turn. The first raises here.
+    yield from itertools.islice(elements, 1)
+    with contextlib.suppress(Exception):
+        yield from elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -26,8 +27,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # A machine with a GPU need not have the plugins that pyproject.toml has options of.
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds that a test may take, where pytest-timeout is installed")
-    if not pluginmanager.hasplugin("xdist"):
-        parser.addoption("--dist", help="how tests are dealt to processes, where pytest-xdist is installed")
 
 
 def _is_for_gpus(config: pytest.Config) -> bool:
@@ -43,18 +42,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix == ".py" and _is_for_gpus(config) and "mark.gpu" not in collection_path.read_text():
         return True
     return None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    # With `pytest -n`, one process has all the clusters; and the tests of a class, which may keep what they share, and
-    # those of a function, by its parameters, go to a process together, as each handed out singly costs time too.
-    for item in items:
-        if item.get_closest_marker("cluster") or "start_cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
-        elif isinstance(item, pytest.Function):
-            item.add_marker(pytest.mark.xdist_group(item.cls.__name__ if item.cls else item.originalname))
 
 
 # What there is of tests themselves, and of what they have imported, is half a million objects: looked through each time
@@ -176,3 +163,30 @@ def threads_of_passes() -> set[threading.Thread]:
 def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:
     """A strategy of replicas in this process."""
     return daskdist.MirroredStrategy([f"CPU:{k}" for k in range(num_replicas)])
+
+
+@contextlib.contextmanager
+def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[list[tuple[Any, ...]]]:
+    """The messages that a strategy sends to its workers meanwhile, each behind the address of its worker."""
+    found: list[tuple[Any, ...]] = []
+    streams = list(strategy._steps.streams._streams.values())
+
+    def noted(stream: Any, append: Callable[..., None]) -> Callable[..., None]:
+        def note(*message: Any, num_bytes: int = 0) -> None:
+            found.append((stream.address, *message))
+            append(*message, num_bytes=num_bytes)
+
+        return note
+
+    for stream in streams:
+        stream.append = noted(stream, stream.append)
+    try:
+        yield found
+    finally:
+        for stream in streams:
+            del stream.append
+
+
+def of_kind(messages: Sequence[tuple[Any, ...]], kind: str) -> list[tuple[Any, ...]]:
+    """The messages of a kind, such as ``"run"``, ``"call"`` and ``"push"``."""
+    return [message for message in messages if message[1] == kind]

@@ -65,7 +65,17 @@ class Outcome:
 def outcome(pipeline: Any, iteration: int = 0) -> Outcome:
     """What a pipeline comes to in an iteration."""
     reference = Reference()
-    return Outcome(reference.of(pipeline, (iteration,)), reference.met_unmade)
+    elements = [each if isinstance(each, Unmade) else _plain(each) for each in reference.of(pipeline, (iteration,))]
+    return Outcome(elements, reference.met_unmade)
+
+
+class RaggedRow(np.ndarray):
+    """A row of a `Ragged`: batches of them are ragged again, which the tests of `Ragged` look at."""
+
+
+def _plain(element):
+    leaves, structure = Structure.flatten(element)
+    return structure.pack([np.asarray(leaf) if isinstance(leaf, RaggedRow) else leaf for leaf in leaves])
 
 
 # Those that only arrange: they pass on what could not be made. So do three that look at elements one by one.
@@ -86,7 +96,10 @@ class Reference:
         """The elements of a pipeline, or of the first so many operations of it, in an epoch."""
         number = len(pipeline.operations) if number is None else number
         if number == 0:
-            return pipeline.source.elements(epoch)
+            elements = pipeline.source.elements(epoch)
+            if pipeline.source.kind == "uneven" and pipeline.source.name == "slices":
+                elements = [each.view(RaggedRow) for each in elements]
+            return elements
         name, args = pipeline.operations[number - 1]
         if name == "repeat":
             return [each for k in range(args[0]) for each in self.of(pipeline, (*epoch, k), number - 1)]
@@ -111,7 +124,7 @@ class Reference:
 
     def _mapped(self, function, element):
         try:
-            result = call_with(function, element)
+            result = call_with(function, _plain(element))
         except ZeroDivisionError:
             return Unmade()
         leaves, structure = Structure.flatten(tuple(result) if type(result) is list else result)
@@ -207,6 +220,8 @@ class Reference:
     def _stacked(self, group):
         if not any(isinstance(each, Unmade) for each in group):
             columns = list(zip(*[Structure.flatten(each)[0] for each in group], strict=True))
+            if any(isinstance(leaf, RaggedRow) for column in columns for leaf in column):
+                reject()
             if all(map(_stacks, columns)):
                 return Structure.flatten(group[0])[1].pack([np.stack(column) for column in columns])
         self.met_unmade = True
@@ -341,7 +356,8 @@ def _padded(group, value, fill_to=None):
 
 def _rows(element):
     leaves, structure = Structure.flatten(element)
-    return [structure.pack(row) for row in zip(*leaves, strict=True)]
+    columns = [[row.view(RaggedRow) for row in leaf] if _is_ragged(leaf) else leaf for leaf in leaves]
+    return [structure.pack(row) for row in zip(*columns, strict=True)]
 
 
 def _without_rows(row):

@@ -119,6 +119,29 @@ def test_a_batch_that_does_not_stack_is_left_out_by_itself(sizes, shapes, is_ign
     assert ([batch.shape for batch in iterator], iterator.num_skipped) == (shapes, 1)
 
 
+@pytest.mark.parametrize("is_ignored", [True, False])
+@pytest.mark.parametrize("sizes", [[2, 2], [2, 1, 3]])
+def test_batches_of_batches_come_apart_where_elements_that_fail_are_left_out(sizes, is_ignored):
+    rows = Dataset.range(12).map(lambda x: np.full(2 if x == 3 else 3, x), vectorized=False)
+    ds = rows.batch(2)
+    for size in sizes[1:]:
+        ds = ds.batch(size)
+    for _ in sizes:
+        ds = ds.unbatch()
+    ds = ds.ignore_errors() if is_ignored else ds.with_options(Options(on_error="skip"))
+    iterator = iter(ds)
+    assert ([int(row[0]) for row in iterator], iterator.num_skipped) == ([0, 1, *range(4, 12)], 1)
+
+
+def test_batches_of_other_depths_follow_one_another_where_elements_that_fail_are_left_out():
+    deep = Dataset.range(8).batch(2).batch(2).batch(2).unbatch()
+    flat = Dataset.range(8).batch(2).batch(2)
+    chosen = Dataset.choose_from_datasets([deep, flat], Dataset.from_tensor_slices([0, 0, 1, 1]))
+    for ds in (deep.concatenate(flat), chosen):
+        rows = ds.unbatch().unbatch().with_options(Options(on_error="skip"))
+        assert [int(x) for x in rows] == [*range(8)] * 2
+
+
 # --- files ---
 
 

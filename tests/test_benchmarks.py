@@ -22,6 +22,7 @@ SCALE = BENCHMARKS / "scale.py"
 SOAK = BENCHMARKS / "soak.py"
 STEPS = BENCHMARKS / "steps.py"
 LOOPS = BENCHMARKS / "loops.py"
+PASSES = BENCHMARKS / "passes.py"
 COLLECTIVES = BENCHMARKS / "collectives.py"
 GPU = BENCHMARKS / "gpu.py"
 TORCH_DDP = BENCHMARKS / "torch_ddp.py"
@@ -124,8 +125,9 @@ def test_steps_give_figures() -> None:
         assert any(word in what for what in whats), word
     assert all(figure["holds"] for figure in figures if figure["unit"] == "tasks")
     (captured,) = [figure for figure in figures if figure["what"] == "cluster: functions of 100"]
-    # Two replicas, and what reduces and adds up.
-    assert "100 steps in 3 tasks" in captured["note"]
+    # A reduction each, and what adds up.
+    assert "100 steps and 10" in captured["note"]
+    assert captured["note"].endswith("waited nowhere")
 
 
 @pytest.mark.cluster
@@ -133,9 +135,17 @@ def test_steps_give_figures() -> None:
 def test_loops_give_figures() -> None:
     figures = json.loads(run(LOOPS, "--json"))["figures"]
     assert [figure["unit"] for figure in figures] == ["batches/s"] * 10 + ["transitions"]
-    assert all(figure["ours"] > 0 for figure in figures)
-    # A loop of many batches costs the scheduler what one of few does.
+    assert all(figure["ours"] > 0 for figure in figures[:-1])
+    # A loop costs the scheduler nothing, however many its batches are.
     assert figures[-1]["holds"]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_passes_over_arrays_give_figures() -> None:
+    figures = json.loads(run(PASSES, "--json"))["figures"]
+    assert [figure["target"] for figure in figures] == [4_000] * 7
+    assert all(min(figure["ours"], figure["peer"]) > 0 for figure in figures)
 
 
 @pytest.mark.cluster

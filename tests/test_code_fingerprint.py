@@ -191,6 +191,23 @@ def test_what_cannot_be_read_is_itself_only():
         assert _token(functools.partial(print, one)) != _token(functools.partial(print, other))
 
 
+class _Count(itertools.count):
+    def __reduce_ex__(self, protocol):
+        # As Python 3.12 and 3.13 have it for all of the module.
+        raise DeprecationWarning("Pickle, copy, and deepcopy support will be removed from itertools in Python 3.14.")
+
+
+def test_iterators_of_itertools_are_not_pickled(recwarn):
+    for number, make in enumerate((itertools.count, lambda: itertools.chain([1], [2]), _Count)):
+        iterator, other = make(), make()
+        function = fingerprint_of(lambda x, iterator=iterator: (x, next(iterator)))
+        again = fingerprint_of(lambda x, iterator=iterator: (x, next(iterator)))
+        assert (function.code, function.state) == (again.code, again.state), number
+        # One that is as far as another may come to be elsewhere.
+        assert function.state != fingerprint_of(lambda x, iterator=other: (x, next(iterator))).state, number
+    assert not recwarn.list
+
+
 def test_versions_of_installed_packages_count(monkeypatch):
     from daskdist.core import installed_packages as module
 

@@ -22,7 +22,6 @@ from hypothesis.extra import numpy as hnp
 import daskdist
 from daskdist import PerReplica, Reduction, errors
 from daskdist.strategy import current
-from daskdist.strategy.desk import Stretches
 
 pytestmark = pytest.mark.timeout(120)
 # On a machine that has other things to do all takes long.
@@ -430,7 +429,7 @@ def test_in_a_captured_function(on_cluster):
 
     float(on_cluster.local_results(train(PerReplica([1.0, 2.0]), 1))[0])
     assert on_cluster.local_results(train(PerReplica([1.0, 2.0]), 10)) == (3.0 * 2**9, 3.0 * 2**9)
-    assert "10 steps in 1 graph" in train.explain()
+    assert train.explain().endswith("train: 10 steps\n  waited nowhere")
 
 
 # --- what goes wrong ---
@@ -550,9 +549,18 @@ def test_the_others_are_told_who_raised(on_cluster):
             raise KeyError("no such thing")
         return context.all_reduce("SUM", 1)
 
-    with pytest.raises(
-        errors.CollectiveError, match="by some replicas only: replica 1 raised KeyError: 'no such thing'"
-    ):
+    def told():
+        try:
+            return step()
+        except errors.CollectiveError as error:
+            return str(error)
+        except KeyError:
+            return ""
+
+    found = on_cluster.local_results(on_cluster.run(told))
+    assert "by some replicas only: replica 1 raised" in found[0] or "has ended" in found[0]
+    # The cause is raised rather than that another replica misses it.
+    with pytest.raises(KeyError, match="no such thing"):
         on_cluster.run(step).values[0].result()
 
 
@@ -565,16 +573,6 @@ def test_a_replica_that_calls_nothing_is_told_of(strategy):
     with pytest.raises(errors.CollectiveError, match=r"is called by some replicas only: replica 0 has ended"):
         strategy.local_results(strategy.run(step))
     assert time.monotonic() - begin < 20
-
-
-@unhurried
-@given(st.permutations(range(12)))
-def test_stretches_have_the_numbers_they_were_given(numbers):
-    stretches = Stretches()
-    for count, number in enumerate(numbers, start=1):
-        stretches.add(number)
-        assert [each for each in range(-1, 13) if each in stretches] == sorted(numbers[:count])
-    assert stretches._ends == [[0, 11]]
 
 
 def test_a_replica_that_ends_early_is_told_of(strategy):

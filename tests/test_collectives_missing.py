@@ -347,9 +347,7 @@ def test_results_of_several_steps_raise_as_soon_as_one_replica_has(on_cluster, t
         return 1.0
 
     on_cluster.local_results(on_cluster.run(step, args=(tmp_path, False)))
-    # In one task a replica.
-    with on_cluster._steps.together():
-        values = [on_cluster.run(step, args=(tmp_path, is_last)) for is_last in (False, True)]
+    values = [on_cluster.run(step, args=(tmp_path, is_last)) for is_last in (False, True)]
     with pytest.raises(KeyError, match="no such thing"):
         on_cluster.local_results(values)
     assert not (tmp_path / "over").exists()

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec
+from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec, errors
 from daskdist.core.function import numbers_in
 from daskdist.core.structure import Structure
 
@@ -221,3 +221,54 @@ def test_numbers_in_code():
     limit = 7
     assert numbers_in(lambda x, y=5: x[: limit + THREE, -2] * 10**6) == [-2, 3, 5, 7]
     assert numbers_in(len) == []
+
+
+def _opaque(x):
+    # No made-up element is a path.
+    return np.zeros(SIZES[str(x)])
+
+
+SIZES = {"0": (3, 2), "1": (3, 2), "2": (5, 2), "3": (3, 2), "4": (3, 2), "5": (3, 4)}
+NAMES = np.array(list(SIZES), np.dtypes.StringDType())
+
+
+def test_lengths_of_elements_behind_those_that_were_looked_at():
+    for ds in (
+        Dataset.from_tensor_slices(NAMES).map(_opaque),
+        Dataset.from_tensor_slices(NAMES).map(_opaque).batch(1),
+        Dataset.from_tensor_slices(NAMES).flat_map(lambda x: Dataset.from_tensors(_opaque(x))),
+        Dataset.from_tensor_slices(NAMES).scan(0, lambda state, x: (state, _opaque(x))),
+    ):
+        check(ds.element_spec, ds, repr(ds))
+
+
+@pytest.mark.parametrize("how", [Dataset.flat_map, Dataset.interleave])
+def test_elements_of_several_dtypes_have_no_spec(how):
+    ds = how(Dataset.range(4), lambda x: Dataset.from_tensors(np.int32(x) if str(x) == "3" else np.int64(x)))
+    with pytest.raises(errors.ArgumentError, match=r"element 3 is .*Make them alike with map"):
+        str(ds.element_spec)
+    assert "several kinds" in repr(ds)
+    with pytest.raises(errors.ArgumentError, match="element 3 is"):
+        MirroredStrategy(["CPU:0"]).distribute_dataset(ds)
+    # What needs no spec goes on.
+    assert len(list(ds)) == 4
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_elements_of_several_ranks_have_a_spec_without_shape(place):
+    def inner(x):
+        return Dataset.from_tensors((np.zeros(x) if str(x) == str(place) else np.zeros((2, 2)), x))
+
+    ds = Dataset.range(4).flat_map(inner)
+    assert ds.element_spec[0].shape is None
+    assert ds.element_spec[1] == TensorSpec((), np.int64)
+    check(ds.element_spec, ds, repr(ds))
+    distributed = MirroredStrategy(["CPU:0"]).distribute_dataset(ds)
+    check(distributed.element_spec, distributed, repr(ds))
+
+
+@pytest.mark.cluster
+def test_elements_of_several_kinds_have_no_spec_on_a_cluster(on_cluster):
+    ds = Dataset.range(4).flat_map(lambda x: Dataset.from_tensors(np.int32(x) if str(x) == "3" else np.int64(x)))
+    with pytest.raises(errors.ArgumentError, match="element 3 is"):
+        on_cluster.distribute_dataset(ds)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import messages_sent, mirrored, of_kind
 
 import daskdist
 from daskdist import PerReplica, errors
@@ -19,28 +21,6 @@ def strategy(request):
 
 def arrays(*values):
     return PerReplica([np.array(value) for value in values])
-
-
-def tasks_of(client, start):
-    """The tasks whose keys start so, each with the worker that has its result."""
-
-    def look(dask_scheduler):
-        return {
-            str(task.key): [worker.address for worker in task.who_has or ()]
-            for task in dask_scheduler.tasks.values()
-            if str(task.key).startswith(start)
-        }
-
-    return client.run_on_scheduler(look)
-
-
-def workers_of(client, value):
-    """The workers that have the call's result an asynchronous value is of, once it is there."""
-    handle = value._source.handle
-    future = getattr(handle, "future", handle)
-    assert future.exception() is None
-    (found,) = tasks_of(client, future.key).values()
-    return found
 
 
 # --- devices ---
@@ -91,14 +71,13 @@ def test_devices_in_any_spelling():
 
 
 @pytest.mark.cluster
-def test_a_reduced_value_is_where_it_is_wanted(on_cluster, client):
+def test_a_reduced_value_is_where_it_is_wanted(on_cluster):
     values = on_cluster.run(np.copy, args=(arrays([1.0], [2.0]),))
     for name, worker in zip(on_cluster.extended.worker_devices, on_cluster.workers, strict=True):
-        before = set(tasks_of(client, "reduce"))
-        found = on_cluster.extended.reduce_to("SUM", values, name)
-        assert worker in workers_of(client, found)
-        # No further task takes it there.
-        assert len(set(tasks_of(client, "reduce")) - before) == 1
+        with messages_sent(on_cluster) as messages:
+            assert on_cluster.extended.reduce_to("SUM", values, name).tolist() == [3.0]
+        # No further call takes it there.
+        assert [where for where, *_ in of_kind(messages, "call")] == [worker]
 
 
 @pytest.mark.parametrize("op", ["MEAN", "MAX"])
@@ -141,11 +120,10 @@ def test_a_nest_stays_a_nest_wherever_it_goes(strategy, op):
 
 
 @pytest.mark.cluster
-def test_several_values_are_one_tree(on_cluster, client):
-    before = set(tasks_of(client, "reduce"))
-    found = on_cluster.extended.batch_reduce_to("SUM", [(arrays(number, number), None) for number in range(20)])
-    assert found[0].values[0]._source.handle.future.exception() is None
-    assert len(set(tasks_of(client, "reduce")) - before) == 1
+def test_several_values_are_one_tree(on_cluster):
+    with messages_sent(on_cluster) as messages:
+        found = on_cluster.extended.batch_reduce_to("SUM", [(arrays(number, number), None) for number in range(20)])
+    assert len(of_kind(messages, "call")) == 1
     assert [on_cluster.local_results(each) for each in found] == [(2 * number,) * 2 for number in range(20)]
 
 
@@ -178,20 +156,26 @@ def test_a_value_on_one_replica(strategy):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("num_rows", [10, 300_000])
-def test_a_value_is_sent_once(on_cluster, client, num_rows):
+def test_a_value_is_sent_once(on_cluster, num_rows):
     weights = np.arange(num_rows, dtype=np.float64)
     on_cluster.run(np.sum, args=(arrays([1.0], [2.0]),))
-    found = on_cluster.extended.broadcast_to(weights, None)
+    with messages_sent(on_cluster) as messages:
+        found = on_cluster.extended.broadcast_to(weights, None)
     first = found.values[0]
     assert isinstance(first, AsyncValue)
     assert all(each is first for each in found.values)
     # What is done to it later makes no difference.
     expected = weights.sum()
     weights[:] = 0
-    for _ in range(3):
-        assert on_cluster.local_results(on_cluster.run(np.sum, args=(found,))) == (expected, expected)
-    # One result on the cluster, and by now a copy on each worker.
-    assert sorted(workers_of(client, first)) == sorted(on_cluster.workers)
+    with messages_sent(on_cluster) as later:
+        for _ in range(3):
+            assert on_cluster.local_results(on_cluster.run(np.sum, args=(found,))) == (expected, expected)
+    # It is the result of one call, which its worker passes on to the other one.
+    one, other = on_cluster.workers
+    (call,) = of_kind(messages, "call")
+    assert call[0] == one
+    assert [(where, target) for where, _, _, _, target, _ in of_kind(later, "push")] == [(one, other)]
+    assert len(pickle.dumps(later)) < 10_000
 
 
 def test_what_is_per_replica_is_not_broadcast(strategy):

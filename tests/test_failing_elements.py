@@ -194,3 +194,17 @@ def test_the_rest_is_delivered_on_a_cluster(on_cluster, case):
         except UserFunctionError:
             found.append(ERROR)
     assert found == expected
+
+
+def test_a_dataset_whose_fourth_element_fails_has_a_spec_and_is_distributed():
+    def checked(x):
+        if x < 10 or x == 13:
+            raise KeyError(int(x))
+        return x
+
+    ds = Dataset.range(10, 20).map(checked).batch(2)
+    assert ds.element_spec.dtype == np.int64
+    steps = iter(mirrored(2).distribute_dataset(ds))
+    assert [int(x[0]) for x in next(steps).values] == [10, 11]
+    with pytest.raises(UserFunctionError, match="KeyError: 13"):
+        next(steps)

@@ -26,8 +26,8 @@ def floats(*values):
 
 
 @contextlib.contextmanager
-def graphs_sent(client):
-    """The graphs that a scheduler is sent meanwhile, as the numbers of their tasks by kind."""
+def tasks_sent(client):
+    """The keys of the tasks that a scheduler is sent meanwhile."""
 
     def start(dask_scheduler):
         from distributed.diagnostics.plugin import SchedulerPlugin
@@ -39,7 +39,7 @@ def graphs_sent(client):
                 self.found = []
 
             def update_graph(self, scheduler, *, tasks, **kwargs):
-                self.found.append(sorted(map(str, tasks)))
+                self.found += map(str, tasks)
 
         dask_scheduler.add_plugin(Graphs())
 
@@ -49,17 +49,11 @@ def graphs_sent(client):
         return found
 
     client.run_on_scheduler(start)
-    graphs = []
+    keys = []
     try:
-        yield graphs
+        yield keys
     finally:
-        graphs += client.run_on_scheduler(end)
-
-
-def of_steps(graphs):
-    """Those graphs with calls of run in them, without the batches and plain values that they need."""
-    found = [[key for key in keys if not key.startswith(("value-", "gather-"))] for keys in graphs]
-    return [keys for keys in found if any(key.startswith(("run-", "reduce")) for key in keys)]
+        keys += client.run_on_scheduler(end)
 
 
 def total(x):
@@ -78,7 +72,7 @@ def steps_of(strategy, num_steps=40, rows=8):
 
 
 @pytest.mark.cluster
-def test_many_steps_are_one_graph_of_a_task_a_replica(on_cluster, client):
+def test_steps_are_no_tasks_of_the_scheduler(on_cluster, client):
     @daskdist.function
     def epoch(iterator, num_steps):
         found = 0.0
@@ -88,20 +82,18 @@ def test_many_steps_are_one_graph_of_a_task_a_replica(on_cluster, client):
 
     on_cluster.run(total, args=(floats([1], [2]),))
     iterator = iter(steps_of(on_cluster))
-    with graphs_sent(client) as graphs:
+    with tasks_sent(client) as keys:
         found = epoch(iterator, 30)
         assert float(found) == sum(range(30 * 8))
-    (keys,) = of_steps(graphs)
-    # A task a replica for all steps, one for all reductions and the sum of those.
-    assert len(keys) == 3
-    explained = epoch.explain()
-    assert "epoch: 30 steps in 1 graph" in explained
-    assert "because" not in explained
+    assert keys
+    assert not [key for key in keys if key.startswith(("run-", "reduce", "apply"))]
+    # A reduction each, and the sum of them.
+    assert epoch.explain().endswith("epoch: 30 steps and 31 other calls\n  waited nowhere")
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("num_steps", [1, 5])
-def test_a_reduced_value_that_the_next_step_needs_stays_in_the_graph(on_cluster, client, num_steps):
+def test_a_reduced_value_goes_into_the_next_step_without_the_program(on_cluster, num_steps):
     @daskdist.function
     def descend(x, weight):
         for _ in range(num_steps):
@@ -111,18 +103,15 @@ def test_a_reduced_value_that_the_next_step_needs_stays_in_the_graph(on_cluster,
 
     x, expected = floats(1, 3), 10.0
     on_cluster.run(plus, args=(x, 1.0))
-    with graphs_sent(client) as graphs:
-        found = float(descend(x, 10.0))
+    found = float(descend(x, 10.0))
     for _ in range(num_steps):
         expected -= 0.5 * (2 + expected)
     assert found == expected
-    (keys,) = of_steps(graphs)
-    assert len(keys) == 3 * num_steps
-    assert f"{2 * num_steps} one after the other" in descend.explain()
+    assert descend.explain().endswith("waited nowhere")
 
 
 @pytest.mark.cluster
-def test_looking_at_a_value_splits_the_graph_and_is_explained(on_cluster, client):
+def test_looking_at_a_value_is_explained(on_cluster):
     @daskdist.function
     def until(x, limit):
         steps = 0
@@ -133,12 +122,11 @@ def test_looking_at_a_value_splits_the_graph_and_is_explained(on_cluster, client
                 return steps
 
     on_cluster.run(plus, args=(floats(1, 2), 1.0))
-    with graphs_sent(client) as graphs:
-        assert until(floats(0, 0), 5) == 3
-    assert len(of_steps(graphs)) == 3
-    lines = until.explain().splitlines()
-    assert lines[0].endswith("until: 3 steps in 3 graphs")
-    assert all("sent then because a result was looked at, in test_function.py, line" in line for line in lines[1:])
+    assert until(floats(0, 0), 5) == 3
+    first, *waits = until.explain().splitlines()
+    assert first.endswith("until: 3 steps and 3 other calls")
+    assert len(waits) == 3
+    assert all("waited because a result was looked at, in test_function.py, line" in line for line in waits)
 
 
 @pytest.mark.cluster
@@ -153,7 +141,7 @@ def test_what_a_function_returns_is_learned_once_and_that_is_explained(on_cluste
     assert [on_cluster.local_results(each) for each in both(floats(1, 2))] == [(2.0, 4.0)] * 2
     assert "what a function returns had to be learned from its first call" in both.explain()
     both(floats(1, 2))
-    assert both.explain().splitlines()[0].endswith("2 steps in 1 graph")
+    assert both.explain().endswith("both: 2 steps\n  waited nowhere")
 
 
 def test_explain_of_what_sends_nothing():
@@ -214,7 +202,7 @@ def test_arithmetic_and_nests_are_returned(strategy):
 
 
 @pytest.mark.cluster
-def test_a_long_sum_is_sent_along(on_cluster, client):
+def test_a_long_sum_is_computed_where_its_parts_are(on_cluster):
     @daskdist.function
     def many(x):
         found = 0
@@ -223,13 +211,12 @@ def test_a_long_sum_is_sent_along(on_cluster, client):
         return found
 
     on_cluster.run(plus, args=(floats(1, 2), 1.0))
-    with graphs_sent(client) as graphs:
-        assert float(many(floats(1, 2))) == 900.0
-    assert len(of_steps(graphs)) == 1
+    assert float(many(floats(1, 2))) == 900.0
+    assert many.explain().endswith("waited nowhere")
 
 
 @pytest.mark.cluster
-def test_functions_in_functions_are_one(on_cluster, client):
+def test_functions_in_functions_are_one(on_cluster):
     @daskdist.function
     def inner(x):
         return on_cluster.run(plus, args=(x, 1.0))
@@ -241,9 +228,8 @@ def test_functions_in_functions_are_one(on_cluster, client):
         return x
 
     inner(floats(1, 2))
-    with graphs_sent(client) as graphs:
-        assert on_cluster.local_results(outer(floats(1, 2))) == (5.0, 6.0)
-    assert len(of_steps(graphs)) == 1
+    assert on_cluster.local_results(outer(floats(1, 2))) == (5.0, 6.0)
+    assert outer.explain().endswith("outer: 4 steps\n  waited nowhere")
 
 
 class Trainer:
@@ -381,7 +367,7 @@ def test_a_step_that_returns_nothing_fails_when_its_function_ends(on_cluster):
 
     notes(floats(1, 2))
     notes(floats(1, 2))
-    assert notes.explain().splitlines()[0].endswith("3 steps in 1 graph")
+    assert notes.explain().splitlines()[0].endswith("notes: 3 steps")
     with pytest.raises(ValueError, match="too much to note"):
         notes(floats(1, 7))
 
@@ -460,11 +446,10 @@ def test_steps_before_a_function_are_none_of_its(on_cluster, client):
     step(floats(1, 2))
     on_cluster.local_results(on_cluster.run(wait, args=("before",)))
     gate.clear()
-    # Two of them are under way, and so the others are not sent.
     waiting = [on_cluster.run(wait, args=("before",)) for _ in range(5)]
     found = step(floats(1, 2))
     gate.set()
-    assert step.explain().splitlines()[0].endswith("1 step in 1 graph")
+    assert step.explain().endswith("step: 1 step\n  waited nowhere")
     assert on_cluster.local_results((waiting, found))[0] == ([True] * 5, 2.0)
 
 
@@ -567,3 +552,32 @@ def test_calls_of_a_replica_are_made_in_their_order(on_cluster):
     for number in (4, 8):
         told = on_cluster.local_results(in_turns(number))
         assert [each.tolist() for each in told] == [list(range(number, number + 4))] * 2
+
+
+@pytest.mark.cluster
+def test_an_index_of_several_parts_is_captured(on_cluster):
+    def rows(x):
+        return np.arange(12.0).reshape(3, 4) + x
+
+    def one(x):
+        return 1
+
+    both = PerReplica([0, 1])
+
+    @daskdist.function
+    def pick():
+        table, row = on_cluster.run(rows, args=(both,)).values[0], on_cluster.run(one, args=(both,)).values[0]
+        return table[row, 2]
+
+    pick()
+    assert float(pick()) == 6.0
+    assert pick.explain().splitlines()[0].endswith("pick: 2 steps and 1 other call")
+
+
+@pytest.mark.cluster
+def test_what_does_not_pickle_is_an_error_where_it_is_used(on_cluster):
+    lock = threading.Lock()
+    values = on_cluster.run(float, args=(PerReplica([1, 2]),))
+    with pytest.raises(errors.ArgumentError, match=r"reduce: the function .* does not pickle"):
+        on_cluster.reduce(lambda a, b: a + b if lock else None, values, axis=None)
+    assert float(on_cluster.reduce("SUM", values, axis=None)) == 3

@@ -169,7 +169,7 @@ def test_a_strategy_for_tpus_has_the_devices_of_a_cluster(client):
 
 @pytest.mark.cluster
 def test_replicas_of_a_strategy_for_tpus_are_placed(client):
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(client.nthreads()))
     assignment = daskdist.tpu.experimental.DeviceAssignment([(first, "CPU:0")])
     for arguments in ({"experimental_device_assignment": assignment}, {"device_assignment": assignment}):
         with daskdist.distribute.TPUStrategy(client, **arguments) as strategy:

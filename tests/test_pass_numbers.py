@@ -432,3 +432,76 @@ def test_functions_that_make_no_random_dataset_are_given_nothing():
     assert "rng" not in str(plain.primitive)
     assert "rng" in str(MADE["flat_map"]().primitive)
     assert plain.fingerprint() == Dataset.range(5).flat_map(Dataset.range).fingerprint()
+
+
+# --- datasets inside functions ---
+
+SHUFFLED = Dataset.range(6).shuffle(6)
+
+
+def drawn(captured=False):
+    """A number that is drawn with a dataset: one that is made in the call, or one from before."""
+    first, second, *_ = SHUFFLED if captured else Dataset.range(6).shuffle(6)
+    return int(first) * 6 + int(second)
+
+
+def stepped(captured):
+    ds = Dataset.range(40)
+    return {
+        "map": ds.map(lambda x: drawn(captured)),
+        "filter": ds.filter(lambda x: drawn(captured) % 2 == 0),
+        "take_while": ds.take_while(lambda x: drawn(captured) != 7),
+        "scan": ds.scan(0, lambda state, x: (state + drawn(captured), state)),
+        "group_by_window": ds.group_by_window(lambda x: drawn(captured) % 3, lambda key, w: w.batch(3), 3).unbatch(),
+        "window sizes": ds.group_by_window(
+            lambda x: x % 3, lambda key, w: w.batch(99), window_size_func=lambda key: 1 + drawn(captured) % 5
+        ).unbatch(),
+        "rejection_resample": ds.rejection_resample(lambda x: np.int64(drawn(captured) % 2), [0.5, 0.5], seed=3).map(
+            lambda number, x: x
+        ),
+    }
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", stepped(False))
+def test_what_functions_draw_inside_is_drawn_alike_when_called_again(name, captured):
+    ds = stepped(captured)[name]
+    whole = flat(ds)
+    assert flat(stepped(captured)[name]) == whole == flat(cloudpickle.loads(cloudpickle.dumps(ds)))
+    iterator = iter(ds)
+    for _ in range(len(whole) // 2):
+        next(iterator)
+    state = pickle.dumps(iterator.state_dict())
+    resumed = iter(stepped(captured)[name])
+    resumed.load_state_dict(pickle.loads(state))
+    assert flat(resumed) == flat(iterator)
+    # Elements have numbers of their own.
+    assert len(set(flat(stepped(captured)["map"]))) > 5
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_a_function_of_reduce_draws_is_drawn_alike(captured):
+    def reduced():
+        return Dataset.range(9).reduce((0, ""), lambda s, x: (s[0] + int(x), f"{s[1]} {drawn(captured)}"))
+
+    total, words = reduced()
+    assert (total, words) == reduced() == (36, words)
+    assert len(set(words.split())) > 3
+
+
+def test_passes_within_a_call_do_not_count():
+    ds = Dataset.range(6).shuffle(6, seed=1)
+    before, after = Dataset.range(6).shuffle(6, seed=1), [flat(ds)]
+    list(Dataset.range(5).map(lambda x: len(flat(ds)), vectorized=False))
+    after.append(flat(ds))
+    assert after == [flat(before), flat(before)]
+
+
+def test_a_seed_that_is_given_in_a_call_counts():
+    def both(x):
+        made = Dataset.range(6).shuffle(6, seed=1)
+        return flat(made) + flat(made)
+
+    made = Dataset.range(6).shuffle(6, seed=1)
+    expected = flat(made) + flat(made)
+    assert [row.tolist() for row in Dataset.range(3).map(lambda x: np.array(both(x)))] == [expected] * 3

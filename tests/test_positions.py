@@ -162,6 +162,15 @@ def test_from_every_position_the_rest(name, sizes, caller):
         check_every_position(PIPELINES[name], caller)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("caller", [Now, Threads])
+@pytest.mark.parametrize("budget_bytes", [1, 100])
+@pytest.mark.parametrize("name", [name for name in PIPELINES if "generator" in name or "streams" in name])
+def test_of_streams_from_every_position_the_rest_whatever_the_budget(name, budget_bytes, caller):
+    options = daskdist.Options(memory_budget_bytes=budget_bytes)
+    check_every_position(lambda: PIPELINES[name]().with_options(options), caller)
+
+
 def test_every_method_has_its_row():
     covered = " ".join(PIPELINES)
     made = {"map", "filter", "flat_map", "interleave", "enumerate", "scan", "take", "skip", "take_while", "shard"}

@@ -201,6 +201,15 @@ def test_a_reader_holds_so_many_bytes():
     reader.close()
 
 
+@pytest.mark.parametrize("limit_bytes", [0, 1, 8])
+def test_a_reader_that_may_hold_one_element_gives_as_many_as_are_asked_for(limit_bytes):
+    reader = reader_of(Gated(end=50), limit_bytes)
+    assert values(reader.take(9, wait=True)) == [0]
+    assert values(reader.take_exactly(20)) == list(range(1, 21))
+    assert values(reader.take_exactly(100)) == list(range(21, 50))
+    reader.close()
+
+
 def test_a_reader_tells_the_end_and_what_failed():
     def fails():
         yield np.int64(7)

@@ -12,7 +12,7 @@ import dask
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import mirrored
+from conftest import messages_sent, mirrored, of_kind
 from distributed import Event
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
 from daskdist.execute.callers import Now
+from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.pairwise import reduce_rows
 from daskdist.strategy.picks import PickAll, Remote
 from daskdist.strategy.tree import fold_tree, groups_of
@@ -376,14 +377,14 @@ class Made:
     worker: str
 
 
-class Noting(Now):
+class Noting(LocalBackend):
     """Makes each call at once, and notes what it took from where."""
 
     def __init__(self) -> None:
         self.num_calls = 0
         self.num_transfers = 0
 
-    def call(self, function, handles, *args, on=None, is_pinned=False, is_light=False, name):
+    def call(self, function, handles, *args, on=None, name):
         self.num_calls += 1
         elsewhere = [handle for handle in handles if handle.worker != on]
         self.num_transfers += len(elsewhere)
@@ -422,36 +423,6 @@ def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
     assert caller.num_calls <= own + inner + depth
 
 
-def received(client):
-    """Bytes that workers were sent by each other so far."""
-
-    def own(dask_worker):
-        return sum(each["total"] for each in dask_worker.transfer_incoming_log)
-
-    return sum(client.run(own).values())
-
-
-def future_of(strategy, value):
-    """The future of the call's result that an asynchronous value is of, once it is there."""
-    handle = value._source.handle
-    # What is called while other calls are under way is sent after them.
-    strategy._caller.wait([handle])
-    assert handle.future.exception() is None
-    return handle.future
-
-
-def levels_below(client, key):
-    """A key, the keys it is made of, those that these are made of, and so on."""
-
-    def look(dask_scheduler):
-        levels = [[key]]
-        while below := [task.key for name in levels[-1] for task in dask_scheduler.tasks[name].dependencies]:
-            levels.append(below)
-        return levels
-
-    return client.run_on_scheduler(look)
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(("axis", "split_every"), [(None, 2), (0, 2), (None, 8), (0, 8)])
 def test_depth_and_bytes_on_a_cluster(start_cluster, axis, split_every):
@@ -460,39 +431,37 @@ def test_depth_and_bytes_on_a_cluster(start_cluster, axis, split_every):
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
         dask.config.set({"daskdist.split-every": split_every}),
     ):
-        num_columns = 50_000
 
         def gradient(x):
-            return np.full((1, num_columns) if axis == 0 else num_columns, float(x))
+            return np.full((1, 50_000) if axis == 0 else 50_000, float(x))
 
         values = strategy.run(gradient, args=(PerReplica([1, 2, 3]),))
         strategy.local_results(strategy.run(np.shape, args=(values,)))
-        before = received(client)
-        result = strategy.reduce("SUM", values, axis=axis)
-        future = future_of(strategy, result)
-        moved = received(client) - before
-        levels = [[key for key in level if key.startswith("reduce")] for level in levels_below(client, future.key)]
-        num_levels = sum(bool(level) for level in levels)
-        # That of the workers' own values takes nothing from others.
-        depth = num_levels - (axis == 0)
-        assert depth <= {2: 2, 8: 1}[split_every]
-        # Along an axis the last two nodes are on one worker, one after the other: one task.
-        assert depth == (2 if split_every == 2 and axis is None else 1)
-        assert 0 < moved <= 2 * num_columns * 8 * 1.01
+        with messages_sent(strategy) as messages:
+            result = strategy.reduce("SUM", values, axis=axis)
+        made_by = [where for where, *_ in of_kind(messages, "call")]
+        first, second, third = strategy.workers
+        # Each of the other workers sends one part, and to one worker only.
+        assert [(where, target) for where, _, _, _, target, _ in of_kind(messages, "push")] == [
+            (second, first),
+            (third, first),
+        ]
+        if axis == 0:
+            # A call for the own rows of each, and one or two that combine those of several.
+            assert made_by[:3] == [first, second, third]
+            assert made_by[3:] == [first] * {2: 2, 8: 1}[split_every]
+        else:
+            assert made_by == {2: [first, third, first], 8: [first]}[split_every]
         assert np.asarray(result)[0] == 6
 
 
 @pytest.mark.cluster
-def test_a_nest_is_one_tree(on_cluster, client):
-    def keys(dask_scheduler):
-        return [str(key) for key in dask_scheduler.tasks if str(key).startswith("reduce")]
-
+def test_a_nest_is_one_tree(on_cluster):
     nest = {"a": arrays([1, 2], [3]), "b": [arrays([1.0], [2.0]), arrays([5], [6])]}
-    before = set(client.run_on_scheduler(keys))
-    found = on_cluster.reduce("SUM", nest, axis=0)
-    future_of(on_cluster, found["a"])
+    with messages_sent(on_cluster) as messages:
+        found = on_cluster.reduce("SUM", nest, axis=0)
     # One for each worker's own, and one for both.
-    assert len(set(client.run_on_scheduler(keys)) - before) == 3
+    assert len(of_kind(messages, "call")) == 3
     assert (int(found["a"]), float(found["b"][0]), int(found["b"][1])) == (6, 3, 11)
 
 

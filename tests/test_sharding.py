@@ -292,7 +292,8 @@ def test_auto_says_what_it_chose_and_why_once(on_cluster, parquet_files, caplog,
 def test_one_worker_says_nothing(parquet_files, caplog, num_replicas):
     with caplog.at_level(logging.DEBUG, "daskdist"):
         mirrored(num_replicas).distribute_dataset(read_parquet(parquet_files(5), "id").take(3).batch(4))
-    assert not caplog.records
+    # Dask may say something of clusters that are there.
+    assert not [record for record in caplog.records if record.name.startswith("daskdist")]
 
 
 def table_of(explained: str) -> list[list[str]]:

@@ -16,7 +16,8 @@ from distributed import get_worker
 
 import daskdist
 from daskdist import Dataset, PerReplica, PerReplicaSpec, ReduceOp, TensorSpec, errors, read_parquet
-from daskdist.execute import capture, submit
+from daskdist.execute import submit
+from daskdist.strategy.steps import stream_set
 from daskdist.strategy.values import AsyncValue
 
 Point = namedtuple("Point", "x y")
@@ -453,7 +454,7 @@ def test_a_loop_left_half_way_leaves_nothing_on_the_cluster(on_cluster, client, 
 @pytest.mark.cluster
 def test_a_loop_that_waits_for_long_leaves_nothing_to_the_garbage_collector(client, monkeypatch):
     # Who waits looks for failures, and for lost workers, while a step takes many times as long.
-    monkeypatch.setattr(capture, "_PATIENCE_S", 0.005)
+    monkeypatch.setattr(stream_set, "_LOOK_EVERY_S", 0.005)
     monkeypatch.setattr(submit, "LOOK_EVERY_S", 0.005)
     before = tasks_of(client)
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:

@@ -250,7 +250,7 @@ def test_waiting_leaves_the_scheduler_of_others_alone(on_cluster, tmp_path):
 
 def test_values_of_a_closed_connection(client):
     strategy = daskdist.MultiWorkerMirroredStrategy(client.scheduler.address)
-    value = strategy.run(lambda: np.ones(3))
+    value = strategy.run(lambda: np.ones(2**15))
     strategy.close()
     for look in (
         lambda: repr(value),

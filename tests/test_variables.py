@@ -744,7 +744,7 @@ def test_after_its_strategy_is_closed_it_is_of_no_use(client):
     with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
         made = variable(strategy, 0.0)
         assert float(made) == 0
-    with pytest.raises(errors.ArgumentError, match="its strategy is closed"):
+    with pytest.raises(errors.ClusterError, match="before the strategy or its client is closed"):
         made.numpy()
 
 
@@ -875,7 +875,7 @@ def test_what_the_program_has_no_more_is_let_go_of(strategy):
         made = variable(strategy, np.zeros(1000), name="large")
         strategy.run(lambda: made.assign_add(np.ones(1000)))
         assert made.numpy()[0] == 1
-        return made._ordered.number
+        return made._key.number
 
     number = number_of_one_that_goes()
     gc.collect()

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, starmap
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from daskdist.core.origin import Chosen, Origin, Skipped
+from daskdist.core.origin import Chosen, JoinedOrigin, Origin, Skipped
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError
@@ -44,7 +44,7 @@ class Block:
         structure: Structure,
         leaves: Sequence[Any],
         label: str = "",
-        origin: Origin | Chosen | None = None,
+        origin: Origin | Chosen | JoinedOrigin | None = None,
         *,
         is_exclusive: bool = False,
     ) -> None:
@@ -106,8 +106,8 @@ class Block:
         return Block(first.structure, leaves, label)
 
     def is_like(self, other: Block) -> bool:
-        """Whether the rows of both have one shape and dtype, leaf by leaf."""
-        return all(
+        """Return whether the rows of both have one structure, shape and dtype, leaf by leaf."""
+        return self.structure == other.structure and all(
             a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in zip(self.leaves, other.leaves, strict=True)
         )
 
@@ -301,7 +301,11 @@ class Batches:
 
 
 def _block(
-    structure: Structure, leaves: Leaves, label: str, origin: Origin | Chosen, skipped: tuple[Skipped, ...]
+    structure: Structure,
+    leaves: Leaves,
+    label: str,
+    origin: Origin | Chosen | JoinedOrigin,
+    skipped: tuple[Skipped, ...],
 ) -> Block:
     made = Block(structure, leaves, label, origin)
     made.skipped = skipped
@@ -327,8 +331,6 @@ def _batches(
 
 Rows = Block | Bundle | Batches
 
-_ADVICE: Final = "Give them one shape and dtype first with map(...), or use padded_batch or ragged_batch"
-
 
 def join(parts: Sequence[Rows], structure: Structure) -> Rows:
     """Elements made of one element of each part, as ``structure``, which has a leaf for each part, has them nest."""
@@ -336,7 +338,9 @@ def join(parts: Sequence[Rows], structure: Structure) -> Rows:
     label = ", ".join(dict.fromkeys(part.label for part in parts if part.label))
     blocks = [part for part in parts if isinstance(part, Block)]
     if len(blocks) == len(parts):
-        return Block(nest, [leaf for block in blocks for leaf in block.leaves], label, blocks[0].origin)
+        origins = [block.origin for block in blocks if block.label] or [blocks[0].origin]
+        origin = origins[0] if len(origins) == 1 else JoinedOrigin(origins)
+        return Block(nest, [leaf for block in blocks for leaf in block.leaves], label, origin)
     cuts = [part for part in parts if isinstance(part, Batches) and isinstance(part.rows, Block)]
     first = cuts[0] if cuts else None
     if first and len(cuts) == len(parts) and all((c.bounds, c.inners) == (first.bounds, first.inners) for c in cuts):
@@ -414,7 +418,7 @@ def writable_element(element: Any) -> Any:
 
 
 def from_items(
-    structure: Structure, items: Sequence[Leaves], label: str = "", origin: Origin | Chosen | None = None
+    structure: Structure, items: Sequence[Leaves], label: str = "", origin: Origin | Chosen | JoinedOrigin | None = None
 ) -> Block | Bundle:
     """A block of elements whose shapes and dtypes agree, but for their lengths; else a bundle of them."""
     leaves: list[Any] = []
@@ -447,10 +451,23 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
             where = f" of {label}" if label else ""
             raise StackError(
                 f"batch: elements{where} do not stack, their leaf {path or '(the element)'} comes as "
-                f"{', '.join(list(kinds)[:4])}. {_ADVICE}"
+                f"{', '.join(list(kinds)[:4])}. {_advice(column)}"
             )
         leaves.append(np.stack(column))
     return tuple(leaves)
+
+
+def _advice(column: Sequence[Any]) -> str:
+    if not all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in column):
+        return "Give them one kind first with map(...)"
+    if len({leaf.dtype for leaf in column}) > 1:
+        return (
+            "Give them one dtype first, such as with map(lambda x: x.astype(np.float32)); the datasets that a function "
+            "of flat_map or interleave makes, and whatever a function of map returns, need one dtype too"
+        )
+    if len({leaf.ndim for leaf in column}) > 1:
+        return "Give them one number of axes first with map(...)"
+    return "Give them one shape first with map(...), or use padded_batch or ragged_batch"
 
 
 def _are_ragged(column: Sequence[Any]) -> bool:

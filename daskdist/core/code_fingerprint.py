@@ -527,6 +527,8 @@ class _Walk:
         try:
             if isinstance(value, io.IOBase):
                 raise TypeError("a file is read on from where it is")
+            if any(base.__module__ == "itertools" for base in type(value).__mro__):
+                raise TypeError("Python 3.12 warns of it, and 3.14 cannot do it any more")
             reduced = value.__reduce_ex__(4)
         except RecursionError:
             raise

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from daskdist.core.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.fixed_values import FixedValues, with_values
+from daskdist.core.loop_limit import LoopLimit
 from daskdist.core.node import Node, walk
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -95,6 +96,8 @@ class UserFunction:
         self.narrow = narrow
         # Whether one call may stand for many, where that is known to be the same.
         self.may_vectorize = True
+        # How many threads may call it row by row at the same time.
+        self.loop_limit = LoopLimit()
         # Taken here, where the source file is; on a worker the path would be another.
         self.location = location(function)
         # Taken before it is called: afterwards, objects that it changes hold other values.

@@ -103,6 +103,11 @@ class Node:
         return None
 
     @property
+    def may_have_ragged_rows(self) -> bool:
+        """Return whether its spec may have a `RaggedRowSpec`; where not, nobody has to try functions to learn it."""
+        return any(each.may_have_ragged_rows for each in self.inputs)
+
+    @property
     def inputs(self) -> tuple[Node, ...]:
         """The nodes whose elements it takes."""
         raise NotImplementedError

@@ -23,7 +23,7 @@ class Origin:
     is_exact: bool = True
 
     def where(self, index: int) -> str:
-        """What a message calls a row."""
+        """Return the name of a row in messages."""
         return f"{f'row {index}' if self.is_exact else 'a row'} of {self.label or 'a block'}"
 
 
@@ -63,11 +63,28 @@ class Chosen:
         For each row its block, an index into ``origins``; None where there is one.
     """
 
-    origins: Sequence[Origin | Chosen]
+    origins: Sequence[Origin | Chosen | JoinedOrigin]
     rows: Any
     which: Any = None
 
     def where(self, index: int) -> str:
-        """What a message calls a row."""
+        """Return the name of a row in messages."""
         block = 0 if self.which is None else int(self.which[index])
         return self.origins[block].where(int(self.rows[index]))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedOrigin:
+    """Rows each made of a row of several others.
+
+    Parameters
+    ----------
+    origins
+        Where each of those came from.
+    """
+
+    origins: Sequence[Origin | Chosen | JoinedOrigin]
+
+    def where(self, index: int) -> str:
+        """Return the name of a row in messages."""
+        return ", ".join(dict.fromkeys(origin.where(index) for origin in self.origins))

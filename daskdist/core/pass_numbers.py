@@ -13,24 +13,35 @@ from threading import Lock
 from typing import Any
 
 from daskdist.core.primitive import Epoch
+from daskdist.core.seed import current_call
 
 
 class PassCounter:
     """The number of iterations that were begun over an operation.
 
     All copies of the operation, in all datasets made from it, share one counter. A pickled copy counts for itself,
-    from 0.
+    from 0. Within the call of a user's function, iterations over an operation that was made before are not counted:
+    how many there were depends on where, and how often, such calls were made. Their number is one of the call.
     """
 
     def __init__(self) -> None:
         self._next = 0
         self._lock = Lock()
+        call = current_call()
+        self._made_in = None if call is None else call.identity
 
     def draw(self) -> int:
         """Return the number of a new iteration."""
+        number = self._of_call()
+        if number is not None:
+            return number
         with self._lock:
             self._next += 1
             return self._next - 1
+
+    def _of_call(self) -> int | None:
+        call = current_call()
+        return None if call is None or call.identity is self._made_in else call.draw()
 
     def skip_to(self, number: int) -> None:
         """Give no number below this one any more."""
@@ -62,6 +73,9 @@ class JointCounter(PassCounter):
         self._counters = tuple(counters)
 
     def draw(self) -> int:
+        of_call = self._of_call()
+        if of_call is not None:
+            return of_call
         number = max([super().draw(), *[counter.draw() for counter in self._counters]])
         self.skip_to(number + 1)
         return number

@@ -173,6 +173,9 @@ class Read:
     lenient
         What stands in for it where what cannot be read is left out: notes what that is. None where that is a
         whole split.
+    kept_for
+        What its data lives as long as, where that is in memory already: blocks as payloads of the splits, or values of
+        the ``graph``. What is read again and again need not be sent each time then. None where it is not.
     """
 
     splits: Splits
@@ -184,6 +187,7 @@ class Read:
     splits_of: Callable[[Epoch], Sequence[Split] | EndlessSplits] | None = None
     in_order: bool = True
     lenient: Read | None = None
+    kept_for: object = None
     grouped = 0
 
 
@@ -352,6 +356,8 @@ class Arrange:
     is_counted
         Whether what it does stands or falls with the order of its inputs, which is then kept in any case: where
         several pipelines count the same elements.
+    on_stacked
+        Does the same to rows of an input whose batches are stacked already; None for what keeps batches, or makes them.
     """
 
     inputs: tuple[Primitive, ...]
@@ -359,6 +365,7 @@ class Arrange:
     grouped: int
     name: str
     is_counted: bool = False
+    on_stacked: Callable[[Any], Rows] | None = None
 
 
 Primitive = Read | Stream | Compute | Chain | Fact | Arrange
@@ -372,6 +379,11 @@ def same(rows: Rows) -> Rows:
 def value_itself(split: Split, value: Any) -> Any:
     """The function of a `Read` with a ``graph`` whose values are blocks already: there is nothing to call."""
     return value
+
+
+def payload_itself(split: Split) -> Any:
+    """The function of a `Read` whose splits have blocks as their payloads."""
+    return split.payload
 
 
 def gathered(primitive: Primitive) -> Primitive:

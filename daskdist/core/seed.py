@@ -38,10 +38,12 @@ class SeedsInCall:
     True
     """
 
-    __slots__ = ("_token", "argument", "number", "words")
+    __slots__ = ("_token", "argument", "identity", "number", "words")
 
     def __init__(self, argument: Any = None, words: Sequence[int] | None = None) -> None:
         self.argument, self.words, self.number = argument, words, 0
+        # For those who outlive the call, and are not to hold on to what the function was called with.
+        self.identity = object()
 
     def draw(self) -> int:
         """Return the next seed of the call."""
@@ -64,11 +66,16 @@ class SeedsInCall:
 _IN_CALL: Final[ContextVar[SeedsInCall | None]] = ContextVar("_IN_CALL", default=None)
 
 
+def current_call() -> SeedsInCall | None:
+    """Return the seeds of the call of a user's function that is under way in this thread; None where none is."""
+    return _IN_CALL.get()
+
+
 def fresh_seed() -> int:
     """Return a seed for an operation that was given none.
 
-    It is the setting ``daskdist.seed``, or where that is null, any. Within a call of a function that makes datasets of
-    elements, it is that of `SeedsInCall`.
+    It is the setting ``daskdist.seed``, or where that is null, any. Within a call of a function of elements, it is that
+    of `SeedsInCall`.
     """
     in_call = _IN_CALL.get()
     if in_call is not None:

@@ -39,14 +39,16 @@ class BlockRef:
     nbytes
         Its size in memory, as far as known.
     worker
-        The address of the worker that was asked to make it; None in this process.
+        The address of the worker that was asked to make it; None in this process, or where any worker may have it.
     on_release
         Called with ``nbytes`` when nothing refers to the block any more.
     recipe
         How it can be made again.
+    is_kept
+        Whether it is there and stays, whoever refers to it.
     """
 
-    __slots__ = ("__weakref__", "handle", "nbytes", "num_rows", "on_release", "recipe", "worker")
+    __slots__ = ("__weakref__", "handle", "is_kept", "nbytes", "num_rows", "on_release", "recipe", "worker")
 
     def __init__(
         self,
@@ -56,8 +58,11 @@ class BlockRef:
         worker: str | None = None,
         on_release: Callable[[int], None] | None = None,
         recipe: Any = None,
+        *,
+        is_kept: bool = False,
     ) -> None:
         self.handle = handle
+        self.is_kept = is_kept
         self.num_rows = num_rows
         self.nbytes = nbytes
         self.worker = worker
@@ -217,6 +222,11 @@ class Selection:
         for ref in self.blocks:
             ref.keep()
 
+    def stay(self) -> None:
+        """Note that its blocks are there and stay."""
+        for ref in self.blocks:
+            ref.is_kept = True
+
     def group(self, bounds: Index) -> Groups:
         """A batch of the rows between each two consecutive ``bounds``, which begin with 0."""
         return Groups(self[: bounds[-1]], bounds)
@@ -370,6 +380,10 @@ class Groups:
     def keep(self) -> None:
         """Let its blocks no longer count as outstanding."""
         self.flat.keep()
+
+    def stay(self) -> None:
+        """Note that its blocks are there and stay."""
+        self.flat.stay()
 
     def without_unused(self) -> Groups:
         # Batches without rows are made after some block, too.

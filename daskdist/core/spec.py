@@ -71,7 +71,7 @@ class TensorSpec:
                 return any(map(self.is_compatible_with, specs))
             other = TensorSpec.of(as_array(other))
         return (
-            type(other) is type(self)
+            _common_kind(self, other) is not None
             and other.dtype == self.dtype
             and len(other.shape) == len(self.shape)
             and all(a is None or b is None or a == b for a, b in zip(self.shape, other.shape, strict=True))
@@ -83,10 +83,11 @@ class TensorSpec:
         >>> TensorSpec((2, 3)).most_general_common_spec(TensorSpec((4, 3)))
         TensorSpec(shape=(None, 3), dtype=float32, name=None)
         """
-        if type(self) is not type(other) or self.dtype != other.dtype or len(self.shape) != len(other.shape):
+        kind = _common_kind(self, other)
+        if kind is None or self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return None
         shape = tuple(a if a == b else None for a, b in zip(self.shape, other.shape, strict=True))
-        return type(self)(shape, self.dtype, self.name if self.name == other.name else None)
+        return kind(shape, self.dtype, self.name if self.name == other.name else None)
 
     def grouped(self, size: int | None) -> TensorSpec:
         """Return the spec of ``size`` such leaves stacked along a new first axis."""
@@ -133,6 +134,10 @@ class AnyRankSpec(TensorSpec):
         dtype = getattr(other, "dtype", None)
         return bool(self.dtype == (as_array(other).dtype if dtype is None else dtype))
 
+    def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:
+        is_array = isinstance(other, AnyRankSpec) or type(other) is TensorSpec
+        return self if is_array and other.dtype == self.dtype else None
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RaggedTensorSpec(TensorSpec):
@@ -155,6 +160,25 @@ class RaggedTensorSpec(TensorSpec):
         num_rows = unknown if self.shape[0] is None else self.shape[0]
         inner = TensorSpec((num_rows * unknown, *self.shape[2:]), self.dtype)
         return Ragged(inner.example(unknown, value), np.arange(num_rows + 1) * unknown)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RaggedRowSpec(TensorSpec):
+    """Shape and dtype of one leaf that is a row of a `Ragged`: an array, and batches of such are `Ragged` again.
+
+    >>> RaggedRowSpec((None,), "int64").grouped(2)
+    RaggedTensorSpec(shape=(2, None), dtype=int64, name=None)
+    """
+
+    def grouped(self, size: int | None) -> TensorSpec:
+        return RaggedTensorSpec((size, None, *self.shape[1:]), self.dtype, self.name)
+
+
+def _common_kind(a: TensorSpec, b: TensorSpec) -> type[TensorSpec] | None:
+    if type(a) is type(b):
+        return type(a)
+    # Both are of arrays.
+    return RaggedRowSpec if {type(a), type(b)} == {TensorSpec, RaggedRowSpec} else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -257,6 +281,11 @@ class ElementSpec:
         return ElementSpec(nested, tuple(leaf for part in parts for leaf in part.leaves))
 
     @property
+    def has_ragged_rows(self) -> bool:
+        """Return whether batches of a leaf are ragged because it is a row of a `Ragged`."""
+        return any(isinstance(leaf, RaggedRowSpec) for leaf in self.leaves)
+
+    @property
     def packed(self) -> Any:
         """The specs in the structure of an element, as users see them."""
         return self.structure.pack(self.leaves)
@@ -303,6 +332,12 @@ class ElementSpec:
 
     def with_leaves(self, leaves: Sequence[TensorSpec]) -> ElementSpec:
         return ElementSpec(self.structure, tuple(leaves))
+
+    def of_any_shape(self) -> ElementSpec:
+        """Return the spec of such elements whatever the lengths of their axes."""
+        return self.with_leaves(
+            [replace(leaf, shape=(None,) * len(leaf.shape)) if leaf.shape else leaf for leaf in self.leaves]
+        )
 
     def grouped(self, size: int | None) -> ElementSpec:
         """The spec of ``size`` such elements stacked."""
@@ -391,27 +426,47 @@ def learned_spec(
     common: ElementSpec | None = None
     for unknown, value in _MADE_UP:
         try:
-            common = _common(common, try_one(unknown, value))
+            common = common_or_raise(common, try_one(unknown, value))
         except UserFunctionError as error:
             raise SpecUnknown(str(error)) from None
     for made_up in (*_MORE_MADE_UP, *_around(numbers, source)):
         # Many a function has nothing to say of zeros, or of lengths that it does not go by.
         with contextlib.suppress(UserFunctionError), np.errstate(all="ignore"):
-            common = _common(common, try_one(*made_up))
+            common = common_or_raise(common, try_one(*made_up))
     return without_empty_axes(common)  # type: ignore[arg-type]
 
 
-def _common(common: ElementSpec | None, found: ElementSpec) -> ElementSpec:
+def common_or_raise(common: ElementSpec | None, found: ElementSpec) -> ElementSpec:
+    """Return the spec of elements of two specs, the first of which may be none yet.
+
+    Raises
+    ------
+    SpecUnknown
+        They have none in common.
+    """
     if common is None:
         return found
     wider = common.most_general_common_spec(found)
     if wider is not None:
         return wider
-    if any(0 in leaf.shape for each in (common, found) for leaf in each.leaves):
+    if any(0 in (leaf.shape or ()) for each in (common, found) for leaf in each.leaves):
         # An array made of nothing need not be of the dtype and rank of others; and its length is up to the values.
-        kept = min(common, found, key=lambda each: sum(0 in leaf.shape for leaf in each.leaves))
-        return kept.with_leaves([replace(leaf, shape=(None,) * len(leaf.shape)) for leaf in kept.leaves])
+        kept = min(common, found, key=lambda each: sum(0 in (leaf.shape or ()) for leaf in each.leaves))
+        return kept.of_any_shape()
     raise SpecUnknown("the structure, rank or dtype of its result depends on the element")
+
+
+def of_any_rank(common: ElementSpec | None, found: ElementSpec) -> ElementSpec | None:
+    """Return the spec of elements of two specs that may differ in rank; None where they differ in more than that."""
+    if common is None or common.structure != found.structure:
+        return None
+    leaves = []
+    for a, b in zip(common.leaves, found.leaves, strict=True):
+        leaf = a.most_general_common_spec(b) or AnyRankSpec(dtype=a.dtype, name=a.name).most_general_common_spec(b)
+        if leaf is None or (isinstance(leaf, AnyRankSpec) and type(a) not in (TensorSpec, AnyRankSpec)):
+            return None
+        leaves.append(leaf)
+    return common.with_leaves(leaves)
 
 
 def _around(numbers: Sequence[float], source: ElementSpec | None) -> list[MadeUp]:
@@ -431,7 +486,7 @@ def without_empty_axes(spec: ElementSpec) -> ElementSpec:
 
 
 def _without_empty_axes(leaf: TensorSpec) -> TensorSpec:
-    return replace(leaf, shape=tuple(size or None for size in leaf.shape)) if 0 in leaf.shape else leaf
+    return replace(leaf, shape=tuple(size or None for size in leaf.shape)) if leaf.shape and 0 in leaf.shape else leaf
 
 
 def known_spec(node: Any) -> ElementSpec | None:

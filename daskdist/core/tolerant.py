@@ -56,8 +56,20 @@ def tolerant(primitive: Primitive) -> Primitive:
             if levels > 0:
                 # Batches of batches are stacked level by level, so that one which does not stack fails by itself.
                 inputs = tuple(map(gathered, inputs))
-            inputs = tuple(map(tolerant, inputs))
+            inputs = _as_alike(inputs, tuple(map(tolerant, inputs)))
+            if primitive.on_stacked is not None and not inputs[0].grouped:
+                return Compute(inputs[0], Tolerant(primitive.on_stacked), primitive.name, None, apart=True)
             return replace(primitive, inputs=inputs, grouped=max(each.grouped for each in inputs) + levels)
+
+
+def _as_alike(before: Sequence[Primitive], after: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
+    """Return streams, those gathered that had batches of as many levels before and do not have so any more."""
+    levels: dict[int, set[int]] = {}
+    for old, new in zip(before, after, strict=True):
+        levels.setdefault(old.grouped, set()).add(new.grouped)
+    return tuple(
+        [gathered(new) if len(levels[old.grouped]) > 1 else new for old, new in zip(before, after, strict=True)]
+    )
 
 
 def tolerant_cardinality(node: Node) -> int:

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.failures import FailedElement, failed_of, raw_item
+from daskdist.core.loop_limit import enter_pool
 from daskdist.core.node import Node, walk
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Read, Split
@@ -94,6 +95,11 @@ class Caller(Protocol):
     # Where results lie, the same for callers whose handles are of use to each other; None where of no use later.
     home: Hashable | None
 
+    @property
+    def backend(self) -> Any:
+        """Return the source that brings results to the program that looks at them; the caller itself by default."""
+        ...
+
     def call(
         self,
         function: Callable[..., Any],
@@ -120,6 +126,13 @@ class Caller(Protocol):
 
     def places(self, read: Read) -> Places | None:
         """What tells for each split of a source where its data lies already; None where nothing is known of that."""
+        ...
+
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+        """The payload of the only split of a source, where it is kept for all passes; asked for on worker ``on``.
+
+        None where it is given anew to each call that needs it.
+        """
         ...
 
     def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
@@ -167,6 +180,11 @@ class Now:
     def __init__(self, bring: Bring | None = None) -> None:
         self._bring = bring
 
+    @property
+    def backend(self) -> Any:
+        """Itself: results are here."""
+        return self
+
     def call(
         self,
         function: Callable[..., Any],
@@ -186,6 +204,9 @@ class Now:
         return compute_key(graph(), key, self._bring)
 
     def places(self, read: Read) -> Places | None:
+        return None
+
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
         return None
 
     def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
@@ -224,15 +245,19 @@ class Threads:
     reports_freely = True
     divides = True
     home: Hashable | None = "threads"
+    backend: Any = None
 
     def __init__(self, number: int | None = None, bring: Bring | None = None) -> None:
         self._bring = bring
-        self.num_ahead = number or num_threads()
+        number = self.num_ahead = number or num_threads()
         own_threads: set[int] = set()
         self._own_threads = own_threads
-        self._pool = ThreadPoolExecutor(
-            self.num_ahead, thread_name_prefix="daskdist", initializer=lambda: own_threads.add(get_ident())
-        )
+
+        def begin() -> None:
+            own_threads.add(get_ident())
+            enter_pool(number)
+
+        self._pool = ThreadPoolExecutor(number, thread_name_prefix="daskdist", initializer=begin)
 
     def call(
         self,
@@ -285,6 +310,9 @@ class Threads:
     def places(self, read: Read) -> Places | None:
         return None
 
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+        return None
+
     def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
         result: Future[Rows] = Future()
         result.set_result(take())
@@ -328,6 +356,7 @@ class NeverRun:
     reports_freely = False
     divides = False
     home: Hashable | None = None
+    backend: Any = None
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")
@@ -335,6 +364,9 @@ class NeverRun:
     call = source = upstream = stream = is_done = report = result = results = _refuse
 
     def places(self, read: Read) -> Places | None:
+        return None
+
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
         return None
 
     def close(self) -> None:

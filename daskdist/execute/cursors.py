@@ -7,7 +7,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from daskdist.core.primitive import (
     Read,
     Split,
     Stream,
+    payload_itself,
     same,
     value_itself,
 )
@@ -31,6 +32,7 @@ from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
 from daskdist.execute.callers import Handle, Places
 from daskdist.execute.gather import bundle_size, run_bytes
 from daskdist.execute.recipe import Key, Path, Recipe, described
+from daskdist.execute.stream.calls import OnCarried, OnKept, OnValue, Part, pulled
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
 from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
 
@@ -46,6 +48,29 @@ _ENOUGH_BRIEF = 256
 # ... and begin with this share of those, up to so many.
 _BRIEF_SHARE = 8
 _MOST_AT_FIRST = 64
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Sizes at one place of a pipeline, which its repetitions have in common.
+
+    Parameters
+    ----------
+    num_rows
+        Rows of the next part of a split that can be divided: they begin small, so that the first elements come soon,
+        and double.
+    growth
+        What a block turned out to take, as a multiple of what was expected; learned from reports.
+    are_known
+        Whether one report has told.
+    sample
+        The block that is to tell next, and what it was expected to take. Weak: it is not kept for that.
+    """
+
+    num_rows: int = 64
+    growth: float = 1.0
+    are_known: bool = False
+    sample: tuple[weakref.ref[BlockRef], int] | None = None
 
 
 class BlockCursor:
@@ -66,11 +91,9 @@ class BlockCursor:
         self.epoch = epoch
         self.pending: deque[BlockRef] = deque()
         self.is_over = False
-        # What a block turned out to take, as a multiple of what was expected; learned from reports.
-        self.growth = 1.0
-        # Weak: a cursor that is not asked for more keeps no block.
-        self._sample: tuple[weakref.ref[BlockRef], int] | None = None
-        self._has_learned = False
+        # One that an operation opened for an element comes but once.
+        self._is_lasting = not any(isinstance(step, Key) for step in path)
+        self._sizes = interpreter.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
         self.failure: FailedElement | None = None
         # Of the block that is handed on the elements behind one that failed, and the places of others there.
         self.rest: Any = None
@@ -157,17 +180,19 @@ class BlockCursor:
 
     def _learn(self, latest: BlockRef) -> None:
         # One block at a time; where a report is a call of its own, until one has told.
-        caller = self.interpreter.caller
-        if self._sample is None and (caller.reports_freely or not self._has_learned):
-            self._sample = weakref.ref(latest), latest.nbytes
-        if self._sample is not None:
-            ref, expected = self._sample[0](), self._sample[1]
+        if latest.is_kept:
+            return
+        caller, sizes = self.interpreter.caller, self._sizes
+        if sizes.sample is None and (caller.reports_freely or not sizes.are_known):
+            sizes.sample = weakref.ref(latest), latest.nbytes
+        if sizes.sample is not None:
+            ref, expected = sizes.sample[0](), sizes.sample[1]
             if ref is None:
-                self._sample = None
+                sizes.sample = None
             elif (report := caller.report(ref.handle, wait=False)) is not None:
                 self._resize(ref, report.nbytes)
-                self.growth *= max(report.nbytes, 1) / max(expected, 1)
-                self._sample, self._has_learned = None, True
+                sizes.growth *= max(report.nbytes, 1) / max(expected, 1)
+                sizes.sample, sizes.are_known = None, True
 
     def _refer(
         self, handle: Any, num_rows: int | None, num_bytes: int, on: str | None, extent: Any = None, run: Any = None
@@ -175,7 +200,7 @@ class BlockCursor:
         interpreter = self.interpreter
         num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
         recipe = Recipe(self.path, self.epoch, extent, None if run is None else described(run))
-        return interpreter.refer(handle, num_rows, int(num_bytes * self.growth), on, interpreter.reads, recipe)
+        return interpreter.refer(handle, num_rows, int(num_bytes * self._sizes.growth), on, interpreter.reads, recipe)
 
     def _ask(self) -> BlockRef:
         raise NotImplementedError
@@ -195,17 +220,23 @@ class ReadCursor(BlockCursor):
         # The split that is next, and how many rows of it were asked for already.
         self.number = 0
         self.offset = 0
-        # Parts of splits that can be divided begin small, so that the first elements come soon, and double.
-        self.num_rows = 64
+        self.num_rows = self._sizes.num_rows
         self._splits: Iterator[Split] | None = None
         self._split: Split | None = None
         # Where the data of splits lies already, and how many each worker was given for that.
         self._places: Places | None = None
         self._has_asked = False
         self._num_given: Counter[str] = Counter()
+        # Stands for the data of the only split, where that is kept for all passes.
+        self._kept: Handle | None = None
 
     def _ask(self) -> BlockRef:
         split = self._current()
+        if not (self.number or self.offset):
+            self._kept = self._kept_data(split)
+        if self._kept is not None and self.read.function in (payload_itself, value_itself):
+            self.number, self._split = self.number + 1, None
+            return self._kept_block(self._kept, split)
         start, stop = self.offset, self._stop(split)
         ref = self._part(split, self.number, start, stop)
         if stop is None or stop == split.num_rows:
@@ -219,18 +250,52 @@ class ReadCursor(BlockCursor):
         return self._part(next(self._splits_from(number)), number, start, stop)
 
     def _part(self, split: Split, number: int, start: int, stop: int | None) -> BlockRef:
-        read, caller, worker = self.read, self.interpreter.caller, self._worker(split)
-        if stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows):
-            split = read.divide(split, start, stop)
-        if read.graph is None:
-            handle = caller.source(EachRead(read.function), split, on=worker, name=read.name)
+        read, worker = self.read, self._worker(split)
+        is_divided = stop is not None and read.divide is not None and (start, stop) != (0, split.num_rows)
+        divide = read.divide if is_divided else None
+        part = split if divide is None or stop is None else divide(split, start, stop)
+        num_bytes = in_bytes("split-bytes") if part.num_bytes is None else part.num_bytes
+        if self._kept is None:
+            handle = self._handle(part, worker)
         else:
-            value = caller.upstream(read.graph, split.payload, on=worker)
-            handle = value
-            if read.function is not value_itself:
-                handle = caller.call(OnValue(EachRead(read.function)), [value], split, on=worker, name=read.name)
-        num_bytes = in_bytes("split-bytes") if split.num_bytes is None else split.num_bytes
-        return self._refer(handle, split.num_rows, num_bytes, worker, (number, start, stop))
+            function, without = OnKept(EachRead(read.function), divide), replace(split, payload=None)
+            call = self.interpreter.caller.call
+            handle = call(function, [self._kept], without, start, stop, on=worker, name=read.name)
+        ref = self._refer(handle, part.num_rows, num_bytes, worker, (number, start, stop))
+        ref.is_kept = read.kept_for is not None and read.function is value_itself
+        return ref
+
+    def _handle(self, split: Split, worker: str | None) -> Handle:
+        read, caller = self.read, self.interpreter.caller
+        if read.graph is None:
+            return caller.source(EachRead(read.function), split, on=worker, name=read.name)
+        value = caller.upstream(read.graph, split.payload, on=worker)
+        if read.function is value_itself:
+            return value
+        return caller.call(OnValue(EachRead(read.function)), [value], split, on=worker, name=read.name)
+
+    def _kept_data(self, split: Split) -> Handle | None:
+        read, interpreter = self.read, self.interpreter
+        if read.kept_for is None or split.num_rows is None or not self._is_lasting:
+            return None
+        splits = read.splits()
+        if not isinstance(splits, Sequence) or len(splits) > 1:
+            return None
+        if (split.num_bytes or 0) > interpreter.most_bytes:
+            return None
+        return interpreter.caller.kept(read, split, interpreter.next_worker())
+
+    def _kept_block(self, handle: Handle, split: Split) -> BlockRef:
+        # One for all repetitions. It counts as asked for in each, so that tiny datasets are not repeated by thousands
+        # before the first element.
+        interpreter = self.interpreter
+        interpreter.num_asked += 1
+        ref = interpreter.kept.get(self.path)
+        if ref is None or ref.handle is not handle:
+            recipe = Recipe(self.path, self.epoch, (0, 0, split.num_rows), None)
+            ref = BlockRef(handle, split.num_rows or 0, split.num_bytes or 0, None, None, recipe, is_kept=True)
+            interpreter.kept[self.path] = ref
+        return ref
 
     def _worker(self, split: Split) -> str | None:
         # One that has the data, or else the next: what is read, and in what order, is the same.
@@ -260,9 +325,12 @@ class ReadCursor(BlockCursor):
         # Up to which row of the split to read now; None for a split that is read whole.
         if self.read.divide is None or not self.interpreter.caller.divides or not split.num_rows:
             return None
-        row_bytes = (split.num_bytes or 0) / split.num_rows * self.growth
+        row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
         self.num_rows = 2 * num_rows
+        if not self.interpreter.caller.reports_freely:
+            # Each part costs tasks: repetitions begin with large ones.
+            self._sizes.num_rows = self.num_rows
         return min(self.offset + num_rows, split.num_rows)
 
 
@@ -483,42 +551,6 @@ def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor, *, 
         if len(waiting.runs) > 1:
             return waiting.pop(len(waiting))
     return waiting.pop(bundle_size(interpreter.caller, waiting.runs[0], interpreter.most_bytes))
-
-
-@dataclass(frozen=True)
-class OnValue:
-    """A reader of values of a Dask graph, in the form of a call on handles."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, values: Sequence[Any], split: Split) -> Any:
-        return self.function(split, values[0])
-
-
-@dataclass(frozen=True)
-class OnCarried:
-    """A function of rows and what is carried on, in the form of a call on handles."""
-
-    function: Callable[[Rows, Any], Any]
-
-    def __call__(self, values: Sequence[Any]) -> Any:
-        return self.function(*values)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a result."""
-
-    number: int
-
-    def __call__(self, values: Sequence[Any]) -> Any:
-        return values[0][self.number]
-
-
-def pulled(values: Sequence[Any], num_rows: int) -> Rows:
-    """The next rows of a pass that is on a worker; called after the call that gave those before."""
-    rows: Rows = values[0].pull(num_rows)
-    return rows
 
 
 @dataclass(frozen=True)

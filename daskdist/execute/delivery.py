@@ -16,7 +16,7 @@ from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitiv
 from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
 from daskdist.errors import ClusterError
 from daskdist.execute.callers import Handle, lengths_of
-from daskdist.execute.gather import LIGHT_BYTES, Empty, bundle_size, gather, is_view, run_bytes
+from daskdist.execute.gather import LIGHT_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes
 from daskdist.execute.gather_on_device import CompactedOnDevices, OnDevice
 from daskdist.execute.interpreter import Gather, Interpreter
 
@@ -25,6 +25,8 @@ _MANY_CUTS = 8
 _BUILT_AT_ONCE = 3
 # Steps that are built ahead of use before any was used; then at most twice as many as were used.
 _FEW_STEPS = 4
+# So much of blocks that are there already is built into the first bundle: it takes about as long as the call of itself.
+_KEPT_BYTES = 2**20
 
 
 @dataclass(slots=True)
@@ -139,6 +141,8 @@ class Delivery:
         self._reached = _Reached(lambda: None, 0, 0)
         # Steps that were handed out.
         self._num_used = 0
+        # Steps of the first bundle, of blocks that are there already.
+        self._num_at_hand = 0
         self.failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Stretch]:
@@ -195,7 +199,7 @@ class Delivery:
 
     @property
     def _most_ahead(self) -> int:
-        return max(2 * self._num_used, _FEW_STEPS)
+        return max(2 * self._num_used, _FEW_STEPS, 2 * self._num_at_hand)
 
     def _build(self) -> Stretch:
         interpreter = self.interpreter
@@ -213,7 +217,8 @@ class Delivery:
             self.interpreter.waits = False
             if self._lies_here(waiting.runs[0]):
                 return self._as_it_lies(waiting.pop(len(waiting.runs[0])))
-            num_steps = min(self.num_steps, self._bundle_size(waiting.runs[0]))
+            most = self._bundle_size(waiting.runs[0])
+            num_steps = min(max(self.num_steps, self._at_hand(waiting.runs[0])), most)
             self.num_steps = min(2 * num_steps, self._most_ahead) if self.num_steps_ahead else 1
             while len(waiting) < num_steps * num_lanes and not has_asked_enough():
                 waiting.push(pull())
@@ -231,6 +236,15 @@ class Delivery:
             if not num_steps:
                 raise
         return self._gathered(waiting.pop(num_steps * num_lanes))
+
+    def _at_hand(self, run: Run) -> int:
+        # In steps, how many are built at once although none was used: of what is there already, where there is no wait.
+        blocks = blocks_of(run)
+        is_elsewhere = self.workers[0] is not None
+        if not (is_elsewhere and self.num_steps_ahead and blocks and all(ref.is_kept for ref in blocks)):
+            return 0
+        self._num_at_hand = min(int(_KEPT_BYTES // max(run.element_bytes, 1)), self._bundle_size(run))
+        return self._num_at_hand
 
     def _bundle_size(self, run: Run) -> int:
         # In steps, of which the first is taken whatever its size.

@@ -133,19 +133,37 @@ def gather(
     are copied into arrays that ``empty`` makes, if given: then the rows go to one consumer, who may write into what was
     copied. What need not be copied, as each batch is consecutive rows, is not if batches may be ``as_views``.
     """
+    _check_structures(blocks if isinstance(picks, Picks) else ())
     if isinstance(picks, Joins):
-        rows = _joined(blocks, picks)
+        rows = _joined(blocks, picks, function)
     else:
         views = _views(blocks, picks, empty) if as_views else None
         rows = _gathered(blocks, picks, function, apart, empty) if views is None else views
     return rows if function is None else function(rows)
 
 
-def _joined(blocks: Sequence[Rows], joins: Joins) -> Rows:
+def _check_structures(blocks: Sequence[Rows]) -> None:
+    # Else leaves of one would go by the names that another has for its own. Those without elements say nothing.
+    first: Structure | None = None
+    for block in blocks:
+        structure = block.structure
+        if structure is first or not len(block) or (isinstance(block, PartlyFailed) and block.is_all):
+            continue
+        if first is None:
+            first = structure
+        elif structure != first:
+            raise StackError(
+                f"elements of {_joined_label(blocks) or 'one dataset'} differ in structure, {first} and {structure}: "
+                "have the function that makes them give all of them one structure"
+            )
+
+
+def _joined(blocks: Sequence[Rows], joins: Joins, function: Callable[[Rows], Any] | None) -> Rows:
     parts: list[Rows] = []
     start = 0
     for picks, num_blocks in zip(joins.picks, joins.num_blocks, strict=True):
-        parts.append(_gathered(blocks[start : start + num_blocks], picks, None, False, None))
+        _check_structures(blocks[start : start + num_blocks])
+        parts.append(_gathered(blocks[start : start + num_blocks], picks, function, False, None))
         start += num_blocks
     if not any(isinstance(part, PartlyFailed) for part in parts):
         return join(parts, joins.structure)

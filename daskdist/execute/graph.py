@@ -41,6 +41,7 @@ class Record:
     # The parts would be tasks: a graph of whole splits is smaller.
     divides = False
     home: Hashable | None = None
+    backend: Any = None
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -68,6 +69,9 @@ class Record:
         return TaskRef(key)
 
     def places(self, read: Read) -> Places | None:
+        return None
+
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
         return None
 
     def _write(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
@@ -235,6 +239,10 @@ class FromGraph(Source):
     name = "persisted"
     background = True
     is_light = False
+
+    @property
+    def may_have_ragged_rows(self) -> bool:
+        return self.known_spec.has_ragged_rows
 
     @property
     def spec(self) -> ElementSpec:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle, pairwise
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener
 from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
 from daskdist.core.stretched import Stretched
 from daskdist.execute.callers import Caller
-from daskdist.execute.cursors import ChainCursor, ComputeCursor, HeldCursor, ReadCursor, StreamCursor
+from daskdist.execute.cursors import ChainCursor, ComputeCursor, HeldCursor, ReadCursor, Sizes, StreamCursor
 from daskdist.execute.gather import LIGHT_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
 from daskdist.execute.recipe import Key, Path, Recipe, described, traced_back
 from daskdist.execute.stream.fact_cursor import FactCursor
@@ -79,6 +80,9 @@ class Interpreter:
         # Blocks that were asked for, and how many at most for what is not needed yet.
         self.num_asked = 0
         self.most_asked = max(_ASKED_PER_CALL * (caller.num_ahead + 1), _FEW_ASKED)
+        self.sizes: dict[Path, Sizes] = {}
+        # The block that a source is all of, by its place in the pipeline, where that is kept for all passes.
+        self.kept: WeakValueDictionary[Path, BlockRef] = WeakValueDictionary()
         # What was left out because it could not be read or its computation failed, and of it what is of files.
         self.num_skipped = 0
         self.skipped_of: Counter[str] = Counter()
@@ -156,7 +160,7 @@ class Interpreter:
     def near(self, run: Run | Zipped) -> str | None:
         """The worker that has all blocks of a run, else the one whose turn it is."""
         workers = {ref.worker for ref in blocks_of(run)}
-        return workers.pop() if len(workers) == 1 else self.next_worker()
+        return (workers.pop() if len(workers) == 1 else None) or self.next_worker()
 
     def ask(
         self,
@@ -244,7 +248,7 @@ class Interpreter:
         few: dict[str | None, list[int]] = {}
         freed_bytes: dict[str | None, float] = {}
         for place, (ref, count) in enumerate(zip(selection.blocks, counts, strict=True)):
-            if id(ref) not in kept and 0 < count < _FEW_ROWS_LEFT * ref.num_rows:
+            if id(ref) not in kept and not ref.is_kept and 0 < count < _FEW_ROWS_LEFT * ref.num_rows:
                 few.setdefault(ref.worker, []).append(place)
                 freed = (ref.num_rows - count) * ref.row_bytes
                 freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed

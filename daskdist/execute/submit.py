@@ -12,6 +12,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import wait as futures_wait
+from dataclasses import replace
 from typing import Any, Final
 
 from dask.optimization import cull
@@ -21,11 +22,12 @@ from distributed.protocol.pickle import dumps
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
-from daskdist.core.primitive import Read, Split
+from daskdist.core.primitive import Read, Split, payload_itself, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
 from daskdist.execute.callers import Graph, Handle, Places, Report, gone, report_of
 from daskdist.execute.holders import Held
+from daskdist.execute.kept_blocks import MOST_BYTES, KeptBlocks
 from daskdist.execute.pickling import dumps_on_host, load_sent
 from daskdist.execute.roster import Roster, give_up
 
@@ -33,6 +35,8 @@ from daskdist.execute.roster import Roster, give_up
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
 # Seconds between two looks at whether the workers are still there, while something is waited for.
 LOOK_EVERY_S = 2
+# Data of at most this size is part of the task that it is for.
+_SENT_ALONG_BYTES: Final = 2**20
 # What `Submit.key_of` makes.
 _KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
 
@@ -87,8 +91,14 @@ class Submit:
         and no other worker can.
     home
         What callers have in common whose handles are of use to each other; its own if None.
+    backend
+        Who brings results here, where a strategy has a quicker way than tasks; itself if None.
+    kept
+        The blocks that stay for later passes, which such callers have in common too; its own if None.
     """
 
+    # An expression over its results is evaluated here.
+    defers = False
     bundle_chunks = 1024
     compacts = True
     reports_freely = False
@@ -101,8 +111,11 @@ class Submit:
         futures: weakref.WeakSet[Future] | None = None,
         located: Callable[[str], Sequence[str]] | None = None,
         home: Hashable | None = None,
+        backend: Any = None,
+        kept: KeptBlocks | None = None,
     ) -> None:
         self.client = client
+        self.backend = self if backend is None else backend
         self.home: Hashable | None = home or ("cluster", uuid.uuid4().hex)
         self.roster = workers if isinstance(workers, Roster) else Roster(workers)
         self.num_ahead = 4 * len(self.workers)
@@ -113,6 +126,7 @@ class Submit:
         self._token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
         self._located = located
+        self.kept_blocks = KeptBlocks(_can_be_had) if kept is None else kept
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -132,8 +146,9 @@ class Submit:
         return self._submit(name, on, function, list(handles), *args, is_pinned=is_pinned)
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
-        # Data is sent to its worker, where a task of its size would have to go by way of the scheduler.
-        placed = [self.place(arg, on) if _has_data(arg) else arg for arg in args]
+        # Much data is sent to its worker, where a task of its size would have to go by way of the scheduler. That is
+        # waited for, and so takes longer than a task with little data.
+        placed = [self.place(arg, on) if _has_much_data(arg) else arg for arg in args]
         is_there = on is not None and any(isinstance(arg, Split) and on in self._places_of(arg) for arg in args)
         return self._submit(name, on, function, *placed, is_pinned=is_there)
 
@@ -148,6 +163,22 @@ class Submit:
         if self._located is None or not split.path:
             return ()
         return [worker for worker in self._located(split.path) if worker in self.workers]
+
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+        self._check_open()
+        if read.kept_for is None:
+            return None
+        if read.graph is not None:
+            # It is there already. What is small had better lie on each worker that needs it, which Dask sees to, than
+            # have its rows moved in each pass.
+            is_small = read.function is value_itself and (split.num_bytes or 0) <= MOST_BYTES
+            return self.upstream(read.graph, split.payload) if is_small else None
+
+        def send(block: Block) -> Future:
+            # As a task, which is made again where its worker is lost, and goes to every worker that needs it once.
+            return self._submit(read.name, on, payload_itself, replace(split, payload=block))
+
+        return self.kept_blocks.handle_of(read.kept_for, split.payload, send)
 
     def place(self, data: Any, on: str | None = None) -> Future:
         """Send data to a worker, or to all, straight and not by way of the scheduler."""
@@ -269,6 +300,13 @@ class Submit:
                 self._check_workers()
                 raise self._gone(error.error_groups[0].errors[0].key) from error
 
+    def see(self, step: Sequence[Future]) -> None:
+        """Wait for calls; raise what the first of them that failed raised."""
+        self.wait(step)
+        for handle in step:
+            if handle.status == "error":
+                handle.result()
+
     @contextlib.contextmanager
     def waiting(self, handles: Sequence[Future]) -> Iterator[Callable[[float], bool]]:
         """What waits for calls for some seconds, and tells whether they are all over, however they ended.
@@ -349,6 +387,7 @@ class Submit:
     def release(self) -> None:
         """Let go of every result, also those that somebody still holds on to, in a traceback say."""
         self._reports.clear()
+        self.kept_blocks.clear()
         if self.client.status == "running":
             for future in list(self.futures):
                 future.release()
@@ -367,5 +406,9 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _has_data(arg: Any) -> bool:
-    return isinstance(arg, Split) and isinstance(arg.payload, Block)
+def _can_be_had(handle: Future) -> bool:
+    return handle.status in ("pending", "finished", "lost")
+
+
+def _has_much_data(arg: Any) -> bool:
+    return isinstance(arg, Split) and isinstance(arg.payload, Block) and arg.payload.nbytes > _SENT_ALONG_BYTES

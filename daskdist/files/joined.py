@@ -12,7 +12,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Bundle, Rows, merge
-from daskdist.core.origin import Chosen, Origin, Skipped
+from daskdist.core.origin import Chosen, JoinedOrigin, Origin, Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.recycling import recycled
 
@@ -158,7 +158,7 @@ class _Together:
         self._num_rows = 0
         # As they came, from the first on that did not fit.
         self._others: list[Rows] = []
-        self._origins: list[Origin | Chosen] = []
+        self._origins: list[Origin | Chosen | JoinedOrigin] = []
         self._counts: list[int] = []
         self._skipped: list[Skipped] = []
         self.add(first)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import optree
 
-from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, FileError
 
@@ -38,7 +38,11 @@ CODECS: Final = {None: None, "AUTO": "lz4", "lz4": "lz4", "zstd": "zstd"}
 _PART_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.arrow")
 _TEMPORARY: Final = re.compile(r"\.(.*)\.[0-9a-f]{32}\.tmp")
 
-_SPECS: Final[dict[str, type[TensorSpec]]] = {"tensor": TensorSpec, "ragged": RaggedTensorSpec}
+_SPECS: Final[dict[str, type[TensorSpec]]] = {
+    "tensor": TensorSpec,
+    "ragged": RaggedTensorSpec,
+    "row of ragged": RaggedRowSpec,
+}
 # What NumPy has no short name for that is the same everywhere.
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {"text": np.dtype(np.dtypes.StringDType()), "bytes": np.dtype(object)}
 _KINDS: Final = "biufcmMSU"
@@ -211,7 +215,9 @@ def remove_unfinished(directory: str) -> tuple[str, ...]:
     names = sorted(entry.rsplit("/", 1)[-1] for entry in fs.ls(root, detail=False))
     removed = tuple(name for name in names if _is_temporary(name) or (name not in kept and _is_ours(fs, root, name)))
     for name in removed:
-        fs.rm_file(f"{root}/{name}")
+        # Whoever writes there nevertheless may have renamed or removed it by now.
+        with suppress(FileNotFoundError):
+            fs.rm_file(f"{root}/{name}")
     return removed
 
 

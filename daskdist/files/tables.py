@@ -360,6 +360,8 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
             values = _without_views(array.dictionary)
             array = pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
             kind = array.type
+        if (texts := _repeated_texts(array)) is not None:
+            return [texts]
         return leaves_of(array.dictionary_decode(), where, missing)
     if types.is_struct(kind):
         # With the nulls of the structs themselves.
@@ -501,6 +503,22 @@ def texts_of(array: Any) -> np.ndarray[Any, Any]:
             made[start : start + len(part)] = part.to_pylist()
         else:
             _fill_from_bytes(made[start : start + len(part)], short)
+    return made
+
+
+def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
+    # Those of a dictionary without nulls, by its words as NumPy's bytes; None where that would not do.
+    import pyarrow as pa
+
+    words = array.dictionary
+    is_plain = pa.types.is_string(words.type) or pa.types.is_large_string(words.type)
+    short = _of_short(words) if is_plain and len(words) and not array.null_count and not words.null_count else None
+    if short is None:
+        return None
+    made, indices = np.empty(len(array), _TEXT), array.indices.to_numpy()
+    for start in range(0, len(array), _NUM_TEXTS):
+        part = slice(start, start + _NUM_TEXTS)
+        _fill_from_bytes(made[part], short[indices[part]])
     return made
 
 

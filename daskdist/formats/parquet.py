@@ -26,6 +26,8 @@ from daskdist.files.tables import Tables
 
 # How files that are written can be compressed.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
+# Text that takes fewer bytes a row than this in a file repeats a few texts.
+_REPEATED_BYTES: Final = 3
 # Rows of a row group that are left out one by one; where there are more, something else is wrong.
 _MOST_LEFT_OUT: Final = 10_000
 # What is read of a local file at a time.
@@ -129,14 +131,16 @@ class Parquet:
         path = version.path
         if self.storage.version(path) != version:
             raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
-        with self._opened(version) as (file, names), failures(split.label):
+        # Not for filters, which compare values with texts.
+        repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
+        with self._opened(version, repeated) as (file, names), failures(split.label):
             wanted = {*self._tables.read_from(names), *self._filtered_by(names)}
             columns = None if len(wanted) == len(names) else [name for name in names if name in wanted]
             # Splits are read side by side already; threads within one would only contend.
             table = file.read_row_group(group, columns=columns, use_threads=False)
             if self.filters is not None:
                 table = self._filtered(table, path)
-            return table
+            return _with_plain_text(table, repeated)
 
     def check(self, spec: ElementSpec) -> None:
         if self.compression not in CODECS:
@@ -246,8 +250,8 @@ class Parquet:
                 raise
 
     @contextmanager
-    def _opened(self, version: Version) -> Iterator[tuple[Any, list[str]]]:
-        # A file, and the names of its columns.
+    def _opened(self, version: Version, repeated: Sequence[str] = ()) -> Iterator[tuple[Any, list[str]]]:
+        # A file, and the names of its columns; some of text, which are read as dictionaries.
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -258,6 +262,7 @@ class Parquet:
             if footer is not None:
                 # A little at a time, which is decoded while it is in the cache, instead of a row group at once.
                 how = {"metadata": footer.metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES}
+                how["read_dictionary"] = repeated
             # Checksums are compared where the file has them.
             with (
                 self.storage.open(path) if is_remote(path) else pa.OSFile(path) as stream,
@@ -278,6 +283,25 @@ def _has_text(kind: Any) -> bool:
     if types.is_struct(kind):
         return any(_has_text(each.type) for each in kind)
     return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _with_plain_text(table: Any, names: Sequence[str]) -> Any:
+    # Columns that were read as dictionaries as they would be otherwise, but for those that are faster as they are. A
+    # word that is no text would be found in every row.
+    import pyarrow as pa
+
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if name not in names or not pa.types.is_dictionary(column.type):
+            continue
+        try:
+            column.validate(full=True)
+            is_text = True
+        except pa.ArrowInvalid:
+            is_text = False
+        if not is_text or column.num_chunks != 1 or column.null_count:
+            table = table.set_column(place, name, column.cast(column.type.value_type))
+    return table
 
 
 def _rows_of(data: Any, start: int, stop: int) -> Any:
@@ -338,6 +362,22 @@ class Footer:
                 with suppress(ValueError, OverflowError):
                     found[column.path_in_schema] = column.statistics.min, column.statistics.max
         return found
+
+    def repeated_texts(self, group: int) -> list[str]:
+        """The columns of text of a row group that repeat a few texts, as its dictionary and the places in that."""
+        import pyarrow as pa
+
+        known, schema = self.metadata.row_group(group), self.schema
+        texts = {name: place for place, name in enumerate(schema.names) if schema.field(place).type == pa.string()}
+        # Where no column is nested, they have the same places in the file. It takes long to look at very many.
+        is_flat = known.num_columns == len(schema.names)
+        columns = map(known.column, texts.values() if is_flat else range(known.num_columns) if texts else ())
+        # Each text for itself takes four bytes for its length alone.
+        return [
+            column.path_in_schema
+            for column in columns
+            if column.path_in_schema in texts and column.total_uncompressed_size < _REPEATED_BYTES * column.num_values
+        ]
 
     @classmethod
     def of(cls, file: Any) -> Footer:

@@ -124,6 +124,8 @@ class CacheCursor:
             run: Run = self.source.pull()
         except Exhausted:
             if self.is_whole:
+                for made in self._runs:
+                    made.stay()
                 self.kept.runs.setdefault(self.key, self._runs)
             raise
         if self.is_whole:

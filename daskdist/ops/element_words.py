@@ -64,7 +64,8 @@ def _divide(split: Split, start: int, stop: int) -> Split:
 
 def _draw(seed: int, stream: int, split: Split) -> Block:
     numbers, start = split.payload
-    return Block(LONE, [random_words(seed, numbers, start, split.num_rows or 0, stream)], split.label)
+    # Without a label: messages name the element.
+    return Block(LONE, [random_words(seed, numbers, start, split.num_rows or 0, stream)])
 
 
 def unpaired(rows: Rows) -> Block | Bundle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
+from daskdist.core.seed import SeedsInCall
 from daskdist.core.structure import LONE
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.devices import on_host
@@ -77,7 +79,13 @@ class FilterRows:
 
     def _by_row(self, rows: Rows) -> Any:
         mask = np.zeros(len(rows), bool)
-        for index, element in enumerate(rows.elements()):
+        with SeedsInCall() as seeds, self.predicate.loop_limit.loop(rows.elements(), len(rows)) as elements:
+            self._fill(mask, rows, elements, seeds)
+        return mask
+
+    def _fill(self, mask: Any, rows: Rows, elements: Iterable[Any], seeds: SeedsInCall) -> None:
+        for index, element in enumerate(elements):
+            seeds.argument, seeds.number = element, 0
             keep = on_host(self.predicate(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
             if not isinstance(keep, (bool, np.bool_)) and not (
                 isinstance(keep, np.ndarray) and keep.shape == () and keep.dtype == bool
@@ -88,7 +96,6 @@ class FilterRows:
                     "a predicate returns one bool"
                 )
             mask[index] = keep
-        return mask
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,10 @@ class FromGenerator(Source):
         return cls(GeneratorFunction(generator, "from_generator"), args, signature, label=label)
 
     @property
+    def may_have_ragged_rows(self) -> bool:
+        return self.signature.has_ragged_rows
+
+    @property
     def spec(self) -> ElementSpec:
         return self.signature
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.node import Facts, Source
-from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.core.structure import Structure, as_array, is_plain
 from daskdist.errors import ArgumentError
@@ -33,6 +35,10 @@ class FromRows(Source):
     facts = Facts()
 
     @property
+    def may_have_ragged_rows(self) -> bool:
+        return self.known_spec is not None and self.known_spec.has_ragged_rows
+
+    @property
     def spec(self) -> ElementSpec:
         return rows_spec(self.rows) if self.known_spec is None else self.known_spec
 
@@ -44,7 +50,7 @@ class FromRows(Source):
         return [Split(self.rows.label or "rows in memory", self.rows, len(self.rows), self.rows.nbytes)]
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, _payload, self.name)
+        return Read(self.splits, payload_itself, self.name, kept_for=self)
 
 
 def rows_spec(rows: Block | Bundle) -> ElementSpec:
@@ -84,7 +90,7 @@ def rows_of_elements(operation: str, elements: Sequence[Any], *, narrow: bool) -
     Raises
     ------
     ArgumentError
-        There are no elements, or their structures differ.
+        There are no elements, or their structures or dtypes differ.
     """
     flat = [Structure.flatten(element, narrow=narrow) for element in elements]
     if not flat:
@@ -99,9 +105,20 @@ def rows_of_elements(operation: str, elements: Sequence[Any], *, narrow: bool) -
             given = [structure.leaves_of(element)[number] for element in elements]
             if all(isinstance(leaf, int | float) and is_plain(leaf) for leaf in given):
                 columns[number] = list(as_array(given, narrow=narrow))
+            else:
+                _check_dtypes(operation, structure.paths[number], column)
     return from_items(structure, list(zip(*columns, strict=True)), operation)
 
 
-def _payload(split: Split) -> Block | Bundle:
-    rows: Block | Bundle = split.payload
-    return rows
+def _check_dtypes(operation: str, path: str, column: Sequence[Any]) -> None:
+    # Words of other widths are of one kind, and arrays of nothing of any.
+    kinds: dict[Any, int] = {}
+    for number, leaf in enumerate(column):
+        if isinstance(leaf, np.ndarray | np.generic) and leaf.size:
+            kinds.setdefault(leaf.dtype.kind if leaf.dtype.kind in "SU" else leaf.dtype, number)
+    if len(kinds) > 1:
+        first, other = list(kinds.values())[:2]
+        raise ArgumentError(
+            f"{operation}: leaf {path or '(the element)'} of element {other} is {column[other].dtype}, and of element "
+            f"{first} {column[first].dtype}; give all of them one dtype"
+        )

@@ -11,9 +11,9 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
 from daskdist.core.node import Facts, Source
-from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import ElementSpec
+from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError
 
@@ -23,7 +23,7 @@ class FromTensorSlices(Source):
     """One element a row of each leaf."""
 
     structure: Structure
-    leaves: tuple[np.ndarray, ...] = field(repr=False)
+    leaves: tuple[Any, ...] = field(repr=False)
 
     name = "from_tensor_slices"
     facts = Facts()
@@ -59,7 +59,13 @@ class FromTensorSlices(Source):
 
     @property
     def spec(self) -> ElementSpec:
-        return ElementSpec.of_rows(self.structure, self.leaves)
+        spec = ElementSpec.of_rows(self.structure, self.leaves)
+        columns = zip(spec.leaves, self.leaves, strict=True)
+        return spec.with_leaves([_row_of_ragged(leaf) if isinstance(each, Ragged) else leaf for leaf, each in columns])
+
+    @property
+    def may_have_ragged_rows(self) -> bool:
+        return any(isinstance(leaf, Ragged) for leaf in self.leaves)
 
     @property
     def cardinality(self) -> int:
@@ -81,7 +87,7 @@ class FromTensorSlices(Source):
         return splits
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, _block, "from_tensor_slices", divide=_divide)
+        return Read(self.splits, payload_itself, self.name, divide=_divide, kept_for=self)
 
 
 def _arrays(operation: str, tensors: object, narrow: bool) -> tuple[Leaves, Structure]:
@@ -99,9 +105,8 @@ def _divide(split: Split, start: int, stop: int) -> Split:
     return replace(split, payload=part, num_rows=len(part), num_bytes=part.nbytes)
 
 
-def _block(split: Split) -> Block:
-    block: Block = split.payload
-    return block
+def _row_of_ragged(leaf: TensorSpec) -> TensorSpec:
+    return leaf if isinstance(leaf, RaggedTensorSpec) else RaggedRowSpec(leaf.shape, leaf.dtype, leaf.name)
 
 
 def _alone(leaf: object) -> Any:

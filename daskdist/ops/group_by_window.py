@@ -28,6 +28,7 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.ragged import Ragged
+from daskdist.core.seed import SeedsInCall
 from daskdist.core.selection import Groups, Index, Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE, as_array
@@ -61,6 +62,7 @@ class GroupByWindow(DrawsForFunction):
     name = "group_by_window"
     # What becomes of a window is up to a function, and on each worker's share windows are of other elements.
     facts = Facts(regroups=True)
+    may_have_ragged_rows = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.window_size, UserFunction):
@@ -131,10 +133,11 @@ class KeysOf:
         return Block(LONE, [self._by_row(block)], block.label)
 
     def _by_row(self, rows: Rows) -> Index:
-        keys = [
-            self.key(element, lambda index=index: rows.where(index))  # type: ignore[misc]
-            for index, element in enumerate(rows.elements())
-        ]
+        keys = []
+        with SeedsInCall() as seeds:
+            for index, element in enumerate(rows.elements()):
+                seeds.argument, seeds.number = element, 0
+                keys.append(self.key(element, lambda index=index: rows.where(index)))  # type: ignore[misc]
         return np.stack(keys) if keys else np.zeros(0, np.int64)
 
     def key(self, element: Any, where: Callable[[], str]) -> Any:
@@ -175,7 +178,8 @@ class ReduceWindows:
             first, words = next(iter(rows.elements())), None
             if self.reduce_function.has_words:
                 (first, words), rows = first, unpaired(rows)
-            key = np.int64(KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
+            with SeedsInCall(first):
+                key = np.int64(KeysOf(self.key_function).key(first, lambda rows=rows: rows.where(0)))  # type: ignore[misc]
             where = partial(_where, key, rows)
             made = self.reduce_function.dataset(key, self._last(rows, words), where=where)
             parts += self.reduce_function.of_one_structure(parts[-1:], rows_of(made, self.reduce_function), where)
@@ -211,7 +215,8 @@ class GroupRows:
     def size_of(self, key: int) -> int:
         """Elements a group of a key."""
         if isinstance(self.size, UserFunction):
-            size = to_numpy(self.size.of((np.int64(key),), lambda: f"the key {key}"))
+            with SeedsInCall(key):
+                size = to_numpy(self.size.of((np.int64(key),), lambda: f"the key {key}"))
             if size.shape or size.dtype.kind not in "iu" or size < 1:
                 raise UserFunctionError(
                     f"{self.size.operation}: {self.size} returned {size[()]!r:.80} on the key {key}; "

@@ -97,4 +97,4 @@ class MakeNumpyDataset(Source):
         return {block.key: block.future for block in self.placing.blocks}
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Read(self.splits, value_itself, self.name, graph=self.graph)
+        return Read(self.splits, value_itself, self.name, graph=self.graph, kept_for=self)

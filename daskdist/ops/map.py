@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,6 +40,7 @@ class Map(Transformation):
 
     name = "map"
     facts = Facts(compute=True, keeps_count=True, per_worker=True)
+    may_have_ragged_rows = False
 
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
@@ -144,9 +145,14 @@ class MapRows:
     function: UserFunction
 
     def __call__(self, rows: Rows) -> Rows:
+        # With what makes columns of the results: that gives other threads a turn at each row, too.
+        with self.function.loop_limit.loop(rows.elements(), len(rows)) as elements:
+            return self._made(rows, elements)
+
+    def _made(self, rows: Rows, elements: Iterable[Any]) -> Rows:
         values: list[Any] = []
         with SeedsInCall() as seeds:
-            structure = self._call_each(rows, values, seeds)
+            structure = self._call_each(rows, elements, values, seeds)
         if structure is None:
             return Bundle(rows.structure, [], rows.label)
         number = structure.num_leaves
@@ -165,14 +171,16 @@ class MapRows:
             return from_items(structure, items, rows.label, rows.origin)
         return Bundle(structure, items, rows.label)
 
-    def _call_each(self, rows: Rows, values: list[Any], seeds: SeedsInCall) -> Structure | None:
+    def _call_each(
+        self, rows: Rows, elements: Iterable[Any], values: list[Any], seeds: SeedsInCall
+    ) -> Structure | None:
         # Adds the leaves of each result, as they were returned where they are plain. In one list for all rows: a tuple
         # for each would have the garbage collector look through all of them, over and over.
         user = self.function
         function = user.of_items()
         structure: Structure | None = None
         plain_leaves: Callable[[Any], Sequence[Any] | None] | None = None
-        for index, element in enumerate(rows.elements()):
+        for index, element in enumerate(elements):
             seeds.argument, seeds.number = element, 0
             try:
                 result = function(*element) if type(element) is tuple else function(element)

@@ -64,6 +64,7 @@ class MapWithRng(Transformation):
     name = "map_with_rng"
     # It goes by the numbers of elements, which a worker's share of the files has not got.
     facts = Facts(keeps_count=True)
+    may_have_ragged_rows = False
 
     def __post_init__(self) -> None:
         whole_number("map", "rng", self.rng)

@@ -185,6 +185,7 @@ class Expansion(DrawsForFunction):
 
     name = "nested"
     facts = Facts(per_worker=True, regroups=True)
+    may_have_ragged_rows = True
 
     @property
     def draws(self) -> bool:

@@ -11,13 +11,13 @@ from daskdist.core import cardinality
 from daskdist.core.arguments import number_dtype, whole_number, yes_or_no
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.block import stack as stack_leaves
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, Compute, Primitive, gathered
 from daskdist.core.ragged import Ragged
-from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec, known_spec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
-from daskdist.ops.batch import BatchRows
+from daskdist.ops.batch import Batch, BatchRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +32,15 @@ class RaggedBatch(Transformation):
         As in ``batch``.
     row_splits_dtype
         int32 or int64.
+    is_of_rows
+        Whether only leaves that are rows of `Ragged` become `Ragged`, as in ``batch``; others stack.
     """
 
     element_spec: ElementSpec | None = field(repr=False)
     batch_size: int
     drop_remainder: bool = False
     row_splits_dtype: Any = np.int64
+    is_of_rows: bool = False
 
     name = "ragged_batch"
     facts = Facts(per_worker=True, regroups=True, levels=1)
@@ -57,12 +60,17 @@ class RaggedBatch(Transformation):
     @property
     def spec(self) -> ElementSpec:
         size = self.batch_size if self.drop_remainder else None
-        leaves: list[TensorSpec] = []
         spec = self.source.spec if self.element_spec is None else self.element_spec
-        for leaf in spec.leaves:
-            kind = RaggedTensorSpec if None in leaf.shape else TensorSpec
-            leaves.append(kind((size, *leaf.shape), leaf.dtype, leaf.name))
-        return spec.with_leaves(leaves)
+        return spec.with_leaves([self._grouped(leaf, size) for leaf in spec.leaves])
+
+    def _grouped(self, leaf: TensorSpec, size: int | None) -> TensorSpec:
+        if self.is_of_rows:
+            return leaf.grouped(size)
+        kind = RaggedTensorSpec if self._is_ragged(leaf) else TensorSpec
+        return kind((size, *leaf.shape), leaf.dtype, leaf.name)
+
+    def _is_ragged(self, leaf: TensorSpec) -> bool:
+        return isinstance(leaf, RaggedRowSpec) if self.is_of_rows else None in leaf.shape
 
     @property
     def cardinality(self) -> int:
@@ -71,11 +79,18 @@ class RaggedBatch(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = BatchRows(self.batch_size, self.drop_remainder)
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
-        is_ragged = (
-            None if self.element_spec is None else tuple(None in leaf.shape for leaf in self.element_spec.leaves)
-        )
+        is_ragged = None if self.element_spec is None else tuple(map(self._is_ragged, self.element_spec.leaves))
         function = RaggedRows(is_ragged, np.dtype(self.row_splits_dtype))
         return Compute(batches, function, self.name, factor=1, apart=True)
+
+
+def batch(source: Node, batch_size: int, drop_remainder: bool, label: str | None) -> Transformation:
+    """Return batches of elements; of rows of `Ragged` they are `Ragged`, as in TensorFlow."""
+    plain = Batch(source, batch_size, drop_remainder, label=label)
+    spec = known_spec(source) if source.may_have_ragged_rows else None
+    if spec is None or not spec.has_ragged_rows:
+        return plain
+    return RaggedBatch(source, spec, batch_size, drop_remainder, is_of_rows=True, label=label)
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,11 @@ class RaggedRows:
         columns = rows.leaves if isinstance(rows, Block) else columns_of(rows)
         items = []
         for start, stop in zip(batches.bounds[:-1], batches.bounds[1:], strict=True):
-            items.append(tuple([self._leaf(column[start:stop], number, rows) for number, column in enumerate(columns)]))
+            # Of a batch without rows, what it is like is told by a row.
+            first = start if start < stop else min(start, len(rows) - 1)
+            cuts = [column[first : max(stop, first + 1)] for column in columns]
+            leaves = tuple([self._leaf(cut, number, rows) for number, cut in enumerate(cuts)])
+            items.append(leaves if start < stop else tuple([leaf[:0] for leaf in leaves]))
         return Bundle(rows.structure, items, rows.label)
 
     def _leaf(self, column: Any, number: int, rows: Block | Bundle) -> Any:

@@ -18,6 +18,7 @@ from daskdist.core.tolerant import TolerantRead
 from daskdist.errors import FileError
 from daskdist.files.first import First, readable
 from daskdist.files.joined import Joined, ReadJoined
+from daskdist.files.manifest import MANIFEST
 from daskdist.files.storage import Storage, is_remote
 from daskdist.formats import Format, InDirectories, Joins, Salvages
 
@@ -74,6 +75,10 @@ class ReadFiles(Source):
     @property
     def name(self) -> str:  # type: ignore[override]
         return f"read_{self.format.name}"
+
+    @property
+    def may_have_ragged_rows(self) -> bool:
+        return isinstance(self.format, InDirectories) and MANIFEST in self.format.marks
 
     @property
     def spec(self) -> ElementSpec:

@@ -11,10 +11,11 @@ import numpy as np
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
+from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
 from daskdist.core.selection import Run, RunQueue
-from daskdist.core.spec import ElementSpec, SpecUnknown
+from daskdist.core.spec import ElementSpec, RaggedRowSpec, SpecUnknown, known_spec
 from daskdist.errors import ArgumentError
+from daskdist.ops.ragged_batch import RaggedRows
 from daskdist.ops.unbatch import row_spec, ungrouped
 
 # Batches made at a time.
@@ -53,6 +54,12 @@ class Rebatch(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = gathered(ungrouped(inputs[0]))
         batches = Arrange((rows,), RebatchRows(self.sizes, self.drop_remainder), grouped=1, name=self.name)
+        spec = known_spec(self.source)
+        if spec is not None:
+            leaves = row_spec(self.name, spec).leaves
+            is_ragged = tuple(isinstance(leaf, RaggedRowSpec) for leaf in leaves)
+            if any(is_ragged):
+                return Compute(batches, RaggedRows(is_ragged, np.dtype(np.int64)), self.name, factor=1, apart=True)
         # A batch without rows that is gathered is an element like others.
         return batches if all(self.sizes) else gathered(batches)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
-from daskdist.core.seed import generator
+from daskdist.core.seed import SeedsInCall, generator
 from daskdist.core.selection import Index, Run
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
@@ -105,18 +105,23 @@ class WithClass:
 
     def __call__(self, rows: Rows) -> tuple[Rows, Index]:
         classes = np.zeros(len(rows), np.int32)
-        for index, element in enumerate(rows.elements()):
-            found = self.function(element, lambda index=index: rows.where(index))  # type: ignore[misc]
-            number = to_numpy(found)
-            if number.shape or number.dtype.kind not in "iu" or not 0 <= number < self.num_classes:
-                raise UserFunctionError(
-                    f"rejection_resample: {self.function} returned {found!r:.80} on {rows.where(index)}; "
-                    f"a class is an integer from 0 to {self.num_classes - 1}"
-                )
-            classes[index] = number
+        with SeedsInCall() as seeds:
+            for index, element in enumerate(rows.elements()):
+                seeds.argument, seeds.number = element, 0
+                classes[index] = self._class(element, lambda index=index: rows.where(index))  # type: ignore[misc]
         if not len(rows):
             return Bundle(_PAIR.nest([LONE, rows.structure]), []), classes
-        return join([Block(LONE, [classes], rows.label), rows], _PAIR), classes
+        return join([Block(LONE, [classes]), rows], _PAIR), classes
+
+    def _class(self, element: Any, where: Callable[[], str]) -> Any:
+        found = self.function(element, where)
+        number = to_numpy(found)
+        if number.shape or number.dtype.kind not in "iu" or not 0 <= number < self.num_classes:
+            raise UserFunctionError(
+                f"rejection_resample: {self.function} returned {found!r:.80} on {where()}; "
+                f"a class is an integer from 0 to {self.num_classes - 1}"
+            )
+        return number
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Chain, Primitive
+from daskdist.core.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, is_safe, learned_spec
 from daskdist.core.structure import LONE, Leaves, Structure, as_array, is_plain
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -39,6 +40,7 @@ class Scan(Transformation):
 
     name = "scan"
     facts = Facts(keeps_count=True)
+    may_have_ragged_rows = False
 
     @cached_property
     def _spec(self) -> ElementSpec | SpecUnknown:
@@ -98,7 +100,9 @@ class ScanRows:
 
     def step(self, state: Leaves, element: Any, where: Callable[[], str]) -> tuple[Leaves, Leaves, Structure]:
         """The next state, and the output as leaves and structure."""
-        result = self.function.of((self.structure.pack(state), element), where)
+        arguments = self.structure.pack(state), element
+        with SeedsInCall(arguments):
+            result = self.function.of(arguments, where)
         if type(result) not in (tuple, list) or len(result) != 2:
             raise UserFunctionError(
                 f"scan: {self.function} returned {result!r:.80}, on {where()}; it is to return (state, output)"

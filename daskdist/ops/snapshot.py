@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
+import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from dask.base import tokenize
 
@@ -18,6 +18,7 @@ from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Ex
 from daskdist.core.selection import Run
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
+from daskdist.files.abandoned_parts import missing_parts, new_owner, part_name, remove_abandoned
 from daskdist.files.manifest import (
     Manifest,
     Part,
@@ -31,6 +32,8 @@ from daskdist.files.manifest import (
 from daskdist.files.store import write_part
 from daskdist.formats.saved import Saved
 from daskdist.ops.read_files import ReadFiles
+
+logger: Final = logging.getLogger("daskdist")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +87,7 @@ class Snapshot(Transformation):
         return replace(self, directory=f"{self.directory}/shard-{index}-of-{num_shards}")
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        write = WriteRows(self.directory, self.compression)
+        write = WriteRows(self.directory, self.compression, new_owner())
         # A file for as much as a call takes, however little the runs are that come.
         rows = Compute(inputs[0], same, "gather", factor=1, is_full=True)
         parts = Fact(rows, write, f"{self.name}-write", is_strict=True)
@@ -94,13 +97,24 @@ class Snapshot(Transformation):
 
 @dataclass(frozen=True)
 class WriteRows:
-    """Elements written to a file of their own, which is the fact of them."""
+    """Elements written to a file of their own, which is the fact of them.
+
+    Parameters
+    ----------
+    directory
+        Where.
+    compression
+        How they are compressed.
+    owner
+        Tells files of these passes from those that others write there.
+    """
 
     directory: str
     compression: str | None
+    owner: str
 
     def __call__(self, rows: Rows) -> Part:
-        return write_part(rows, self.directory, f"part-{uuid.uuid4().hex}", self.compression)
+        return write_part(rows, self.directory, part_name(self.owner), self.compression)
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,8 @@ class SnapshotRows:
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         snapshot = self.snapshot
         written = _contents(snapshot.directory) if snapshot.is_reused else None
+        if snapshot.is_reused:
+            remove_abandoned(snapshot.directory, with_others=written is None)
         if written is not None:
             return SnapshotCursor(None, context.open(written)(epoch), snapshot, self.places)
         source = inputs[0](snapshot.resumed.instead_of(snapshot.directory, epoch, self.places))
@@ -189,14 +205,30 @@ class SnapshotCursor:
             # Another pass was done first, or another has to be: one that is whole is enough.
             self._finalizer()
             return
+        missing = missing_parts(directory, self._parts)
+        if missing:
+            self._finalizer()
+            self._tell_missing(missing)
+            return
         self._finalizer.detach()
         number = sum(part.num_rows for part in self._parts)
         parts = tuple(self._parts)
         write_manifest(
             directory, Manifest(snapshot.fingerprint, snapshot.element_spec, number, parts, snapshot.compression)
         )
-        if not snapshot.is_reused:
+        if snapshot.is_reused:
+            remove_abandoned(directory, with_others=True)
+        else:
             remove_unfinished(directory)
+
+    def _tell_missing(self, missing: Sequence[str]) -> None:
+        told = f"{self._snapshot.directory}: {len(missing)} of {len(self._parts)} files are gone ({missing[0]})"
+        if not self._snapshot.is_reused:
+            raise FileError(
+                f"save: {told}; see that no other process saves to this directory, and that it is one that all "
+                "workers and this process share, and save again"
+            )
+        logger.warning("%s; nothing is kept of this pass, and the next one writes them again", told)
 
 
 def _contents(directory: str) -> str | None:
@@ -207,7 +239,7 @@ def _contents(directory: str) -> str | None:
 
 
 def _remove(directory: str, parts: Sequence[Part]) -> None:
-    # Best effort: what stays is not in the manifest, and so is not read.
+    # Best effort: parts that stay are not in the manifest, and so are not read; later passes remove them.
     if not parts:
         return
     with contextlib.suppress(OSError, ValueError):

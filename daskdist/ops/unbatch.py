@@ -15,7 +15,7 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection import Groups, Run
-from daskdist.core.spec import ElementSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
+from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import as_array
 from daskdist.errors import ArgumentError, StackError
 
@@ -26,6 +26,7 @@ class Unbatch(Transformation):
 
     name = "unbatch"
     facts = Facts(compute=True, per_worker=True, levels=-1)
+    may_have_ragged_rows = True
 
     def __post_init__(self) -> None:
         with contextlib.suppress(SpecUnknown):
@@ -57,7 +58,7 @@ class Unbatch(Transformation):
 def ungrouped(primitive: Primitive, factor: int | None = None) -> Primitive:
     """The stream of the rows of each element; ``factor`` is how many each has, if that is known."""
     if primitive.grouped:
-        return Arrange((primitive,), UngroupRows(), primitive.grouped - 1, name="unbatch")
+        return Arrange((primitive,), UngroupRows(), primitive.grouped - 1, name="unbatch", on_stacked=unbatch_rows)
     return Compute(primitive, unbatch_rows, "unbatch", factor=factor)
 
 
@@ -76,7 +77,9 @@ def row_spec(operation: str, spec: ElementSpec) -> ElementSpec:
             raise ArgumentError(f"{operation}: leaf {path or '(the element)'} is {leaf} and has no rows")
         if leaf.shape[0] is not None:
             lengths[path or "(the element)"] = leaf.shape[0]
-        kind = RaggedTensorSpec if isinstance(leaf, RaggedTensorSpec) and None in leaf.shape[2:] else TensorSpec
+        kind = TensorSpec
+        if isinstance(leaf, RaggedTensorSpec):
+            kind = RaggedTensorSpec if None in leaf.shape[2:] else RaggedRowSpec
         rows.append(kind(leaf.shape[1:], leaf.dtype, leaf.name))
     if len(set(lengths.values())) > 1:
         raise ArgumentError(f"{operation}: leaves differ in their number of rows: {lengths}")

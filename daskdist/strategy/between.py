@@ -11,12 +11,11 @@ import optree
 
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Now
 from daskdist.strategy.copies import Copy, frozen, read_together
+from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.on_replica import put_on
 from daskdist.strategy.shelf import Shelf
-from daskdist.strategy.strategy import Replica, Strategy
 from daskdist.strategy.team import Team
 from daskdist.strategy.variables import Variable
 
@@ -54,7 +53,7 @@ class _ShelfOfAll(Shelf):
         self._changed: dict[int, dict[int, Variable]] = {}
 
     def get(self, variable: Variable, replica: int) -> Any:
-        if replica in self._states.get(variable._ordered.number, ()):
+        if replica in self._states.get(variable._key.number, ()):
             return super().get(variable, replica)
         if not variable._is_mirrored:
             raise ArgumentError(
@@ -73,7 +72,7 @@ class _ShelfOfAll(Shelf):
             self._note(each, replica)
 
     def _note(self, variable: Variable, replica: int) -> None:
-        self._changed.setdefault(replica, {})[variable._ordered.number] = variable
+        self._changed.setdefault(replica, {})[variable._key.number] = variable
 
     def changes(self, replica: int) -> list[tuple[Variable, Any]]:
         """What a replica is to have from now on."""
@@ -95,6 +94,19 @@ def _is_same(one: Any, other: Any) -> bool:
     return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
+class _BetweenBackend(LocalBackend):
+    """Calls replicas for functions between them, and for nobody else."""
+
+    is_between = False
+
+    def call_replicas(
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: Team
+    ) -> list[Any]:
+        if not self.is_between:
+            raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
+        return super().call_replicas(operation, fn, leaves, treespec, team)
+
+
 class StrategyThere(MirroredStrategy):
     """The strategy as a worker knows it: of use to what its replicas have called between them, and to nobody else.
 
@@ -108,38 +120,27 @@ class StrategyThere(MirroredStrategy):
         Which of them has this.
     """
 
+    _here: _BetweenBackend
     # The program would not know of them.
     _can_make_variables = False
 
     def __init__(self, team: Team, own: Shelf | None, number: int) -> None:
-        Strategy.__init__(self, team.replicas, Now())
-        self._token, self._team = team.token, team
+        # There may be no such devices here as those of other workers.
+        self._begin(team, _BetweenBackend, at=number)
         self._own = own
         self._number = number
-        self._shelf = Shelf(team.token)
-        self._is_between = False
-
-    @property
-    def _places(self) -> Sequence[Replica]:
-        # There may be no such devices here as those of other workers.
-        return [self.replicas[self._number]] * self.num_replicas_in_sync
-
-    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
-        if not self._is_between:
-            raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
-        return super()._on_replicas(operation, fn, leaves, treespec)
 
     def _along(self, given: Any) -> list[tuple[Variable, list[Any]]]:
-        if self._is_between:
+        if self._here.is_between:
             # Of replicas that it calls itself, all are here.
             return []
         leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
-        apart = list({each._ordered.number: each for each in leaves if not each._is_mirrored}.values())
+        apart = list({each._key.number: each for each in leaves if not each._is_mirrored}.values())
         return list(zip(apart, read_together(apart), strict=True))
 
     @contextlib.contextmanager
     def _merging(self, along: Sequence[Sequence[tuple[Variable, list[Any]]]]) -> Iterator[Callable[[], Sequence[Any]]]:
-        if self._own is None or self._is_between:
+        if self._own is None or self._here.is_between:
             yield lambda: [()] * len(along)
             return
         device = named(self.replicas[self._number].device)
@@ -148,16 +149,16 @@ class StrategyThere(MirroredStrategy):
         for replica, states in enumerate(along):
             for variable, leaves in states:
                 found = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
-                given.setdefault(variable._ordered.number, {})[replica] = list(map(frozen, found))
+                given.setdefault(variable._key.number, {})[replica] = list(map(frozen, found))
                 if variable._layout.treespec is None:
                     objects.setdefault(replica, []).append(variable)
-        shelf = self._shelf = _ShelfOfAll(self._own, self._number, given, objects)
-        self._is_between = True
+        shelf = self._here.shelf = _ShelfOfAll(self._own, self._number, given, objects)
+        self._here.is_between = True
         try:
             yield lambda: [shelf.changes(replica) for replica in range(len(along))]
         finally:
-            self._is_between = False
-            self._shelf = Shelf(self._token)
+            self._here.is_between = False
+            self._here.shelf = Shelf(self._token)
 
     def _take(self, changes: Sequence[tuple[Variable, Any]], replica: ReplicaContext) -> None:
         for variable, leaves in changes:

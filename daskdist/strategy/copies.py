@@ -15,7 +15,7 @@ from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.core.spec import TensorSpec
 from daskdist.devices import Device, adopted, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
-from daskdist.execute.ordered import Ordered
+from daskdist.execute.by_reference import VariableKey
 from daskdist.strategy.aggregation import VariableSynchronization
 from daskdist.strategy.collectives import First
 from daskdist.strategy.context import ReplicaContext, replica_there_is
@@ -296,7 +296,7 @@ class Copy:
 
 def own_object(value: Any, what: str) -> Any:
     """An object that is to be a replica's; of another variable the value, which stays that one's too."""
-    return copied(value.read_value(), what) if isinstance(getattr(value, "_ordered", None), Ordered) else value
+    return copied(value.read_value(), what) if isinstance(getattr(value, "_key", None), VariableKey) else value
 
 
 # --- called on each replica ---
@@ -339,7 +339,7 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
     return _listed([layout])
 
 
-def forget_there(gone: list[Ordered]) -> Returned:
+def forget_there(gone: list[VariableKey]) -> Returned:
     """Let go of variables that the program has no more."""
     replica = replica_there_is()
     shelf = None if replica is None else replica._shelf()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from distributed import Worker
 from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
 from daskdist.strategy.asking import LOOK_EVERY_S, Asking, Inquiry, Lost, Whereabouts
-from daskdist.strategy.exchange import Exchange, step_aside
+from daskdist.strategy.exchange import Exchange
 from daskdist.strategy.gang import HAS_ENDED, Gang, closed, late
 from daskdist.strategy.progress import Board, News, Unseen, Which
 from daskdist.strategy.shelf import Shelf
@@ -26,37 +25,6 @@ from daskdist.strategy.team import Step, Team, lost, told
 # Calls of which it is remembered who has left them.
 _MOST_OVER: Final = 1024
 _LOOK_AGAIN_S: Final = 0.02
-
-
-class Stretches:
-    """Whole numbers, most of which come one after the other."""
-
-    def __init__(self) -> None:
-        # The first and the last of each stretch, in order.
-        self._ends: list[list[int]] = []
-
-    def add(self, number: int) -> None:
-        """Have a number more, if it has not got it."""
-        ends = self._ends
-        if ends and ends[-1][1] == number - 1:
-            # As good as always.
-            ends[-1][1] = number
-            return
-        if number in self:
-            return
-        place = len(ends)
-        while place and ends[place - 1][0] > number:
-            place -= 1
-        if place and ends[place - 1][1] == number - 1:
-            ends[place - 1][1] = number
-        else:
-            ends.insert(place, [number, number])
-            place += 1
-        if place < len(ends) and ends[place][0] == number + 1:
-            ends[place - 1][1] = ends.pop(place)[1]
-
-    def __contains__(self, number: int) -> bool:
-        return any(first <= number <= last for first, last in reversed(self._ends))
 
 
 class Desk:
@@ -76,10 +44,8 @@ class Desk:
         self._gangs: dict[Step, Gang] = {}
         # Of calls that are over on a replica, how, in words; where they raised, or where somebody met.
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
-        # All calls that are over, by strategy and replica.
-        self._ended: dict[tuple[str, int], Stretches] = {}
-        # By strategy and replica, how many calls of it are made.
-        self._made: Counter[tuple[str, int]] = Counter()
+        # The last call that is over, by strategy and replica: calls of a replica are made in their order.
+        self._ended: dict[tuple[str, int], int] = {}
         # What came, by its step, the turn of the collective, what part of that it is, and who sent it.
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
         # By step, the workers to which something could not be sent, and why.
@@ -91,7 +57,6 @@ class Desk:
         worker.handlers["daskdist_progress"] = self.progress
         worker.handlers["daskdist_receive"] = self.receive
         worker.handlers["daskdist_whereabouts"] = self.whereabouts
-        worker.handlers["daskdist_not_made"] = self.not_made
 
     async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
         """Keep what another worker sends."""
@@ -103,11 +68,6 @@ class Desk:
                 return
             self._mail.setdefault(key, {})[turn, part, sender] = data
             self.changed.notify_all()
-
-    async def not_made(self, token: str, steps: Sequence[int], number: int, how: str) -> None:
-        """Be told that calls on a replica here are not made."""
-        for step in steps:
-            self.leave(token, step, number, how)
 
     async def whereabouts(self, token: str, step: int, turn: int, asking: str) -> Whereabouts:
         """What came of a call here; of its end nothing as long as something is on its way to who asks."""
@@ -127,7 +87,7 @@ class Desk:
         # Which replicas have left a call, and how.
         team = self.teams.get(key[0])
         members = () if team is None else team.members(self.worker.address)
-        ended = [number for number in members if key[1] in self._ended.get((key[0], number), ())]
+        ended = [number for number in members if key[1] <= self._ended.get((key[0], number), -1)]
         return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
 
     def _are_over(self, key: Step) -> bool:
@@ -152,33 +112,11 @@ class Desk:
                 team = self.team(token)
                 exchange = Exchange(self, team, step) if len(team.workers) > 1 else None
                 members = team.members(self.worker.address)
-                found = self._gangs[token, step] = Gang(members, exchange, waits=step_aside)
+                found = self._gangs[token, step] = Gang(members, exchange)
                 for number, how in self._how_over((token, step)).items():
                     # It had left before anybody waited.
                     found.leave(number, how)
             return found
-
-    @contextlib.contextmanager
-    def side_by_side(self, token: str, number: int) -> Iterator[None]:
-        """Have the other replicas here begin while a call of one is made, though the worker has no threads for them."""
-        team = self.teams.get(token)
-        members = () if team is None else team.members(self.worker.address)
-        if len(members) < 2:
-            yield
-            return
-        state = self.worker.state
-        with self.changed:
-            self._made[token, number] += 1
-            num_to_come = sum(not self._made[token, other] for other in members)
-        if num_to_come > state.nthreads - state.executing_count:
-            step_aside()
-        try:
-            yield
-        finally:
-            with self.changed:
-                self._made[token, number] -= 1
-                if self._made[token, number] < 1:
-                    del self._made[token, number]
 
     def shelf(self, token: str) -> Shelf | None:
         """What the replicas of a strategy keep here; None if it is not known."""
@@ -195,8 +133,7 @@ class Desk:
                 # Though it is content with that, others have still to hear of it.
                 error = gang.failure_of(number)
             if token in self.teams:
-                # All of them, though of some more is known: so they are few stretches.
-                self._ended.setdefault((token, number), Stretches()).add(step)
+                self._ended[token, number] = step
             if error is not None or gang is not None:
                 self._over.setdefault(key, {})[number] = error or HAS_ENDED
                 if len(self._over) > _MOST_OVER:
@@ -208,6 +145,31 @@ class Desk:
                 # Sent before it was known that nobody would take it.
                 self._forget(key)
 
+    def become(self, team: Team) -> None:
+        """Register the replicas of a strategy; where some are lost, those that are left keep their variables."""
+        with self.changed:
+            before, shelf = self.teams.get(team.token), self.shelves.get(team.token)
+            self.teams[team.token] = team
+            if before is None or shelf is None:
+                self.shelves[team.token] = Shelf(team.token)
+                return
+            own, token = self.worker.address, team.token
+            numbers = dict(zip(before.members(own), team.members(own), strict=True))
+            shelf.renumber(numbers)
+            shelf.lost = ()
+            ended = {(token, new): self._ended.pop((token, old), -1) for old, new in numbers.items()}
+            self._ended.update(ended)
+
+    def part_from(self, token: str, lost: Sequence[str]) -> None:
+        """End all waiting for workers that are lost, and refuse further calls until `become`."""
+        with self.changed:
+            shelf = self.shelf(token)
+            if shelf is not None:
+                shelf.lost = tuple(lost)
+            for key in [each for each in self._gangs if each[0] == token]:
+                self._unsent.setdefault(key, {}).update(dict.fromkeys(lost, "its stream was closed"))
+            self.changed.notify_all()
+
     def forget(self, token: str) -> None:
         """Know nothing more of a strategy."""
         with self.changed:
@@ -215,7 +177,6 @@ class Desk:
             self.shelves.pop(token, None)
             for number in () if team is None else team.members(self.worker.address):
                 self._ended.pop((token, number), None)
-                self._made.pop((token, number), None)
             for key in [each for each in (*self._mail, *self._unsent) if each[0] == token]:
                 self._forget(key)
             for key, gang in self._gangs.items():
@@ -330,7 +291,6 @@ class Desk:
         (token, step), (of, number) = key, which
         most = collective_s()
         end = time.monotonic() + most
-        step_aside()
         message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
         while True:
             asked = self.asking([unseen.worker], "daskdist_progress", replicas=unseen.replicas, **message)
@@ -365,18 +325,3 @@ def desk_of(worker: Worker) -> Desk:
         if found is None:
             found = _desks[worker] = Desk(worker)
         return found
-
-
-def enrol(team: Team, dask_worker: Worker) -> dict[str, str]:
-    """Make the replicas of a strategy known to a worker; which others it knows, and whose they are."""
-    desk = desk_of(dask_worker)
-    others = {token: other.client for token, other in desk.teams.items()}
-    desk.teams[team.token], desk.shelves[team.token] = team, Shelf(team.token)
-    return others
-
-
-def dismiss(*tokens: str, dask_worker: Worker) -> None:
-    """Have a worker forget the replicas of strategies."""
-    desk = desk_of(dask_worker)
-    for token in tokens:
-        desk.forget(token)

@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
 from typing import TYPE_CHECKING, Any, Final
 
-from distributed import secede
 from distributed.protocol import to_serialize
-from distributed.threadpoolexecutor import thread_state
 
 from daskdist.config import collective_s
 from daskdist.errors import ArgumentError, CollectiveError
-from daskdist.execute.fused import Failure, pickled_apart
+from daskdist.execute.failure import Failure, pickled_apart
 from daskdist.strategy.asking import Inquiry
 from daskdist.strategy.collectives import AllReduce, Merge
 from daskdist.strategy.device_values import host_nest
@@ -59,7 +57,6 @@ class Exchange:
 
     def __call__(self, turn: int, collective: Collective, about: About, partial: Any) -> Any:
         """The result, of what all workers have."""
-        step_aside()
         # What leaves the process leaves the device.
         partial = host_nest(partial)
         if isinstance(collective, Merge) or len(self._team.workers) > _MOST_AT_ONCE:
@@ -204,9 +201,3 @@ def _outcome(function: Callable[..., Any], *args: Any, before: Any) -> Any:
         return function(*args)
     except BaseException as error:
         return Failure.of(error)
-
-
-def step_aside() -> None:
-    """Let the worker go on with other tasks, which may be those of replicas this one waits for."""
-    if getattr(thread_state, "proceed", False):
-        secede()

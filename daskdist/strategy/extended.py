@@ -347,7 +347,7 @@ class StrategyExtended:
     def _put(self, leaves: Sequence[Any], place: Replica | None) -> list[Any]:
         # On a replica's worker; where it is for all what is asynchronous stays where it is, to be fetched.
         strategy = self.strategy
-        sent = [strategy._sent(leaf) for leaf in leaves]
+        sent = list(leaves)
         numbers = [k for k, leaf in enumerate(sent) if place is not None or not isinstance(leaf, AsyncValue)]
         if not numbers:
             return sent
@@ -355,8 +355,8 @@ class StrategyExtended:
         wired = [wiring.wire(sent[number]) for number in numbers]
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
-        handle = strategy._caller.call(put, wiring.handles, wiring.picks, wired, device, on=worker, name="broadcast")
-        for number, leaf in zip(numbers, strategy._leaves_of(handle, len(numbers)), strict=True):
+        handle = strategy._backend.call(put, wiring.handles, wiring.picks, wired, device, on=worker, name="broadcast")
+        for number, leaf in zip(numbers, strategy._returned.leaves(handle, len(numbers)), strict=True):
             sent[number] = leaf
         return sent
 

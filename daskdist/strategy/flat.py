@@ -43,7 +43,7 @@ def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any
     shape = _shape(nest, leaves, leaf_types)
     if shape is None:
         leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
-        return leaves, _the_same(treespec)
+        return leaves, canonical(treespec)
     return leaves, _treespec(shape)
 
 
@@ -83,6 +83,6 @@ def _made(shape: Any) -> Any:
 
 
 @lru_cache(256)
-def _the_same(treespec: Any) -> Any:
-    # In a pickle, what is the same object is there once.
+def canonical(treespec: Any) -> Any:
+    """Return the one object that stands for all structures that are equal."""
     return treespec

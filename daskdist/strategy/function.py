@@ -1,4 +1,4 @@
-"""``daskdist.function``: steps that are sent to a cluster as one graph."""
+"""``daskdist.function``: steps that are sent to a cluster together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
 from daskdist.errors import ArgumentError
-from daskdist.execute.session import Session, session
 from daskdist.strategy.picks import Pick
+from daskdist.strategy.steps.captures import Capture, capturing
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
 
 
@@ -31,9 +31,8 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     Parameters
     ----------
     fn
-        The function. What it calls ``run``, ``reduce`` and ``gather`` of a strategy with is noted while it runs, and
-        sent when it is over: one graph, with a task for as many steps of a replica as need nothing from another. While
-        the cluster is busy with two such graphs, a function waits, and goes with the next ones in one.
+        The function. Its calls of ``run``, ``reduce`` and ``gather`` of a strategy are sent together, when it is over,
+        when it looks at a result, or when some dozens of them wait.
     input_signature
         For each positional argument its spec, such as ``dist_dataset.element_spec``; not checked if None.
 
@@ -51,8 +50,8 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     -----
     The function itself is called each time, here: it may loop, branch, and call other such functions, which become part
     of it. What `run` and `reduce` give in it is asynchronous, and arithmetic on that is sent along. Where a value is
-    looked at, by ``if loss < 1`` say, what there is by then is sent and waited for, and the rest makes another graph.
-    A function that `run` calls for the first time splits the graph too, as what it returns has to be learned.
+    looked at, by ``if loss < 1`` say, the calls so far are sent and waited for. A function that `run` calls for the
+    first time is waited for too, to learn what it returns.
 
     Embedded strategies have nobody to send anything to: there it is called as it is.
 
@@ -79,10 +78,10 @@ class Function:
         self.input_signature = None if input_signature is None else tuple(input_signature)
         self._fn = fn
         self._name = getattr(fn, "__qualname__", type(fn).__name__)
-        self._last: Session | None = None
+        self._last: Capture | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with session() as current:
+        with capturing() as current:
             if self.input_signature is not None:
                 _check(args, self.input_signature, self._name, current)
             result = self._fn(*args, **kwargs)
@@ -95,28 +94,23 @@ class Function:
         return self if owner is None else MethodType(self, owner)
 
     def explain(self) -> str:
-        """What the last call sent: graphs, their tasks, and why there was more than one.
+        """Return what the last call sent, and every place where it waited.
 
         Returns
         -------
         str
-            A line for each graph.
+            A line for the calls, and one for each wait.
         """
-        if self._last is None:
+        last = self._last
+        if last is None:
             return f"{self._name}: not called yet"
-        graphs = [each for each in self._last.all_sent() if each.num_steps or each.reason]
-        if not graphs:
+        if not last.num_steps and not last.num_other_calls:
             return f"{self._name}: nothing was sent to a cluster"
-        num_steps = sum(each.num_steps for each in graphs)
-        lines = [f"{self._name}: {_counted(num_steps, 'step')} in {_counted(len(graphs), 'graph')}"]
-        for number, each in enumerate(graphs):
-            line = f"  graph {number}: {_counted(each.num_steps, 'step')} in {_counted(each.num_tasks, 'task')}"
-            if each.num_stages > 1:
-                line += f", {each.num_stages} one after the other"
-            if each.num_others:
-                line += f", and {_counted(each.num_others, 'step')} of other calls"
-            lines.append(line + (f"; sent then because {each.reason}" if each.reason else ""))
-        return "\n".join(lines)
+        line = f"{self._name}: {_counted(last.num_steps, 'step')}"
+        if last.num_other_calls:
+            line += f" and {_counted(last.num_other_calls, 'other call')}"
+        waits = [f"  waited because {each}" for each in last.waits] or ["  waited nowhere"]
+        return "\n".join([line, *waits])
 
 
 def settle(nest: Any) -> None:
@@ -132,7 +126,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current: Session) -> None:
+def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current: Capture) -> None:
     if len(args) != len(signature):
         raise ArgumentError(
             f"{name}: called with {_counted(len(args), 'positional argument')}; input_signature has {len(signature)}"
@@ -162,7 +156,7 @@ def _check(args: tuple[Any, ...], signature: tuple[Any, ...], name: str, current
                 _check_part(each, part, f"{name}: argument {path}", current)
 
 
-def _check_part(spec: TensorSpec, part: Any, what: str, current: Session) -> None:
+def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> None:
     if not isinstance(part, AsyncValue) or part.is_here:
         check_spec([], [], part, spec, what)
         return
@@ -175,7 +169,8 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Session) -> Non
         seen = wiring.caller.call(
             check_spec, wiring.handles, wiring.picks, wired, spec, what, on=wiring.worker, name="check"
         )
-        current.wait_for(wiring.caller, seen)
+        caller = wiring.caller
+        current.wait_for(lambda: caller.result(seen))
 
 
 def _is_known(spec: Any, known: TensorSpec | None, what: str) -> bool:

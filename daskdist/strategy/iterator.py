@@ -191,6 +191,8 @@ class DistributedIterator:
         num_replicas = sum(num_lanes)
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
         self._is_here = pipelines[0].consumers[0] is None
+        # Who brings values here that are looked at.
+        self._backend = caller.backend
         is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
         # Any device of a kind copies from what is pinned for one of them.
         is_pinned = is_fed and len({device.kind for device in devices}) == 1
@@ -363,7 +365,7 @@ class DistributedIterator:
         for leaf, spec in enumerate(self._specs):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
-            found.append(PerReplica.of(Spread(self._caller, self._handles, picks, self._workers, spec)))
+            found.append(PerReplica.of(Spread(self._backend, self._handles, picks, self._workers, spec)))
         return found
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:
@@ -374,7 +376,7 @@ class DistributedIterator:
         # Not the reference, but its handle: what was handed out is the consumer's, and counts no longer as read ahead.
         handle, worker = ref.handle, ref.worker  # type: ignore[union-attr]
         return [
-            AsyncValue(self._caller, Remote(handle, pick_from_rows(place, number, self._is_writable), worker), spec)
+            AsyncValue(self._backend, Remote(handle, pick_from_rows(place, number, self._is_writable), worker), spec)
             for number, spec in enumerate(self._specs)
         ]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import CellType
 from typing import Any
 
-from daskdist.errors import DaskdistError
-from daskdist.strategy.membership import Membership
-from daskdist.strategy.picks import PickFromReturned, Returned
+from daskdist.strategy.picks import PickFromReturned
 from daskdist.strategy.tree import list_spec
 from daskdist.strategy.variables import Variable
 
@@ -33,24 +31,6 @@ class Layout:
 LONE = Layout(list_spec(1), (False,))
 
 
-def layout_of(results: Sequence[Returned]) -> Layout:
-    """The layout of the one result there is."""
-    (returned,) = results
-    return Layout(returned.treespec, tuple(leaf is None for leaf in returned.leaves))
-
-
-def see_none(results: Sequence[Returned], layout: Layout, own: Membership) -> None:
-    """See that a function gave None where it gave it in its first call."""
-    (returned,) = results
-    if returned.treespec == layout.treespec:
-        for leaf, is_none in zip(returned.leaves, layout.are_none, strict=True):
-            if is_none and leaf is not None:
-                raise DaskdistError(
-                    f"run: the function returned {type(leaf).__name__} where it returned None in its first call, and "
-                    "what it returned is lost; a function returns one structure"
-                )
-
-
 def made_of(fn: Any) -> list[Any]:
     """What makes a function one of its own.
 
@@ -70,7 +50,7 @@ def made_of(fn: Any) -> list[Any]:
 def _without_state(part: Any) -> Any:
     # What is kept of a function must not keep what a variable has on the workers.
     inner = part.cell_contents if type(part) is CellType and part != CellType() else part
-    return inner._ordered if isinstance(inner, Variable) else part
+    return inner._key if isinstance(inner, Variable) else part
 
 
 def reference(part: Any) -> Callable[[], Any]:

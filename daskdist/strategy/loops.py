@@ -382,7 +382,7 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
     if isinstance(pipelines[0].node, OnWorker):
         handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
         workers = tuple(replica.worker for replica in strategy.replicas)
-        held = PerReplica.of(Spread(dataset._feeding.reader(), handles, PickAll(), workers))
+        held = PerReplica.of(Spread(strategy._backend, handles, PickAll(), workers))
     elif strategy.workers == (None,):
         # Replicas of this process, which may come one after the other, find what was read for them.
         devices = [named(replica.device) for replica in strategy.replicas]

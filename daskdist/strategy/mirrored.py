@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.devices import check_present, name_of, present
 from daskdist.devices import devices as find_devices
-from daskdist.execute.callers import Caller, Handle, Now, embedded
-from daskdist.execute.ordered import Ordered
+from daskdist.execute.by_reference import VariableKey
+from daskdist.execute.callers import Caller, Now, embedded
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import made, outlook
 from daskdist.strategy.inputs import InputContext
-from daskdist.strategy.regroup import regroup
+from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.shelf import Shelf
-from daskdist.strategy.side_by_side import Calls
 from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.values import PerReplica
+from daskdist.strategy.team import Team, new_token
 
 
 class MirroredStrategy(Strategy):
@@ -47,31 +47,16 @@ class MirroredStrategy(Strategy):
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         found = find_devices(devices) if devices else present() or find_devices("CPU:0")
         check_present(found)
-        super().__init__([Replica(None, name_of(device)) for device in found], Now())
-        self._shelf = Shelf(self._token)
+        self._begin(Team(new_token(), tuple([Replica(None, name_of(device)) for device in found])))
 
-    @property
-    def _places(self) -> Sequence[Replica]:
-        """Where the functions of replicas are called."""
-        return self.replicas
+    def _begin(self, team: Team, backend: Callable[..., LocalBackend] = LocalBackend, at: int | None = None) -> None:
+        # With all replicas called on the device of one of them, if that is named.
+        places = team.replicas if at is None else (team.replicas[at],) * len(team.replicas)
+        self._here = backend(weakref.ref(self), places, Shelf(team.token))
+        super().__init__(team, self._here)
 
-    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> list[Any]:
-        return Calls(self, fn, leaves, treespec).results()
-
-    def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
-        return handles[0] if len(handles) == 1 else regroup(handles)
-
-    def _values(self, handles: Sequence[Handle]) -> Any:
-        return regroup(handles, always=True)
-
-    def _columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
-        return [PerReplica(column) for column in zip(*[each.leaves for each in handles], strict=True)]
-
-    def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
-        return list(handle.leaves)
-
-    def _let_go(self, ordered: Ordered) -> None:
-        self._shelf.drop((ordered.number,))
+    def _let_go(self, key: VariableKey) -> None:
+        self._here.shelf.drop((key.number,))
 
     def _made_where_fed(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]

@@ -12,30 +12,22 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
-import numpy as np
-import optree
 from dask.base import tokenize
 from distributed import Client
 
 from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
-from daskdist.devices import is_on_device, named
+from daskdist.devices import named
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.bringing import WithKept, holders_of
-from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.capture import Capturing
-from daskdist.execute.deferred import Results
+from daskdist.execute.by_reference import VariableKey
+from daskdist.execute.callers import Caller
 from daskdist.execute.figures import Figures
-from daskdist.execute.noting import Lanes
-from daskdist.execute.ordered import Ordered
-from daskdist.execute.parcels import Parcel, Parcels
 from daskdist.execute.roster import Roster
 from daskdist.execute.send_functions import check_functions, sent_function
-from daskdist.execute.session import current_session
 from daskdist.execute.submit import Submit, workers_of
 from daskdist.files.locations import Addresses, Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
@@ -44,30 +36,19 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.context import between
 from daskdist.strategy.copies import align_there, forget_there
-from daskdist.strategy.desk import dismiss, enrol
 from daskdist.strategy.device_assignment import DeviceAssignment, checked_share, placing
-from daskdist.strategy.device_values import host_array
 from daskdist.strategy.from_function import Made
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.inputs import InputContext
-from daskdist.strategy.layouts import LONE, Layout, layout_of, made_of, reference, see_none
-from daskdist.strategy.left_behind import sweep, watch
-from daskdist.strategy.membership import Membership, call_there, go_on_as, part_from, tell_not_made
-from daskdist.strategy.picks import PickFromReturned, PickSent, Remote, Spread
 from daskdist.strategy.program_end import let_go_at_end, settle_before_close
-from daskdist.strategy.regroup import regroup
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.rows_there import figures_there
+from daskdist.strategy.steps.cluster_backend import ClusterBackend
+from daskdist.strategy.steps.on_worker import install
 from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.team import Team
-from daskdist.strategy.tree import list_spec
-from daskdist.strategy.values import AsyncValue, PerReplica, as_it_is_now
-from daskdist.strategy.variables import Variable
-from daskdist.strategy.wired import wire_all
+from daskdist.strategy.team import Team, new_token
 
 logger: Final = logging.getLogger("daskdist")
-# Functions whose layouts are kept.
-_MOST_LAYOUTS = 256
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -151,29 +132,21 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._submit = own = Submit(self.client, self._roster)
         # Which ones they are, in case others come to be at their addresses.
         own.missing()
-        tell = partial(tell_not_made, self.client, self._roster)
-        self._steps = Capturing(self.client, self._roster, own.futures, home=own.home, tell=tell)
-        self._apart = partial(apart_from, self.client)
-        self._parcels = Parcels(self._steps, self._apart)
-        super().__init__([Replica(address, device) for address, device in slots], self._steps)
-        self._step_numbers = itertools.count()
-        self._team = replace(self._team, client=self.client.id)
-        self._lanes = lanes_of(self._team)
-        watch(self.client, self._roster, self._token, self._steps)
+        self._steps = ClusterBackend(self.client, self._roster, own)
+        replicas = tuple([Replica(address, device) for address, device in slots])
+        super().__init__(Team(new_token(), replicas, self.client.id), self._steps)
+        try:
+            self.client.run(install, workers=list(self._team.workers))
+            self._steps.open(self._team)
+        except BaseException:
+            self._finalizer()
+            raise
         let_go_at_end(self._steps)
-        sweep(self.client, self.client.run(enrol, self._team, workers=list(self._team.workers)))
         # Held by who sees which workers are lost; and whether that goes on, which calls some replicas too.
         self._mustering = threading.RLock()
         self._is_mustering = False
-        # The numbers of replicas there were.
-        self._sizes_before: tuple[int, ...] = ()
         # Variables that the program has no more, which workers have still to hear of.
-        self._gone: deque[Ordered] = deque()
-        # What tells the order of two calls that use the same variable.
-        self._in_order = threading.RLock()
-        # What each function gave when it was first called, and so gives; and what its key is the identity of.
-        self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
-        self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
+        self._gone: deque[VariableKey] = deque()
 
     def _muster(self) -> None:
         if self._roster.in_doubt:
@@ -204,13 +177,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _become(self, replicas: tuple[Replica, ...]) -> None:
         before, team = self._team, replace(self._team, replicas=replicas)
         workers = list(team.workers)
-        self.client.run(part_from, self._token, self._roster.lost, workers=workers)
+        self._steps.streams.part_from(self._roster.lost)
         # What is under way changes variables.
-        self._steps.go_on()
-        self._parcels.clear()
-        self.client.run(go_on_as, team, workers=workers)
+        self._steps.become(team)
         self._sizes_before += (len(before.replicas),)
-        self._team, self._lanes = team, lanes_of(team)
+        self._team = team
         lost = [
             f"lost {worker}, and with it replica {', '.join(map(str, before.members(worker)))}"
             for worker in before.workers
@@ -221,17 +192,13 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _align(self) -> None:
         # Of what all had alike, some may have been given the next value, and others not.
-        with between(self), self._steps.together():
+        with between(self):
             variables = [each for each in list(self._variables.values()) if each._is_mirrored]
             aligned = [self._each_of(1, "variable", align_there, each) for each in variables]
         for (done,) in aligned:
             # One that could not be made has no value to give to others.
             with between(self), contextlib.suppress(ArgumentError, CollectiveError):
                 self.local_results(done)
-
-    @property
-    def _sizes(self) -> frozenset[int]:
-        return frozenset((len(self._team.replicas), *self._sizes_before))
 
     def _of_others(self, operation: str, number: int) -> Exception:
         size = len(self._team.replicas)
@@ -254,13 +221,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._close()
 
     def _close(self) -> None:
-        self._parcels.clear()
         self._steps.close()
-        with contextlib.suppress(Exception):
-            if self.client.status == "running":
-                # What is lost has forgotten it.
-                left = [worker for worker in self._team.workers if worker in workers_of(self.client)]
-                self.client.run(dismiss, self._team.token, workers=left, on_error="ignore")
         if self._finalizer.alive:
             if self.client.status == "running":
                 settle_before_close(self.client, list(self._submit.futures))
@@ -276,11 +237,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         # After an error nothing is waited for.
         self.close() if kind is None else self._close()
-
-    def _fold(self, *args: Any) -> list[Any]:
-        # In a session calls go together as it is.
-        with contextlib.nullcontext() if current_session() else self._steps.together():
-            return super()._fold(*args)
 
     def _made_where_fed(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
@@ -311,7 +267,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _reader(self, located: Addresses | None = None) -> Submit:
         own = self._submit
-        return Submit(self.client, self._roster, own.futures, located, own.home)
+        return Submit(self.client, self._roster, own.futures, located, own.home, self._steps, own.kept_blocks)
 
     def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]) -> Sequence[Any]:
         needed = {**around, **futures}
@@ -325,7 +281,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             rows = split.payload
             block = Block(rows.structure, rows.leaves, f"make_numpy_dataset rows {start} on")
             start += len(block)
-            future = self._submit.place(self._apart(block), worker)
+            future = self._submit.place(apart_from(self.client, block), worker)
             blocks.append(Placed(future.key, future, len(block), block.nbytes))
         # Of the contents, for they are not at hand later.
         token = tokenize(node.structure, node.leaves)
@@ -344,78 +300,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             for path in node.paths if isinstance(node, ReadFiles) else ():
                 addresses(path)
 
-    def _sent(self, nest: Any) -> Any:
-        if isinstance(nest, AsyncValue):
-            return nest
-
-        def send(leaf: Any) -> Any:
-            packed = self._packed(leaf, lambda: "a value")
-            if not isinstance(packed, Parcel):
-                return packed
-            return AsyncValue(self._steps, Remote(packed.on(self.workers[0]), PickSent()))
-
-        return optree.tree_map(send, nest, none_is_leaf=True)
-
-    def _packed(self, leaf: Any, name: Callable[[], str]) -> Any:
-        # What goes to workers once as a parcel; what is small, or there already, as it is.
-        if type(leaf) is AsyncValue:
-            return leaf
-        if type(leaf) is PerReplica:
-            return leaf.spread or PerReplica([self._packed(part, name) for part in leaf.values])
-        if not self._parcels.goes_along(leaf):
-            if is_on_device(leaf):
-                # What leaves the process leaves the device: each replica puts it on its own.
-                return self._packed(host_array(leaf), name)
-            return self._parcels(leaf, name)
-        leaf = as_it_is_now(leaf)
-        if isinstance(leaf, np.ndarray):
-            # There too, as it is in what is sent once.
-            leaf.flags.writeable = False
-        return leaf
-
-    def _on_replicas(self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> Results:
-        name = f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
-        lanes = self._lanes
-        for leaf in leaves:
-            if type(leaf) is PerReplica and leaf.number() != len(lanes.workers):
-                # A worker was lost since they were looked at.
-                raise self._of_others(operation, leaf.number())
-        with self._steps.together() as capture:
-            capture.num_steps += operation == "run"
-            function = self._parcels(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
-            # All before the call is noted: one that does not pickle leaves nothing behind.
-            packed = [
-                # What steps give is there already.
-                (type(leaf) is PerReplica and leaf.spread)
-                or self._packed(leaf, partial(_place_of, operation, treespec, number))
-                for number, leaf in enumerate(leaves)
-            ]
-            columns, args, own = wire_all(function, packed, lanes.workers)  # type: ignore[arg-type]
-            used = set(function.ordered)
-            for leaf in packed:
-                if isinstance(leaf, _MAY_REFER):
-                    used |= _ordered_of(leaf)
-            with self._in_order if used else contextlib.nullcontext():
-                step = next(self._step_numbers)
-                results = capture.add_to_all(
-                    call_there,
-                    columns,
-                    treespec,
-                    step,
-                    *args,
-                    own=own,
-                    lanes=lanes,
-                    name=name,
-                    step=step if len(lanes.workers) > 1 else None,
-                    after=[each.last for each in used if each.last is not None],
-                    kept=[each for leaf in leaves if type(leaf) is PerReplica for each in _futures_in(leaf)],
-                )
-                for each in used:
-                    each.last = results
-            return results
-
     def _forget_gone(self) -> None:
-        gone: list[Ordered] = []
+        gone: list[VariableKey] = []
         # Another thread may do the same.
         with contextlib.suppress(IndexError):
             while self._gone:
@@ -423,65 +309,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         if gone:
             self._each_of(0, "variable", forget_there, gone)
 
-    def _let_go(self, ordered: Ordered) -> None:
+    def _let_go(self, key: VariableKey) -> None:
         # Not now: the garbage collector comes at any time, in any thread.
-        self._gone.append(ordered)
-
-    def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
-        layout = self._layout(fn, handles)
-        leaves = [
-            None if is_none else self._picked(handles, pick)
-            for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
-        ]
-        if len(handles) == 1:
-            leaves = [None if leaf is None else leaf.values[0] for leaf in leaves]
-        return layout.treespec.unflatten(leaves)
-
-    def _values(self, handles: Sequence[Handle]) -> Any:
-        layout = self._learned(handles)
-        return layout.treespec.unflatten([self._picked(handles, pick) for pick in layout.picks])
-
-    def _picked(self, handles: Sequence[Handle], pick: PickFromReturned) -> PerReplica:
-        return PerReplica.of(Spread(self._steps, handles, pick, self._workers_for(handles), is_step=True))
-
-    def _workers_for(self, handles: Sequence[Handle]) -> tuple[str | None, ...]:
-        workers = self._team.worker_of
-        if len(handles) != len(workers):
-            # Another thread has seen it meanwhile.
-            raise self._steps.without_lost("a call for the replicas there were")
-        return workers
-
-    def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
-        # What is the very same function gives the same; to find out whether one is as good as another takes longer.
-        parcel = self._parcels.last_of(fn)
-        layout = None if parcel is None else self._layout_of.get(parcel)
-        if layout is None:
-            layout = self._layout_of_like(fn, handles)
-            if parcel is not None and not any(layout.are_none):
-                self._layout_of[parcel] = layout
-        return layout
-
-    def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
-        parts = made_of(fn)
-        key = tuple(map(id, parts))
-        known = self._layouts.get(key)
-        if known is not None and any(each() is None for each in known[1]):
-            # Something else has come to be at the address of what is gone.
-            known = None
-        current = current_session()
-        if known is None or (current is None and any(known[0].are_none)):
-            layout = self._learned(handles)
-            if len(self._layouts) >= _MOST_LAYOUTS:
-                self._layouts.pop(next(iter(self._layouts)))
-            self._layouts[key] = layout, list(map(reference, parts))
-            return layout
-        layout = known[0]
-        if current is not None and any(layout.are_none):
-            # Nobody would look at it to see it fail.
-            with self._steps.together() as capture:
-                for seen in capture.add_to_all(see_none, [handles], layout, lanes=self._lanes, name="see"):
-                    current.wait_for(self._steps, seen)
-        return layout
+        self._gone.append(key)
 
     def _copied(self) -> Figures | None:
         names: dict[str, list[str]] = {}
@@ -490,65 +320,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 names.setdefault(replica.worker, []).append(replica.device)
         return Figures.of(self.client.run(figures_there, names, workers=list(names)).values()) if names else None
 
-    def _learned(self, handles: Sequence[Handle]) -> Layout:
-        # Waits for the calls.
-        with self._steps.together():
-            asked = [
-                self._steps.call(layout_of, [handle], on=worker, name="layout")
-                for handle, worker in zip(handles, self._workers_for(handles), strict=True)
-            ]
-        self._steps.sent(asked, "what a function returns had to be learned from its first call")
-        layouts = self._steps.results(asked)
-        # Refuses structures that differ.
-        regroup([optree.tree_unflatten(each.treespec, each.are_none) for each in layouts])
-        are_none = tuple(map(all, zip(*[each.are_none for each in layouts], strict=True)))
-        return Layout(layouts[0].treespec, are_none)
-
-    def _columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
-        layout = Layout(list_spec(num_leaves), (False,) * num_leaves)
-        return [self._picked(handles, pick) for pick in layout.picks]
-
-    def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
-        layout = Layout(list_spec(num_leaves), (False,) * num_leaves) if num_leaves > 1 else LONE
-        return [AsyncValue(self._steps, Remote(handle, pick)) for pick in layout.picks]
-
-
-# What a packed leaf is where it may refer to what calls change.
-_MAY_REFER = (Parcel, Variable, Ordered, PerReplica)
-
-
-def _ordered_of(leaf: Any) -> frozenset[Ordered]:
-    # What of the workers' a packed leaf refers to.
-    kind = type(leaf)
-    if kind is Parcel:
-        return leaf.ordered  # type: ignore[no-any-return]
-    if isinstance(leaf, Variable):
-        return frozenset((leaf._ordered,))
-    if kind is Ordered:
-        return frozenset((leaf,))
-    if kind is PerReplica:
-        return frozenset().union(*map(_ordered_of, leaf.values))
-    return frozenset()
-
-
-def _futures_in(leaf: PerReplica) -> list[Any]:
-    # What has to stay on the cluster until a call is over that is told of it by key.
-    return [] if leaf.spread else [part.futures for part in leaf.values if type(part) is WithKept]
-
-
-def lanes_of(team: Team) -> Lanes:
-    """Where the calls of a team are made."""
-    size = len(team.replicas)
-    places = [Membership(team.token, each, number, size) for number, each in enumerate(team.replicas)]
-    return Lanes(team.worker_of, tuple((each,) for each in places))
-
 
 def apart_from(client: Client, data: Any) -> Any:
     """Data that nobody shares: workers that are threads of this process would be given the very arrays."""
     return copy.deepcopy(data) if client.scheduler.address.startswith("inproc://") else data
-
-
-def _place_of(operation: str, treespec: Any, number: int) -> str:
-    # Where among its arguments a leaf of a call is.
-    (which, *path) = treespec.paths()[number]
-    return f"{operation}: " + ("args" if which == 0 else "kwargs") + "".join(f"[{each!r}]" for each in path)

@@ -12,9 +12,9 @@ from daskdist.core.spec import TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import are_loaded
 from daskdist.errors import DaskdistError
-from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.pickling import ForDevices
+from daskdist.execute.callers import Handle
 from daskdist.execute.sizes import size_of
+from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import flattened
 
@@ -61,16 +61,6 @@ class PickAll:
 
     def __call__(self, result: Any) -> Any:
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class PickSent:
-    """The whole of what was sent; arrays of devices in it are NumPy's for who is on none."""
-
-    is_small_part = False
-
-    def __call__(self, result: Any) -> Any:
-        return result.on_host() if type(result) is ForDevices else result
 
 
 # Not frozen: each step makes some, and that takes three times as long.
@@ -155,7 +145,7 @@ class Spread(NamedTuple):
         Whether the results are those of a step, which fails on all replicas if it does on one.
     """
 
-    caller: Caller
+    caller: ResultSource
     handles: Sequence[Handle]
     picks: Pick | tuple[Pick, ...]
     workers: tuple[str | None, ...]

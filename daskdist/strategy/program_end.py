@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import signal
 import threading
 import time
@@ -23,8 +24,11 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.core import Status
 from distributed.preloading import PreloadManager
 
-from daskdist.execute.capture import Capturing
 from daskdist.execute.submit import is_key_of_ours
+from daskdist.strategy.steps.cluster_backend import ClusterBackend
+from daskdist.strategy.steps.stream_set import StreamSet
+
+logger: Final = logging.getLogger("daskdist")
 
 # A program does not wait longer for tasks that workers are in the middle of.
 _MOST_S: Final = 3.0
@@ -36,7 +40,7 @@ _LOOK_EVERY_S: Final = 0.005
 class _Open:
     """The connection of a strategy to a scheduler in this process, and the futures that it has there."""
 
-    def __init__(self, steps: Capturing) -> None:
+    def __init__(self, steps: ClusterBackend) -> None:
         client = steps.client
         self.client = weakref.ref(client)
         self.steps = weakref.ref(steps)
@@ -47,6 +51,8 @@ class _Open:
 
 
 _open: Final[list[_Open]] = []
+# Those whose failures that nobody has looked at are logged in the end.
+_watched: Final[weakref.WeakSet[StreamSet]] = weakref.WeakSet()
 
 
 class _BeforeClose:
@@ -65,19 +71,20 @@ class _BeforeClose:
         of_client = [each for each in _open if each.client() is client]
         for steps in [each.steps() for each in of_client]:
             if steps is not None:
-                steps.stop_sending(0)
+                steps.close()
         futures = [future for each in of_client for future in each.futures() or ()]
         if client is not None and _is_worth(client, futures):
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(_settle(client, futures, _AT_CLOSE_S, is_end=False), _AT_CLOSE_S)
 
 
-def let_go_at_end(steps: Capturing) -> None:
+def let_go_at_end(steps: ClusterBackend) -> None:
     """Have what makes the calls of a strategy let go of its futures at the end of the program.
 
     Only where the scheduler is in this process: elsewhere it goes on without the program. Then an interrupt of the
     terminal goes to the worker processes too, which the program ends itself: they ignore it.
     """
+    _watched.add(steps.streams)
     if not is_here(steps.client.scheduler.address):
         return
     client = steps.client
@@ -168,13 +175,21 @@ async def _ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def _log_unseen() -> None:
+    for streams in list(_watched):
+        for failed in streams.unseen():
+            error = failed.failure.error()
+            logger.error("a step failed, and nobody looked at it: %s: %s", type(error).__name__, error)
+
+
 def _let_go_of_all() -> None:
+    _log_unseen()
     for each in _open:
         if not is_here(each.address):
             continue
         client, steps, futures = each.client(), each.steps(), each.futures()
         if steps is not None:
-            steps.stop_sending(_MOST_S)
+            steps.close()
         if client is not None and client.status == "running":
             settle(client, list(futures or ()), _MOST_S, is_end=True)
             continue

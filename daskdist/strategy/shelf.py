@@ -36,7 +36,7 @@ class Shelf:
             There is none.
         """
         try:
-            return self._states[variable._ordered.number][replica]
+            return self._states[variable._key.number][replica]
         except KeyError:
             raise ArgumentError(
                 f"{variable.name}: replica {replica} has no value of it; what it was to begin with could not be made, "
@@ -45,12 +45,12 @@ class Shelf:
 
     def others(self, variable: Variable, replica: int) -> list[Any]:
         """The states of a variable on the other replicas of this process."""
-        states = dict(self._states.get(variable._ordered.number, {}))
+        states = dict(self._states.get(variable._key.number, {}))
         return [state for other, state in states.items() if other != replica]
 
     def put(self, variable: Variable, replica: int, state: Any) -> None:
         """Keep a state."""
-        self._states.setdefault(variable._ordered.number, {})[replica] = state
+        self._states.setdefault(variable._key.number, {})[replica] = state
 
     def lend(self, variable: Variable, replica: int) -> None:
         """Be told that a state, an object, may be changed in place."""

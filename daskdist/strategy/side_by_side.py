@@ -7,7 +7,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,12 +15,13 @@ from daskdist.devices import Stream, are_loaded, named
 from daskdist.errors import CollectiveError
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.gang import Gang
-from daskdist.strategy.loops import fed
+from daskdist.strategy.loops import Plan, fed
 from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.values import PerReplica
 
 if TYPE_CHECKING:
-    from daskdist.strategy.mirrored import MirroredStrategy
+    from daskdist.strategy.shelf import Shelf
+    from daskdist.strategy.strategy import Replica, Strategy
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -41,19 +42,32 @@ class Calls:
     Parameters
     ----------
     strategy
-        The strategy.
+        The strategy that replicas know of.
+    places
+        For each replica the device that it is called on.
+    shelf
+        What the replicas keep.
     fn
         The function.
     leaves, treespec
         What it is given.
     """
 
-    def __init__(self, strategy: MirroredStrategy, fn: Callable[..., Any], leaves: list[Any], treespec: Any) -> None:
+    def __init__(
+        self,
+        strategy: Strategy | None,
+        places: Sequence[Replica],
+        shelf: Shelf,
+        fn: Callable[..., Any],
+        leaves: Sequence[Any],
+        treespec: Any,
+    ) -> None:
         self._strategy = strategy
+        self._shelf = shelf
         self._fn = fn
         self._leaves = leaves
         self._treespec = treespec
-        self._places = strategy._places
+        self._places = places
         self._size = len(self._places)
         self.num_looks = 0
         self._results: list[Any] = [None] * self._size
@@ -128,16 +142,20 @@ class Calls:
                 self._num_begun += 1
 
     def _call(self, number: int) -> None:
-        strategy = self._strategy
+        strategy: Any = self._strategy
+        shelf = self._shelf
         replica = self._places[number]
-        context = ReplicaContext(
-            number, self._size, lambda: strategy, self._gang, lambda: strategy._shelf, replica.device
-        )
+        context = ReplicaContext(number, self._size, lambda: strategy, self._gang, lambda: shelf, replica.device)
         own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:
-            with self._callers_stream(number), fed(own, self._treespec, replica, number) as (args, kwargs):
+            if not self._streams and Plan not in map(type, own):
+                # Neither a stream nor an iterator to open and to close.
+                args, kwargs = self._treespec.unflatten(own)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
+            else:
+                with self._callers_stream(number), fed(own, self._treespec, replica, number) as (args, kwargs):
+                    self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
         except BaseException as raised:
             error = self._errors[number] = raised
         with self._lock:

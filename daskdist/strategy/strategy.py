@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from daskdist.core.node import Node
 from daskdist.core.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
+from daskdist.execute.by_reference import VariableKey
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.figures import Figures
-from daskdist.execute.ordered import Ordered
 from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
+from daskdist.strategy.backend import Backend
 from daskdist.strategy.context import ReplicaContext, between, is_free_for, replica_there_is
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
@@ -33,6 +33,7 @@ from daskdist.strategy.loops import with_plans
 from daskdist.strategy.picks import Spread
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
 from daskdist.strategy.regroup import component
+from daskdist.strategy.returned_values import ReturnedValues
 from daskdist.strategy.team import Team
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
@@ -69,11 +70,14 @@ class Strategy(Viewed):
 
     _can_make_variables: ClassVar[bool] = True
 
-    def __init__(self, replicas: Sequence[Replica], caller: Caller) -> None:
-        self._token = uuid.uuid4().hex[:12]  # what variables know it by
+    def __init__(self, team: Team, backend: Backend) -> None:
+        self._token = team.token  # what variables know it by
         # Replaced as a whole where replicas are lost.
-        self._team = Team(self._token, tuple(replicas))
-        self._caller = caller
+        self._team = team
+        # The numbers of replicas there were before.
+        self._sizes_before: tuple[int, ...] = ()
+        self._backend = backend
+        self._returned = ReturnedValues(backend)
         # Those that the program has, by number.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
 
@@ -216,8 +220,8 @@ class Strategy(Viewed):
         args, kwargs
             Nests in which each `PerReplica` stands for the replica's own value. A `DistributedDataset` stands for an
             iterator over the replica's own part, read where the replica is: see Notes. Anything else goes to all; on a
-            cluster it is pickled, as it is now, and sent to a worker once, for all steps that are given the same; what
-            is below 1 KiB goes with each step, and an array below 64 KiB with the first. Functions must not change it.
+            cluster it is pickled, as it is now. Arrays of up to 64 KiB go with each step; functions, objects and larger
+            arrays are sent to a worker once, for all steps that are given the same. Functions must not change it.
         options
             Taken for compatibility.
 
@@ -240,10 +244,10 @@ class Strategy(Viewed):
         in the caller's thread until one waits for the others, or the call has taken some 20 ms; then each that has not
         begun has a thread of its own.
 
-        On a cluster the first call of a function is waited for, to learn the structure of its result. Later calls wait
-        for nothing until ``daskdist.max-steps-in-flight`` are under way. Calls that do not need one another may be made
-        in another order, except those of one `daskdist.function`. A call that gives None, or None in some place, is
-        always waited for, in such a function at its end: nobody would look at it to see it fail.
+        On a cluster a replica makes the calls in the order of the program, those of several threads in the order of
+        each. The first call of a function is waited for, to learn the structure of its result. Later calls wait for
+        nothing until ``daskdist.max-steps-in-flight`` are under way. A call that gives None, or None in some place, is
+        always waited for, in a `daskdist.function` at its end: nobody would look at it to see it fail.
 
         A function that is given a distributed dataset runs its whole loop on the replicas. Its `ReplicaIterator` has
         just what each step of the distributed dataset has for the replica, with no message to the scheduler. Where one
@@ -257,8 +261,9 @@ class Strategy(Viewed):
         distributed dataset, whose number decides the order of a shuffle, and others follow on; but for the distributed
         dataset the call is one pass: what is iterated or run next has the number after that.
 
-        An error on a replica is raised at the first look at a result of its step, or of one that depends on it.
-        It names the replica, its device and its worker, and has the traceback from there.
+        An error on a replica is raised at each look at a result of its step, or of one that depends on it; if nobody
+        has any of them any more, by the next look at something else. It names the replica, its device and its worker,
+        and has the traceback from there.
         """
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
@@ -266,15 +271,20 @@ class Strategy(Viewed):
             raise ArgumentError(f"run: {type(fn).__name__} is no function")
         leaves, treespec = flattened((tuple(args), kwargs or {}), _LEAVES)
         self._check_values("run", leaves)
-        # What replicas of this process share of distributed datasets lives until the call is over.
-        leaves, treespec, _meetings = with_plans(self, leaves, treespec)
-        return self._returned(fn, self._on_replicas("run", fn, leaves, treespec))
+        leaves, treespec, _meetings_of_this_process = with_plans(self, leaves, treespec)
+        handles, team = self._on_replicas("run", fn, leaves, treespec)
+        return self._returned.of_run(fn, handles, team)
 
     def _on_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
-    ) -> Sequence[Handle]:
-        """One call on each replica; the leaves are those of the arguments and keyword arguments of all."""
-        raise NotImplementedError
+    ) -> tuple[Sequence[Handle], Team]:
+        team = self._team
+        if self._sizes_before:
+            for leaf in leaves:
+                if type(leaf) is PerReplica and leaf.number() != len(team.replicas):
+                    # A worker was lost since they were looked at.
+                    raise self._of_others(operation, leaf.number())
+        return self._backend.call_replicas(operation, fn, leaves, treespec, team), team
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A value for each replica, made where that is.
@@ -314,20 +324,14 @@ class Strategy(Viewed):
         num_replicas = self.num_replicas_in_sync
         contexts = PerReplica([ValueContext(k, num_replicas) for k in range(num_replicas)])
         leaves, treespec = flattened(((contexts,), {}))
-        return self._values(self._on_replicas("values", value_fn, leaves, treespec))
-
-    def _values(self, handles: Sequence[Handle]) -> Any:
-        """What calls on replicas gave, each leaf a `PerReplica`."""
-        raise NotImplementedError
+        return self._returned.of_all(*self._on_replicas("values", value_fn, leaves, treespec))
 
     def _each_of(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
         """What a function gives that is called on each replica, and returns a list of so many leaves."""
         leaves, treespec = flattened((args, {}), _LEAVES)
         self._check_values(operation, leaves)
-        return self._columns(self._on_replicas(operation, fn, leaves, treespec), num_leaves)
-
-    def _columns(self, handles: Sequence[Handle], num_leaves: int) -> list[PerReplica]:
-        raise NotImplementedError
+        handles, team = self._on_replicas(operation, fn, leaves, treespec)
+        return self._returned.columns(handles, num_leaves, team)
 
     def _along(self, given: Any) -> Any:
         """What a replica sends along with what it gives to a function between replicas."""
@@ -340,7 +344,7 @@ class Strategy(Viewed):
     def _take(self, changes: Any, replica: ReplicaContext) -> None:
         """Have a replica do what it was told."""
 
-    def _let_go(self, ordered: Ordered) -> None:
+    def _let_go(self, key: VariableKey) -> None:
         """Be told of a variable that the program has no more; called by the garbage collector."""
         raise NotImplementedError
 
@@ -421,20 +425,13 @@ class Strategy(Viewed):
         if not spread:
             return value
         wiring = Wiring()
-        wired = wiring.wire([[self._sent(part) for part in leaf.values] for leaf in spread])
-        handle = self._caller.call(
+        wired = wiring.wire([list(leaf.values) for leaf in spread])
+        handle = self._backend.call(
             put_together, wiring.handles, wiring.picks, wired, on=self._team.worker_of[0], name="gather-values"
         )
-        found = iter(self._leaves_of(handle, len(spread)))
+        found = iter(self._returned.leaves(handle, len(spread)))
         gathered = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
-
-    def _sent(self, nest: Any) -> Any:
-        """What a call is given, in a form that a later change of it does not reach."""
-        return nest
-
-    def _returned(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Any:
-        raise NotImplementedError
 
     def reduce(self, reduce_op: Op | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Make one value of every replica's.
@@ -510,13 +507,9 @@ class Strategy(Viewed):
     def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
         parts: Spread | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
         if parts is None:
-            sent = self._sent
-            parts = [[sent(part) for part in row] for row in zip(*[value.values for value in values], strict=True)]
-        handle = fold_tree(self._caller, op, axis, self._team.worker_of, parts, setting("split-every"), on)
-        return self._leaves_of(handle, len(values))
-
-    def _leaves_of(self, handle: Handle, num_leaves: int) -> list[Any]:
-        raise NotImplementedError
+            parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
+        handle = fold_tree(self._backend, op, axis, self._team.worker_of, parts, setting("split-every"), on)
+        return self._returned.leaves(handle, len(values))
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of a `PerReplica`, or of a nest with some in it, in replica order, waited for.
@@ -528,7 +521,7 @@ class Strategy(Viewed):
         leaves, treespec = with_copies("local_results", self, value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
-        # Also of what was made for replicas some of which are lost now.
+        # Also if it was made for replicas of which some are lost now.
         (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
         self._check_values("local_results", leaves, None if others else size)
         here = results_of([leaf for number in range(size) for leaf in component(leaves, number)])
@@ -538,7 +531,7 @@ class Strategy(Viewed):
     def _check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
         self._check_scope(operation)
         size = len(self._team.replicas)
-        if num_replicas is not None and num_replicas in self._sizes:
+        if num_replicas is not None and num_replicas in self._sizes_before:
             size = num_replicas
         for leaf in leaves:
             if isinstance(leaf, PerReplica):
@@ -549,16 +542,11 @@ class Strategy(Viewed):
                 continue
             elif not isinstance(leaf, AsyncValue):
                 continue
-            if not leaf.can_be_given_to(self._caller):
+            if not leaf.can_be_given_to(self._backend):
                 raise ArgumentError(
                     f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here "
                     "first, with np.asarray say"
                 )
-
-    @property
-    def _sizes(self) -> frozenset[int]:
-        """The numbers of replicas it has had."""
-        return frozenset((len(self._team.replicas),))
 
     def _of_others(self, operation: str, number: int) -> Exception:
         """What is raised where a `PerReplica` is not of the replicas that there are."""
@@ -582,7 +570,6 @@ class Strategy(Viewed):
         """A caller for one pass over a distributed dataset, closed with it."""
         raise NotImplementedError
 
-    # TensorFlow's older spellings.
     experimental_distribute_dataset = distribute_dataset
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
     distribute_values_from_function = experimental_distribute_values_from_function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 # What of a call on the replicas of a strategy: the strategy's token and the number of the step.
 Step = tuple[str, int]
+
+
+def new_token() -> str:
+    """Return what a new strategy is known by."""
+    return uuid.uuid4().hex[:12]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.callers import Handle
+from daskdist.strategy.backend import Backend
 from daskdist.strategy.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest
 from daskdist.strategy.error_context import add_context
@@ -372,40 +373,74 @@ def groups_of(
 
 
 def _fold(op: Op, axis: Axis, is_final: bool) -> Fold:
-    # One for all steps, where it can be: in a pickle, what is the same object is there once.
-    return _the_same(op, axis, is_final) if isinstance(op, ReduceOp) else Fold(op, axis, is_final)
+    return _fold_of_name(op, axis, is_final) if isinstance(op, ReduceOp) else Fold(op, axis, is_final)
 
 
-_the_same = functools.lru_cache(maxsize=64)(Fold)
+# One for all steps: a worker is sent it once.
+_fold_of_name = functools.lru_cache(maxsize=64)(Fold)
 
 
-def _wired(
-    values: Spread | Sequence[list[Any]], numbers: Sequence[int]
-) -> tuple[list[Handle], list[tuple[int, Pick]], list[list[Any]] | None]:
-    if isinstance(values, Spread):
-        handles, pick = values.handles, values.picks
-        if type(pick) is PickFromReturned:
-            if values.is_step and len(numbers) == len(handles) and numbers[-1] == len(numbers) - 1:
-                # Of all lanes of one call, noted as one.
-                return [handles], _alike(pick, len(numbers)), None
-            return [handles[number] for number in numbers], _alike(pick, len(numbers)), None
+class Prepared:
+    """A function that is the same object for all steps, so that a worker is sent it once."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoldChunks(Prepared):
+    """Folds one leaf of what a call gave on each of some replicas.
+
+    Parameters
+    ----------
+    fold
+        The node of the tree.
+    pick
+        Takes out the leaf.
+    """
+
+    fold: Fold
+    pick: PickFromReturned
+
+    def __call__(self, results: Sequence[Any]) -> Any:
+        return self.fold.chunks(results, [(number, self.pick) for number in range(len(results))], None)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldPartials(Prepared):
+    """Folds partial results of workers.
+
+    Parameters
+    ----------
+    fold
+        The node of the tree.
+    """
+
+    fold: Fold
+
+    def __call__(self, results: Sequence[Any]) -> Any:
+        return self.fold.partials(results)
+
+
+_fold_chunks = functools.lru_cache(maxsize=256)(FoldChunks)
+_fold_partials = functools.lru_cache(maxsize=64)(FoldPartials)
+
+
+def _chunks(
+    caller: Backend, fold: Fold, values: Spread | Sequence[list[Any]], numbers: Sequence[int], worker: str | None
+) -> Handle:
+    if isinstance(values, Spread) and type(values.picks) is PickFromReturned:
+        handles = [values.handles[number] for number in numbers]
+        make = _fold_chunks if isinstance(fold.op, ReduceOp) else FoldChunks
+        return caller.call(make(fold, values.picks), handles, on=worker, name="reduce-chunk")
     wiring = Wiring()
     if isinstance(values, Spread):
         wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
     else:
         wire = wiring.wire
         wired = [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in values[number]] for number in numbers]
-    return wiring.handles, wiring.picks, wired
-
-
-@functools.lru_cache(maxsize=256)
-def _alike(pick: PickFromReturned, size: int) -> list[tuple[int, Pick]]:
-    # One list for all steps: in a pickle, what is the same object is there once.
-    return [(number, pick) for number in range(size)]
+    return caller.call(fold.chunks, wiring.handles, wiring.picks, wired, on=worker, name="reduce-chunk")
 
 
 def fold_tree(
-    caller: Caller,
+    caller: Backend,
     op: Op,
     axis: Axis,
     workers: tuple[str | None, ...],
@@ -443,13 +478,11 @@ def fold_tree(
     for own, numbers in groups:
         is_last = len(groups) == 1
         worker = on if is_last and on else own
-        handles, picks, wired = _wired(values, numbers)
-        fold = _fold(op, axis, is_last)
-        handle = caller.call(fold.chunks, handles, picks, wired, on=worker, name="reduce-chunk")
-        level.append((worker, handle))
+        level.append((worker, _chunks(caller, _fold(op, axis, is_last), values, numbers, worker)))
     while len(level) > 1:
         is_last = len(level) <= split_every
         fold = _fold(op, axis, is_last)
+        make = _fold_partials if isinstance(op, ReduceOp) else FoldPartials
         parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
         level = []
         for part in parts:
@@ -459,5 +492,5 @@ def fold_tree(
                 level.append(part[0])
                 continue
             handles = [handle for _, handle in part]
-            level.append((worker, caller.call(fold.partials, handles, on=worker, name="reduce")))
+            level.append((worker, caller.call(make(fold), handles, on=worker, name="reduce")))
     return level[0][1]

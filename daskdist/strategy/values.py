@@ -21,8 +21,9 @@ from daskdist.core.spec import TensorSpec
 from daskdist.devices import is_on_device
 from daskdist.display.values import Summary, shown, table
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Caller, Handle, is_future
+from daskdist.execute.callers import Handle, is_future
 from daskdist.execute.graph import is_undone, one_task
+from daskdist.strategy.backend import Picks, ResultSource
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import LEAVES
 from daskdist.strategy.no_single_value import NoSingleValue
@@ -47,9 +48,10 @@ class _Collection(DaskMethodsMixin):  # type: ignore[misc]
         for key, value in self._tasks().items():
             wiring = Wiring()
             wired = wiring.wire(value)
-            handles, picks = wiring.handles, wiring.picks
-            if (as_futures := getattr(wiring.caller, "as_futures", None)) is not None:
-                handles, picks = as_futures(handles, picks)
+            handles: Sequence[Handle] = wiring.handles
+            picks: Picks = wiring.picks
+            if wiring.caller is not None:
+                handles, picks = wiring.caller.as_futures(handles, picks)
             graph.update(one_task(key, filled_on_host, handles, picks, host_array(wired)))
         return graph
 
@@ -64,7 +66,7 @@ class _Collection(DaskMethodsMixin):  # type: ignore[misc]
     def __dask_scheduler__(self) -> Any:
         # Where the values are from, also those that are here by now: several are computed together.
         for value in self._tasks().values():
-            client = getattr(value._caller, "client", None) if isinstance(value, AsyncValue) else None
+            client = value._caller.client if isinstance(value, AsyncValue) else None
             if client is not None and client.status == "running":
                 return client.get
         return threaded.get
@@ -81,13 +83,12 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
 
     __slots__ = ("_caller", "_name", "_source", "_value", "spec", "worker")
 
-    def __init__(self, caller: Caller, source: Remote | Applied, spec: TensorSpec | None = None) -> None:
+    def __init__(self, caller: ResultSource, source: Remote | Applied, spec: TensorSpec | None = None) -> None:
         self._caller = caller
         # None once the value is here.
         self._source: Remote | Applied | None = source
         self._value: Any = None
         self._name = ""
-        # What is known of the value.
         self.spec = spec
         # The address of the worker that was asked for it, where that is known.
         self.worker: str | None = None
@@ -105,7 +106,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
         """Whether the value is in this process."""
         return self._source is None
 
-    def can_be_given_to(self, caller: Caller) -> bool:
+    def can_be_given_to(self, caller: ResultSource) -> bool:
         """Whether a call of this caller can have the value."""
         return self._source is None or _is_one_cluster(self._caller, caller)
 
@@ -115,7 +116,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
             return
         wiring = Wiring()
         wired = wiring.wire_leaf(self)
-        if wiring.caller is None or not getattr(wiring.caller, "defers", False):
+        if wiring.caller is None or not wiring.caller.defers:
             self.result()
             return
         handle = wiring.caller.call(filled, wiring.handles, wiring.picks, wired, on=wiring.worker, name="apply")
@@ -245,8 +246,8 @@ def as_it_is_now(value: Any) -> Any:
     return kind(map(as_it_is_now, value)) if kind is list or kind is tuple else value
 
 
-def _is_one_cluster(one: Caller, other: Caller) -> bool:
-    return one is other or getattr(one, "client", None) is getattr(other, "client", None)
+def _is_one_cluster(one: ResultSource, other: ResultSource) -> bool:
+    return one is other or one.client is other.client
 
 
 class Slot:
@@ -295,7 +296,9 @@ class Wiring:
 
     handles: list[Handle] = field(default_factory=list)
     picks: list[tuple[int, Pick]] = field(default_factory=list)
-    caller: Caller | None = None
+    # Of each result the worker that was asked for it, where that is known.
+    workers: list[str | None] = field(default_factory=list)
+    caller: ResultSource | None = None
     # Where the first of them is.
     worker: str | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
@@ -317,26 +320,27 @@ class Wiring:
         source = leaf._source
         if source is None:
             return leaf._value
-        if self.caller is None or getattr(leaf._caller, "defers", False):
+        if self.caller is None or leaf._caller.defers:
             # One that defers takes the handles of others too.
             self.caller = leaf._caller
         if isinstance(source, Applied):
             return Expression(source.function, tuple(map(self._wire_arg, source.args)), source.kwargs)
         self.worker = self.worker or source.worker
-        return self.slot(source.handle, source.pick)
+        return self.slot(source.handle, source.pick, source.worker)
 
     def _wire_arg(self, arg: Any) -> Any:
         # An index may be several, and one of them asynchronous.
         kind = type(arg)
         return kind(map(self._wire_arg, arg)) if kind is tuple or kind is list else self.wire_leaf(arg)
 
-    def slot(self, handle: Handle, pick: Pick) -> Slot:
-        """The slot for a part of a result."""
+    def slot(self, handle: Handle, pick: Any, worker: str | None = None) -> Slot:
+        """The slot for a part of a result, which was asked of a worker."""
         handles, picks = self.handles, self.picks
         place = len(handles)
         number = self._numbers.setdefault(id(handle), place)
         if number == place:
             handles.append(handle)
+            self.workers.append(worker)
         slot = _slot(len(picks))
         picks.append((number, pick))
         return slot
@@ -375,7 +379,7 @@ def results_of(values: Sequence[Any]) -> list[Any]:
     wiring = Wiring()
     wired = wiring.wire(list(values))
     if wiring.caller is not None:
-        _see_steps(values, wiring)
+        _see_steps(values)
         wired = fill(wired, _fetch(wiring, wiring.caller))
     for value, result in zip(values, wired, strict=True):
         if isinstance(value, AsyncValue):
@@ -383,23 +387,18 @@ def results_of(values: Sequence[Any]) -> list[Any]:
     return list(wired)
 
 
-def _see_steps(values: Sequence[Any], wiring: Wiring) -> None:
+def _see_steps(values: Sequence[Any]) -> None:
     # A step that failed on one replica has no result on any.
-    there = {id(handle) for handle in wiring.handles}
-    step = {
-        id(handle): handle
-        for value in values
-        if isinstance(value, AsyncValue) and isinstance(value._source, Remote)
-        for handle in value._source.step
-    }
-    rest = [handle for key, handle in step.items() if key not in there]
-    if rest:
-        # Of steps, that defers.
-        caller: Any = wiring.caller
-        caller.see(rest, list(step.values()))
+    seen: set[int] = set()
+    for value in values:
+        if isinstance(value, AsyncValue) and isinstance(value._source, Remote):
+            step = value._source.step
+            if step and id(step) not in seen:
+                seen.add(id(step))
+                value._caller.see(step)
 
 
-def _fetch(wiring: Wiring, caller: Caller) -> list[Any]:
+def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
     # A small part of a large result is taken out where that lies; the result itself does not travel.
     at_worker: dict[int, list[int]] = {}
     for slot, (number, pick) in enumerate(wiring.picks):
@@ -408,7 +407,7 @@ def _fetch(wiring: Wiring, caller: Caller) -> list[Any]:
     handles = list(wiring.handles)
     for number, slots in at_worker.items():
         picks = [wiring.picks[slot][1] for slot in slots]
-        handles[number] = caller.call(pick_all, [handles[number]], picks, name="pick")
+        handles[number] = caller.call(pick_all, [handles[number]], picks, on=wiring.workers[number], name="pick")
     results = caller.results(handles)
     parts: list[Any] = [None if number in at_worker else pick(results[number]) for number, pick in wiring.picks]
     for number, slots in at_worker.items():
@@ -512,12 +511,13 @@ class PerReplica(_Collection, DistributedValues):
         spread = self.spread
         return len(self.values if spread is None else spread.workers)
 
-    def can_be_given_to(self, caller: Caller) -> bool:
+    def can_be_given_to(self, caller: ResultSource) -> bool:
         """Whether a call of this caller can have the values, which come from one place."""
         spread = self.spread
         if spread is not None:
             return _is_one_cluster(spread.caller, caller)
-        return all(each.can_be_given_to(caller) for each in self.values[:1] if isinstance(each, AsyncValue))
+        first = self.values[0] if self.values else None
+        return first.can_be_given_to(caller) if isinstance(first, AsyncValue) else True
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
         return PerReplica, ()
@@ -528,7 +528,7 @@ class PerReplica(_Collection, DistributedValues):
 
 def _summaries(values: Sequence[Any]) -> list[Summary]:
     # Made where the values are: what is shown of them is little.
-    caller: Caller | None = None
+    caller: ResultSource | None = None
     asked: list[Handle | None] = []
     for value in values:
         wiring = Wiring()
@@ -552,7 +552,7 @@ def _workers_of(value: Any) -> Any:
     # Those without which it does not come; what tells them, for as long as there is one.
     if not isinstance(value, AsyncValue) or value._source is None:
         return ()
-    return getattr(value._caller, "roster", ())
+    return value._caller.roster
 
 
 def _persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str] | None = None) -> Any:

@@ -16,7 +16,7 @@ from daskdist.checkpoint.nests import like
 from daskdist.core.spec import TensorSpec
 from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError
-from daskdist.execute.ordered import ByReference, Ordered
+from daskdist.execute.by_reference import ByReference, VariableKey
 from daskdist.strategy.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.collectives import Agreed, First
 from daskdist.strategy.context import ReplicaContext, replica_there_is, scope_there_is
@@ -94,9 +94,8 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     nothing can be added to it.
 
     Calls that use a variable are made in their order, each when the one before is over; in this process for as long as
-    one thread of the program makes them. If one of them fails as the data that it was to be given cannot be read, those
-    that were made before that was seen fail as well; and if it could be read for some replicas, copies can differ from
-    then on, until the program assigns to all.
+    one thread of the program makes them. If one of them fails on some replicas only, as data cannot be read say, copies
+    can differ from then on, until the program assigns to all.
 
     Where a worker is lost, arrays that are the same on all replicas become what the first one has of those that are
     left; what each has for itself stays as it is, and that of the lost replicas is gone.
@@ -123,15 +122,15 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         self.aggregation = VariableAggregation.of(aggregation)
         self.synchronization = VariableSynchronization.of(synchronization)
         self.trainable = trainable
-        self._ordered = Ordered(next(_numbers))
-        self.name = str(name) if name is not None else f"Variable_{self._ordered.number}"
+        self._key = VariableKey(next(_numbers))
+        self.name = str(name) if name is not None else f"Variable_{self._key.number}"
         self._strategy: Strategy | None = self._scope()
         self._token = self._strategy._token
         self._layout = Layout(None)
         self._strategy._forget_gone()
-        self._strategy._variables[self._ordered.number] = self
+        self._strategy._variables[self._key.number] = self
         # Before it is there: if it is refused, what replicas made of it is let go of too.
-        weakref.finalize(self, self._strategy._let_go, self._ordered).atexit = False
+        weakref.finalize(self, self._strategy._let_go, self._key).atexit = False
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
 
     def _scope(self) -> Strategy:
@@ -506,7 +505,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _variable_there, (
-            self._ordered,
+            self._key,
             self._token,
             self.name,
             self.synchronization.name,
@@ -588,10 +587,10 @@ def _is_apart(leaf: Any) -> bool:
 
 
 def _variable_there(
-    ordered: Ordered, token: str, name: str, synchronization: str, aggregation: str, layout: Layout
+    key: VariableKey, token: str, name: str, synchronization: str, aggregation: str, layout: Layout
 ) -> Variable:
     found = Variable.__new__(Variable)
-    found._ordered, found._token, found.name, found._layout = ordered, token, name, layout
+    found._key, found._token, found.name, found._layout = key, token, name, layout
     found.synchronization = VariableSynchronization(synchronization)
     found.aggregation = VariableAggregation(aggregation)
     found._strategy, found.trainable = None, True

@@ -44,9 +44,9 @@ def _of_copies(leaf: Any) -> Any:
     if not has_variables(leaf):
         return leaf
     found = list(leaf.values)
-    for variable in {each._ordered.number: each for each in found if isinstance(each, Variable)}.values():
+    for variable in {each._key.number: each for each in found if isinstance(each, Variable)}.values():
         # Of the other replicas there may be no copies where this is, between replicas.
-        is_asked = [isinstance(each, Variable) and each._ordered.number == variable._ordered.number for each in found]
+        is_asked = [isinstance(each, Variable) and each._key.number == variable._key.number for each in found]
         layout = variable._layout
         copies = variable._between()._each_of(layout.num_leaves, "variable", read_there, variable, PerReplica(is_asked))
         own = layout.packed(copies)

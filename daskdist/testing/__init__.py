@@ -1,4 +1,4 @@
-"""Law suites for those who add a node, a format, a device or a sharding policy, and proof that nothing runs.
+"""Law suites for those who add a node, a format, a device, a sharding policy or a backend, and proof that nothing runs.
 
 A suite is a class of tests. Subclass it in a test file and say what is to be tested; pytest does the rest::
 
@@ -14,6 +14,7 @@ A suite is a class of tests. Subclass it in a test file and say what is to be te
 A law that does not hold raises `AssertionError`, and the message says which and on what.
 """
 
+from daskdist.testing.backends import BackendLaws
 from daskdist.testing.devices import DeviceLaws
 from daskdist.testing.distribution import DistributionLaws, SimulatedWorkers, afresh
 from daskdist.testing.equality import check, same_element, same_elements, same_multiset
@@ -23,6 +24,7 @@ from daskdist.testing.nodes import Elements, NodeLaws, elements_of
 from daskdist.testing.policies import PolicyLaws
 
 __all__ = [
+    "BackendLaws",
     "DeviceLaws",
     "DistributionLaws",
     "Elements",

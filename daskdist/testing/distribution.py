@@ -18,10 +18,12 @@ from daskdist.execute.embedded import iterate
 from daskdist.ops.deal import Deal, piece_bounds
 from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
+from daskdist.strategy.backend import Backend
 from daskdist.strategy.distributed import DistributedDataset
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.pipeline import Pipeline
 from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.team import Team, new_token
 from daskdist.testing.equality import check, same_element, same_multiset
 
 
@@ -46,10 +48,21 @@ class SimulatedWorkers(MirroredStrategy):
 
     def __init__(self, num_replicas: Sequence[int]) -> None:
         replicas = [Replica(f"worker-{w}", f"CPU:{k}") for w, number in enumerate(num_replicas) for k in range(number)]
-        Strategy.__init__(self, replicas, Now())
+        self._begin(Team(new_token(), tuple(replicas)))
 
     def reader(self, dataset: Dataset) -> Caller:
-        return Now()
+        return _Reader(self._here)
+
+
+class _Reader(Now):
+    # As one of a cluster, where those that are not there would be asked for results.
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self._backend = backend
+
+    @property
+    def backend(self) -> Backend:
+        return self._backend
 
 
 def afresh(dataset: Dataset) -> Dataset:

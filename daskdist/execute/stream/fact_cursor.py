@@ -12,9 +12,9 @@ from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotRe
 from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
 from daskdist.errors import ClusterError
 from daskdist.execute.callers import Handle
-from daskdist.execute.cursors import Part
 from daskdist.execute.gather import run_bytes
 from daskdist.execute.recipe import Path, Recipe, described
+from daskdist.execute.stream.calls import Part
 
 if TYPE_CHECKING:
     from daskdist.execute.interpreter import Interpreter

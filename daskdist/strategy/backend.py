@@ -1,0 +1,136 @@
+"""The contracts between a strategy, the values that it gives, and where its replicas are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from daskdist.execute.callers import Handle
+
+if TYPE_CHECKING:
+    from daskdist.strategy.team import Team
+
+# For each slot of a wired nest, which result it is part of, and what takes it out.
+Picks = Sequence[tuple[int, Callable[[Any], Any]]]
+
+
+class ResultSource(Protocol):
+    """Has the results of calls, and makes further calls with them: all that an asynchronous value needs."""
+
+    @property
+    def defers(self) -> bool:
+        """Return whether calls take handles of results that are still to come, also of other sources of the cluster."""
+        ...
+
+    @property
+    def client(self) -> Any:
+        """The connection to the cluster where results are; None in this process.
+
+        Sources of one client take each other's results.
+        """
+        ...
+
+    @property
+    def roster(self) -> Any:
+        """The workers without which results do not come: their addresses, or what tells them; empty in this process."""
+        ...
+
+    def call(
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+    ) -> Handle:
+        """Call ``function(results of the handles, *args)`` once: on a worker, or in this process if it is None."""
+        ...
+
+    def result(self, handle: Handle) -> Any:
+        """Return a result, waited for and brought here; raise what its call raised."""
+        ...
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        """Return several results, waited for and brought here; raise what the first of them that failed raised."""
+        ...
+
+    def see(self, step: Sequence[Handle]) -> None:
+        """Wait for the results of one call on all replicas; raise what one of them raised as soon as it did."""
+        ...
+
+    def is_done(self, handle: Handle) -> bool:
+        """Return whether a call is over."""
+        ...
+
+    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Any], Picks]:
+        """Return what stands for results in a graph of Dask's, and the picks that take parts out of those."""
+        ...
+
+
+class Backend(ResultSource, Protocol):
+    """Makes the calls of a strategy, on its replicas or between them.
+
+    ====================  =====================  ================================================================
+    backend               replicas               calls
+    ====================  =====================  ================================================================
+    `LocalBackend`        in this process        made at once; a handle is the result, an error is raised at once
+    `ClusterBackend`      on workers             sent in order; a handle stands for the result, an error is raised
+                                                 where the result is looked at
+    ====================  =====================  ================================================================
+
+    Notes
+    -----
+    `daskdist.testing.BackendLaws` holds for all of them. Calls on one replica are made in the order of the program,
+    each thread's in its own, one after the other, and see what the ones before them changed. A handle may be given to
+    any later call. A call that raises does not end others; what it was to give fails wherever it is needed, with the
+    same error. At most ``daskdist.max-steps-in-flight`` calls of ``run`` are under way: then the program waits. A
+    result whose handles are gone is dropped where it is.
+    """
+
+    def call_replicas(
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: Team
+    ) -> Sequence[Handle]:
+        """Call a function on every replica.
+
+        Parameters
+        ----------
+        operation
+            The name of the call in messages; calls of ``run`` are the steps that are counted.
+        fn
+            The function.
+        leaves, treespec
+            Those of its positional and keyword arguments; each `PerReplica` stands for the replica's own value.
+        team
+            The replicas.
+
+        Returns
+        -------
+        Sequence
+            For each replica the handle of what the function returns, as it is or flat as a `Returned`.
+
+        Raises
+        ------
+        ArgumentError
+            The function or an argument cannot be sent.
+        ClusterError
+            It is closed, or a worker is lost.
+        """
+        ...
+
+    def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
+        """Return for each result of a call on replicas its structure, and which of its leaves are None; waited for."""
+        ...
+
+    def known_function(self, fn: Callable[..., Any]) -> Any:
+        """Return what stands for a function as it was last called on replicas, a new object if it changed.
+
+        It may be referred to weakly. None where nothing stands for the function.
+        """
+        ...
+
+    def wait(self, handles: Sequence[Handle]) -> None:
+        """Wait until calls are over, however they end."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until all calls are over; raise an error that nobody has looked at."""
+        ...
+
+    def close(self) -> None:
+        """Drop what is under way, and free all results; a call after it is a `ClusterError`."""
+        ...

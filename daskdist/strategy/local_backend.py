@@ -1,0 +1,99 @@
+"""The backend of strategies in this process: calls are made at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from daskdist.errors import ClusterError
+from daskdist.execute.callers import Handle
+from daskdist.strategy.backend import Picks
+from daskdist.strategy.picks import Returned
+from daskdist.strategy.shelf import Shelf
+from daskdist.strategy.side_by_side import Calls
+from daskdist.strategy.team import Team
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Replica, Strategy
+
+
+class LocalBackend:
+    """Calls on replicas of this process.
+
+    Parameters
+    ----------
+    strategy
+        Gives the strategy that replicas know of; None once it is gone.
+    places
+        For each replica the device on which its functions are called.
+    shelf
+        What the replicas keep.
+    """
+
+    defers = False
+    client = None
+    roster: Sequence[str] = ()
+
+    def __init__(self, strategy: Callable[[], Strategy | None], places: Sequence[Replica], shelf: Shelf) -> None:
+        self.places = places
+        self.shelf = shelf
+        self._strategy = strategy
+        self._is_closed = False
+
+    def call_replicas(
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: Team
+    ) -> list[Any]:
+        """Call a function on every replica; give what they return, and raise what one of them raised."""
+        if self._is_closed:
+            raise _closed(operation)
+        return Calls(self._strategy(), self.places, self.shelf, fn, leaves, treespec).results()
+
+    def call(
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+    ) -> Any:
+        """Call ``function(handles, *args)``."""
+        if self._is_closed:
+            raise _closed(name)
+        return function(handles, *args)
+
+    def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
+        """Return for each result its structure, and which of its leaves are None."""
+        flat = map(Returned.of, handles)
+        return [(each.treespec, tuple(leaf is None for leaf in each.leaves)) for each in flat]
+
+    def known_function(self, fn: Callable[..., Any]) -> None:
+        """Return None: functions are called as they are."""
+
+    def result(self, handle: Handle) -> Any:
+        """Return the result."""
+        return handle
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        """Return the results."""
+        return list(handles)
+
+    def see(self, step: Sequence[Handle]) -> None:
+        """Return at once: what a call raises is raised by it."""
+
+    def is_done(self, handle: Handle) -> bool:
+        """Return True."""
+        return True
+
+    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Any], Picks]:
+        """Return the results, which are here."""
+        return handles, picks
+
+    def wait(self, handles: Sequence[Handle]) -> None:
+        """Return at once."""
+
+    def finish(self) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Drop what replicas keep."""
+        self._is_closed = True
+        self.shelf = Shelf(self.shelf.token)
+
+
+def _closed(name: str) -> ClusterError:
+    return ClusterError(f"{name}: the strategy is closed; make another")

@@ -1,0 +1,127 @@
+"""The values of calls on replicas as a program has them: nests of `PerReplica`, plain or asynchronous."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import optree
+
+from daskdist.errors import DaskdistError
+from daskdist.execute.callers import Handle
+from daskdist.strategy.backend import Backend
+from daskdist.strategy.layouts import LONE, Layout, made_of, reference
+from daskdist.strategy.picks import PickFromReturned, Remote, Spread
+from daskdist.strategy.regroup import regroup
+from daskdist.strategy.steps.captures import current_capture
+from daskdist.strategy.team import Team
+from daskdist.strategy.tree import list_spec
+from daskdist.strategy.values import AsyncValue, PerReplica
+
+# Functions whose layouts are kept.
+_MOST_LAYOUTS: Final = 256
+
+
+class ReturnedValues:
+    """The values of a backend's calls. Of one that defers they are asynchronous, in structures that it learns.
+
+    Parameters
+    ----------
+    backend
+        Makes the calls.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        # What each function gave when it was first called, and so gives; and what its key is the identity of.
+        self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
+        self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
+
+    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle], team: Team) -> Any:
+        """Return what `Strategy.run` gives: a nest of `PerReplica`, the value of a lone replica, None for None."""
+        if not self._backend.defers:
+            return handles[0] if len(handles) == 1 else regroup(handles)
+        layout = self._layout(fn, handles)
+        leaves: list[Any] = [
+            None if is_none else self._picked(handles, pick, team)
+            for pick, is_none in zip(layout.picks, layout.are_none, strict=True)
+        ]
+        if len(handles) == 1:
+            leaves = [None if leaf is None else leaf.values[0] for leaf in leaves]
+        return layout.treespec.unflatten(leaves)
+
+    def of_all(self, handles: Sequence[Handle], team: Team) -> Any:
+        """Return a nest in which each leaf is a `PerReplica`, also where all are the same or there is one replica."""
+        if not self._backend.defers:
+            return regroup(handles, always=True)
+        layout = self._learned(handles)
+        return layout.treespec.unflatten([self._picked(handles, pick, team) for pick in layout.picks])
+
+    def columns(self, handles: Sequence[Handle], num_leaves: int, team: Team) -> list[PerReplica]:
+        """Return each leaf of what gave a `Returned` list of so many on each replica."""
+        if not self._backend.defers:
+            return [PerReplica(column) for column in zip(*[each.leaves for each in handles], strict=True)]
+        return [self._picked(handles, pick, team) for pick in _list_layout(num_leaves).picks]
+
+    def leaves(self, handle: Handle, num_leaves: int) -> list[Any]:
+        """Return each leaf of what a call gave that gives a `Returned` list of so many."""
+        if not self._backend.defers:
+            return list(handle.leaves)
+        return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
+
+    def _picked(self, handles: Sequence[Handle], pick: PickFromReturned, team: Team) -> PerReplica:
+        return PerReplica.of(Spread(self._backend, handles, pick, team.worker_of, is_step=True))
+
+    def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
+        # What is the very same function gives the same; to find out whether one is as good as another takes longer.
+        known = self._backend.known_function(fn)
+        layout = None if known is None else self._layout_of.get(known)
+        if layout is None:
+            layout = self._layout_of_like(fn, handles)
+            if known is not None and not any(layout.are_none):
+                self._layout_of[known] = layout
+        return layout
+
+    def _layout_of_like(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
+        parts = made_of(fn)
+        key = tuple(map(id, parts))
+        known = self._layouts.get(key)
+        if known is not None and any(each() is None for each in known[1]):
+            # Something else has come to be at the address of what is gone.
+            known = None
+        capture = current_capture()
+        if known is None or (capture is None and any(known[0].are_none)):
+            layout = self._learned(handles)
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts)))
+            self._layouts[key] = layout, list(map(reference, parts))
+            return layout
+        layout = known[0]
+        if capture is not None and any(layout.are_none):
+            # Nobody would look at it to see it fail.
+            capture.wait_for(partial(self._check_none, layout, handles))
+        return layout
+
+    def _check_none(self, layout: Layout, handles: Sequence[Handle]) -> None:
+        for treespec, are_none in self._backend.structures(handles):
+            if treespec == layout.treespec and any(
+                was and not now for was, now in zip(layout.are_none, are_none, strict=True)
+            ):
+                raise DaskdistError(
+                    "run: the function returned a value where it returned None in its first call, and what it returned "
+                    "is lost; a function returns one structure"
+                )
+
+    def _learned(self, handles: Sequence[Handle]) -> Layout:
+        # Waits for the calls.
+        layouts = [Layout(*structure) for structure in self._backend.structures(handles)]
+        # Refuses structures that differ.
+        regroup([optree.tree_unflatten(each.treespec, each.are_none) for each in layouts])
+        are_none = tuple(map(all, zip(*[each.are_none for each in layouts], strict=True)))
+        return Layout(layouts[0].treespec, are_none)
+
+
+def _list_layout(num_leaves: int) -> Layout:
+    return LONE if num_leaves == 1 else Layout(list_spec(num_leaves), (False,) * num_leaves)

@@ -1,0 +1,473 @@
+"""The backend of strategies on a Dask cluster: calls go to workers by ordered streams, past the scheduler."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+from distributed import Client, Future
+
+from daskdist.config import to_send
+from daskdist.devices import is_on_device
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.bringing import WithKept
+from daskdist.execute.callers import Handle
+from daskdist.execute.pickling import culprit, dumps_on_host, kind_of
+from daskdist.execute.roster import Roster
+from daskdist.execute.submit import Picks, Submit
+from daskdist.strategy.device_values import host_array
+from daskdist.strategy.loops import Fed
+from daskdist.strategy.picks import PickAll, Spread
+from daskdist.strategy.steps.calls import Call, Result
+from daskdist.strategy.steps.captures import current_capture
+from daskdist.strategy.steps.on_worker import result_in_memory
+from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
+from daskdist.strategy.steps.replica_call import LOOP
+from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
+from daskdist.strategy.steps.stream_set import StreamSet
+from daskdist.strategy.steps.workers_in_use import note_in_use, release_soon
+from daskdist.strategy.team import Team
+from daskdist.strategy.tree import Prepared
+from daskdist.strategy.values import AsyncValue, PerReplica, Wiring
+
+# How long other replicas of a step are waited for, once one has failed.
+_SOON_S: Final = 0.5
+# Calls of a function that wait before they are sent though it goes on.
+_MOST_UNSENT: Final = 64
+
+
+class ClusterBackend:
+    """Calls on the replicas and workers of a cluster.
+
+    Parameters
+    ----------
+    client
+        The connection to the cluster.
+    roster
+        The workers that take part.
+    submit
+        Makes tasks of Dask's own.
+    """
+
+    defers = True
+
+    def __init__(self, client: Client, roster: Roster, submit: Submit) -> None:
+        self.client = client
+        self.roster = roster
+        self.futures = submit.futures
+        self.streams = StreamSet(client, roster)
+        self.objects = SentObjects(self.streams.dropped_objects)
+        self._submit = submit
+        self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
+        self._num_unsent = 0
+        self._token = ""
+
+    # --- calls ---
+
+    def call_replicas(
+        self,
+        operation: str,
+        fn: Callable[..., Any],
+        leaves: Sequence[Any],
+        treespec: Any,
+        team: Team,
+    ) -> Call:
+        """Call a function on every replica.
+
+        Parameters
+        ----------
+        operation
+            The name of the call in messages.
+        fn
+            The function.
+        leaves, treespec
+            Those of its positional and keyword arguments; each `PerReplica` stands for the replica's own value.
+        team
+            The replicas.
+
+        Returns
+        -------
+        Call
+            With a result for each replica.
+
+        Raises
+        ------
+        ArgumentError
+            The function or an argument does not pickle.
+        ClusterError
+            A worker is lost.
+        """
+        workers = [str(worker) for worker in team.worker_of]
+        kept = [each for leaf in leaves if type(leaf) is PerReplica for each in _kept_of(leaf)]
+        streams = self.streams
+        function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
+        packed = [
+            (type(leaf) is PerReplica and leaf.spread)
+            or self.packed(leaf, partial(_place_of, operation, treespec, number))
+            for number, leaf in enumerate(leaves)
+        ]
+        structure = pickled_structure(treespec)
+        columns, common, own = _wired(packed, len(workers))
+        columns = list(map(self._own_column, columns))
+        settings = to_send()
+        is_loop = any(type(leaf) is PerReplica and not leaf.spread and type(leaf.values[0]) is Fed for leaf in leaves)
+        name = f"{LOOP if is_loop else ''}{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
+        capture = current_capture()
+        # In a function, before its first step: it may be called as often as a step.
+        if operation == "run" and (capture is None or not capture.num_steps):
+            streams.wait_for_room()
+        with streams.lock:
+            streams.check_open(team.workers)
+            streams.check_there(columns)
+            with streams.closed_if_interrupted():
+                call = streams.new_call(workers, (*columns, *kept), name, is_step=operation == "run")
+                number = call.record.number
+                for worker in team.workers:
+                    members = team.members(worker)
+                    reference = streams.object_reference(worker, function)
+                    for column in columns:
+                        for member in members:
+                            if type(each := _of_lane(column, member)) is SentObject:
+                                streams.object_reference(worker, each)
+                    lanes = [
+                        (
+                            member,
+                            [self._reference(worker, each) for each in _of_lane_only(columns, member)],
+                            None if own is None else own[member],
+                        )
+                        for member in members
+                    ]
+                    streams.append(worker, "run", number, reference, structure, common, lanes, settings, name)
+        self._sent(is_step=operation == "run")
+        return call
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        name: str,
+    ) -> Result:
+        """Call ``function(results of the handles, *args)`` on a worker, or on another if that is lost."""
+        streams = self.streams
+        handles = list(map(self._own, handles))
+        worker = on if on is not None and streams.is_open(on) else self._worker_of(handles)
+        prepared = self._prepared_object(function) if not args and isinstance(function, Prepared) else None
+        pickled = None if prepared is not None else _pickled((function, args), lambda: f"{name}: a value")
+        with streams.lock:
+            streams.check_open((worker,))
+            streams.check_there(handles)
+            with streams.closed_if_interrupted():
+                call = streams.new_call((worker,), handles, name, is_step=False)
+                for each in handles:
+                    if type(each) is SentObject:
+                        streams.object_reference(worker, each)
+                reference = ("p", pickled) if prepared is None else streams.object_reference(worker, prepared)
+                references = [self._reference(worker, each) for each in handles]
+                streams.append(worker, "call", call.record.number, reference, references, to_send())
+                if handles and all(isinstance(each, Future) for each in handles):
+                    # Dask computes what was lost again.
+                    call.record.again = partial(self.call, function, handles, *args, name=name)
+        self._sent(is_step=False)
+        return Result(call, 0)
+
+    def _prepared_object(self, function: Any) -> SentObject:
+        found = self._prepared.get(function)
+        if found is None:
+            found = SentObject(_pickled((function, ()), lambda: "reduce: the function"), self.streams.dropped_objects)
+            self._prepared[function] = found
+        return found
+
+    def _own(self, handle: Handle) -> Handle:
+        # A result of another strategy is brought here: its streams have calls of the same numbers.
+        if type(handle) is not Result or handle.call.streams is self.streams.identity:
+            return handle
+        streams = handle.call.streams()
+        if streams is None:
+            raise ClusterError("a value is of a strategy that nobody has any more, and is gone with it")
+        return SentObject(cloudpickle.dumps(streams.bring(handle)), self.streams.dropped_objects)
+
+    def _own_column(self, column: Any) -> Any:
+        if type(column) is Call and column.streams is self.streams.identity:
+            return column
+        return tuple(map(self._own, column)) if type(column) in _COLUMNS else self._own(column)
+
+    def _worker_of(self, handles: Sequence[Handle]) -> str:
+        workers = [each.worker for each in handles if type(each) is Result]
+        return next(filter(self.streams.is_open, (*workers, *self.roster.present)), self.roster.present[0])
+
+    def _reference(self, worker: str, handle: Handle) -> tuple[Any, ...]:
+        if type(handle) is SentObject:
+            return self.streams.object_reference(worker, handle)
+        return self.streams.reference(worker, handle)
+
+    def _sent(self, *, is_step: bool) -> None:
+        capture = current_capture()
+        if capture is None:
+            self.streams.kick()
+            return
+        capture.add(self.flush, is_step=is_step)
+        self._num_unsent += 1
+        if self._num_unsent >= _MOST_UNSENT:
+            self.flush()
+            self.streams.wait_for_room()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        self._num_unsent = 0
+        self.streams.kick()
+
+    # --- arguments ---
+
+    def packed(self, leaf: Any, name: Callable[[], str]) -> Any:
+        """Return an argument as it is wired: large ones and objects as what is sent once."""
+        if type(leaf) is PerReplica:
+            return leaf.spread or PerReplica([self.packed(part, name) for part in leaf.values])
+        if SentObjects.goes_along(leaf):
+            if isinstance(leaf, np.ndarray):
+                # There too, as what is sent once.
+                leaf = leaf.view()
+                leaf.flags.writeable = False
+            return leaf
+        if type(leaf) is AsyncValue:
+            return leaf
+        if is_on_device(leaf):
+            # What leaves the process leaves the device: each replica puts it on its own.
+            return self.packed(host_array(leaf), name)
+        return self.objects(leaf, name)
+
+    def known_function(self, fn: Callable[..., Any]) -> SentObject | None:
+        """Return what stands for a function as it was when it was sent last; None where that is not known."""
+        return self.objects.last_of(fn)
+
+    # --- results ---
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        """Return several results, waited for and brought here; raise what a call raised."""
+        handles = list(map(self._as_result, handles))
+        outcomes = self._outcomes(handles, "a result was looked at")
+        while again := self._to_call_again(handles, outcomes):
+            handles = [again[index]() if index in again else each for index, each in enumerate(handles)]
+            outcomes = self._outcomes(handles, "a result was looked at")
+        held = {index: each for index, each in enumerate(handles) if type(outcomes[index][1]) is Held}
+        if held:
+            fetched = self.streams.fetch(list(held.values()))
+            for index, payload in zip(held, fetched, strict=True):
+                outcomes[index] = outcomes[index][0], payload
+        self.streams.raise_first([payload for _, payload in outcomes if type(payload) is Failed])
+        return [received(structure, payload) for structure, payload in outcomes]
+
+    def _to_call_again(self, handles: Sequence[Handle], outcomes: Sequence[Any]) -> dict[int, Callable[[], Result]]:
+        # Calls on data alone whose worker is lost; while there are others.
+        found = {}
+        for index, (handle, (_, payload)) in enumerate(zip(handles, outcomes, strict=True)):
+            if type(payload) in (Failed, Held) and type(handle) is Result and not self.streams.is_open(handle.worker):
+                again = handle.call.record.again
+                if again is not None and self.streams.lost() != list(self.roster.present):
+                    found[index] = again
+        return found
+
+    def result(self, handle: Handle) -> Any:
+        """Return a result, waited for and brought here."""
+        return self.results([handle])[0]
+
+    def wait(self, handles: Sequence[Handle]) -> None:
+        """Wait until calls are over, however they end."""
+        self._outcomes(handles, "a result was waited for")
+
+    def see(self, step: Sequence[Handle], reason: str = "a result was looked at") -> None:
+        """Wait for the calls of one step; raise what one of them raised as soon as it did."""
+
+        def failed() -> list[Failed]:
+            outcomes = [each.call.record.outcomes[each.place] for each in step]
+            return [each[1] for each in outcomes if each is not None and type(each[1]) is Failed]
+
+        def are_over() -> bool:
+            return all(each.is_over for each in step)
+
+        self._note_wait(step, reason)
+        # Of another strategy, it may be.
+        streams = step[0].call.streams() or self.streams
+        streams.wait(lambda: are_over() or bool(failed()))
+        if failed():
+            # The others come soon, if at all: the first in order is raised, but what one raised of its own accord
+            # rather than that another is missed.
+            streams.wait(are_over, _SOON_S)
+        streams.raise_first(sorted(failed(), key=lambda each: each.is_of_others))
+
+    def is_done(self, handle: Handle) -> bool:
+        """Return whether a result is there."""
+        self.flush()
+        return bool(handle.is_over if type(handle) is Result else handle.done())
+
+    def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
+        """Return the structure of each result of a call on replicas, waited for; raise what one raised."""
+        results = list(handles)
+        self.see(results, "what a function returns had to be learned from its first call")
+        return [loaded_structure(structure) for structure, _ in self._outcomes(results, "")]
+
+    def _outcomes(self, handles: Sequence[Handle], reason: str) -> list[tuple[Any, Any]]:
+        own = list(map(self._as_result, handles))
+        self._note_wait(own, reason)
+        self.streams.wait(lambda: all(each.is_over for each in own))
+        self.streams.raise_unseen()
+        return [outcome for each in own if (outcome := each.call.record.outcomes[each.place]) is not None]
+
+    def _as_result(self, handle: Handle) -> Result:
+        is_own = type(handle) is Result and handle.call.streams is self.streams.identity
+        return handle if is_own else self.call(_whole, [handle], name="look")
+
+    def _note_wait(self, handles: Sequence[Result], reason: str) -> None:
+        self._num_unsent = 0
+        capture = current_capture()
+        if capture is not None and not all(each.is_over for each in handles):
+            capture.note_wait(reason)
+
+    def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
+        """Return results as what Dask knows: each is put into its worker's memory as the result of a task."""
+        futures = []
+        for each in map(self._own, handles):
+            if type(each) is Result:
+                # Waited for: the task would hold up a thread of the worker.
+                self.results([self.call(_nothing, [each], on=each.worker, name="see")])
+                each = self._submit.call(
+                    result_in_memory,
+                    [],
+                    self._token,
+                    each.call.record.number,
+                    each.place,
+                    on=each.worker,
+                    is_pinned=True,
+                    name="value",
+                )
+                self._submit.wait([each])
+            elif type(each) is SentObject:
+                each = self._submit.place(_loaded(each.value), self.roster.present[0])
+            futures.append(each)
+        return self._submit.as_futures(futures, picks)
+
+    # --- life ---
+
+    def open(self, team: Team) -> None:
+        """Open the streams to the workers of a team."""
+        self._token = team.token
+        self.streams.open(team)
+        note_in_use(self.client, team.token, team.workers)
+        self._release = weakref.finalize(self, release_soon, self.client, team.token)
+        self._release.atexit = False
+
+    def become(self, team: Team) -> None:
+        """Go on with the workers that are left, once what was sent before is over."""
+        self.streams.become(team)
+        self.objects.clear()
+        note_in_use(self.client, team.token, team.workers)
+
+    def missing(self) -> list[str]:
+        """Return the workers that take part, and are not there or were started anew."""
+        return list(dict.fromkeys((*self.streams.lost(), *self._submit.missing())))
+
+    def finish(self) -> None:
+        """Send what waits, and wait until all is over."""
+        self.streams.finish()
+        self.streams.raise_unseen()
+
+    def close(self) -> None:
+        """Close the streams; workers free everything of the strategy."""
+        self.objects.clear()
+        self.streams.close()
+        self._release()
+
+
+def _kept_of(leaf: PerReplica) -> list[Any]:
+    # What has to stay on the cluster until a call is over that is told of it by key.
+    return [] if leaf.spread else [part.futures for part in leaf.values if type(part) is WithKept]
+
+
+def _whole(results: Sequence[Any]) -> Any:
+    (result,) = results
+    return result
+
+
+def _nothing(results: Sequence[Any]) -> None:
+    """Give nothing: that it is over tells that there is a result."""
+
+
+def _loaded(value: Any) -> Any:
+    return cloudpickle.loads(value) if type(value) is bytes else value
+
+
+def _wired(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], bytes | None, list[bytes] | None]:
+    # What calls need, a column of handles each; the arguments, pickled once where all replicas have the same.
+    if any(type(leaf) is PerReplica for leaf in packed):
+        wirings = [Wiring() for _ in range(num_replicas)]
+        own = []
+        for lane, wiring in enumerate(wirings):
+            leaves = [_wire_part(wiring, leaf, lane) for leaf in packed]
+            own.append(_pickled((wiring.picks, leaves), lambda: "run: an argument"))
+        longest = max(len(wiring.handles) for wiring in wirings)
+        columns: list[Any] = [
+            tuple([wiring.handles[k] if k < len(wiring.handles) else None for wiring in wirings])
+            for k in range(longest)
+        ]
+        return columns, None, own
+    wiring = Wiring()
+    leaves = [wiring.slot(leaf.handles, leaf.picks) if type(leaf) is Spread else _wire(wiring, leaf) for leaf in packed]
+    picks: list[tuple[int, Any]] = wiring.picks
+    if not any(type(pick) is tuple for _, pick in picks):
+        return wiring.handles, _pickled((picks, leaves), lambda: "run: an argument"), None
+    each = [
+        [(number, pick[lane] if type(pick) is tuple else pick) for number, pick in picks]
+        for lane in range(num_replicas)
+    ]
+    return wiring.handles, None, [_pickled((own, leaves), lambda: "run: an argument") for own in each]
+
+
+def _wire(wiring: Wiring, leaf: Any) -> Any:
+    return wiring.slot(leaf, PickAll()) if type(leaf) is SentObject else wiring.wire_leaf(leaf)
+
+
+def _wire_part(wiring: Wiring, leaf: Any, lane: int) -> Any:
+    if type(leaf) is PerReplica:
+        return _wire(wiring, leaf.values[lane])
+    if type(leaf) is Spread:
+        return wiring.slot(leaf.handles[lane], leaf.pick(lane))
+    return _wire(wiring, leaf)
+
+
+def _of_lane(column: Any, lane: int) -> Any:
+    return column[lane] if type(column) in _COLUMNS else column
+
+
+def _of_lane_only(columns: Sequence[Any], lane: int) -> list[Any]:
+    # Other lanes may need more.
+    return [each for column in columns if (each := _of_lane(column, lane)) is not None]
+
+
+_COLUMNS: Final = frozenset({tuple, Call})
+
+
+def _pickled(value: Any, name: Callable[[], str]) -> bytes:
+    try:
+        pickled = dumps_on_host(value)
+        if b"__main__" not in pickled:
+            return pickled
+    except Exception:
+        # Another way may do.
+        pass
+    try:
+        return dumps_on_host(value, by_value=True)
+    except Exception as error:
+        raise ArgumentError(
+            f"{name()} ({kind_of(value)}) does not pickle, and so cannot be sent to a worker{culprit(value)}: {error}"
+        ) from error
+
+
+def _place_of(operation: str, treespec: Any, number: int) -> str:
+    # Where among its arguments a leaf of a call is.
+    (which, *path) = treespec.paths()[number]
+    return f"{operation}: " + ("args" if which == 0 else "kwargs") + "".join(f"[{each!r}]" for each in path)

@@ -1,0 +1,104 @@
+"""Data of Dask's own tasks, as calls of steps are given it: taken from the worker's memory or brought there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from typing import Any, Final
+
+from distributed import Worker, WorkerPlugin
+from distributed.utils_comm import gather_from_workers
+
+from daskdist.errors import ClusterError
+from daskdist.execute.callers import gone
+
+# A task that was assigned to another worker is asked after when it has not come for so long; then less often.
+_FIRST_LOOK_S: Final = 0.02
+_MOST_LOOK_S: Final = 0.5
+# The scheduler may not have heard of a task for so long, or may be having it computed again.
+_PATIENCE_S: Final = 8.0
+_NOT_THERE: Final = (None, "released", "forgotten", "erred")
+_PLUGIN: Final = "daskdist-keys"
+
+
+class DataKeys(WorkerPlugin):  # type: ignore[misc]
+    """Waits for keys of one worker's memory.
+
+    Parameters
+    ----------
+    worker
+        The worker.
+    """
+
+    name = _PLUGIN
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = weakref.proxy(worker)
+        # By key, those that wait for it.
+        self._events: dict[Any, list[asyncio.Event]] = {}
+
+    def transition(self, key: Any, start: Any, finish: Any, **rest: Any) -> None:
+        """Wake whoever waits for a key; called by Dask in the event loop."""
+        if finish == "memory" and self._events:
+            for event in self._events.get(key, ()):
+                event.set()
+
+    async def bring(self, key: Any) -> Any:
+        """Return the data of a key, waited for; from another worker where it is there.
+
+        Raises
+        ------
+        ClusterError
+            The cluster does not know it any more, or it cannot be read.
+        """
+        event = asyncio.Event()
+        self._events.setdefault(key, []).append(event)
+        try:
+            return await self._bring(key, event)
+        finally:
+            waiting = self._events[key]
+            waiting.remove(event)
+            if not waiting:
+                del self._events[key]
+
+    async def _bring(self, key: Any, event: asyncio.Event) -> Any:
+        worker, look_s = self._worker, _FIRST_LOOK_S
+        last_seen = time.monotonic()
+        while True:
+            event.clear()
+            if key in worker.data:
+                return worker.data[key]
+            try:
+                await asyncio.wait_for(event.wait(), look_s)
+                continue
+            except TimeoutError:
+                look_s = min(2 * look_s, _MOST_LOOK_S)
+            status = (await worker.scheduler.get_task_status(keys=[key]))[key]
+            if status == "memory":
+                found = await self._from_others(key)
+                if found is not None:
+                    return found[key]
+            if status not in _NOT_THERE:
+                last_seen = time.monotonic()
+            elif time.monotonic() > last_seen + _PATIENCE_S:
+                raise gone(key)
+
+    async def _from_others(self, key: Any) -> dict[Any, Any] | None:
+        worker = self._worker
+        holders = (await worker.scheduler.who_has(keys=[key])).get(key, ())
+        others = [each for each in holders if each != worker.address]
+        if not others:
+            return None
+        found, _, failed, _ = await gather_from_workers({key: others}, rpc=worker.rpc, who=worker.address)
+        if failed:
+            raise ClusterError(f"{key} is on {', '.join(others)} and cannot be read on {worker.address}: see its log")
+        return found if key in found else None
+
+
+def data_keys_of(worker: Worker) -> DataKeys:
+    """Return what waits for keys of a worker; it is made in the worker's event loop."""
+    found: DataKeys | None = worker.plugins.get(_PLUGIN)
+    if found is None:
+        found = worker.plugins[_PLUGIN] = DataKeys(worker)
+    return found

@@ -1,0 +1,74 @@
+"""Threads that make the calls of one replica in the order of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+class Executor:
+    """One thread with a queue of calls.
+
+    Parameters
+    ----------
+    name
+        The name of its thread.
+    prepare
+        Called in the thread before anything else.
+    """
+
+    def __init__(self, name: str, prepare: Callable[[], None]) -> None:
+        self._prepare = prepare
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # The call that is made now, and since when; for the status of a strategy.
+        self.running: tuple[str, float] | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Make a call after those before it. It may not raise."""
+        self._queue.put(call)
+
+    def close(self) -> None:
+        """End the thread after the call that is being made; those in the queue are not made."""
+        self._is_closed = True
+        self._queue.put(None)
+
+    @contextlib.contextmanager
+    def doing(self, name: str):  # type: ignore[no-untyped-def]
+        """Say what is called in a ``with`` block."""
+        self.running = name, time.monotonic()
+        try:
+            yield
+        finally:
+            self.running = None
+
+    def _run(self) -> None:
+        self._prepare()
+        get = self._queue.get
+        while (call := get()) is not None and not self._is_closed:
+            call()
+            # Not until the next one: it holds on to its results.
+            del call
+
+
+_ready: threading.local = threading.local()
+
+
+def run_ready(call: Callable[[], None]) -> None:
+    """Make a call in this thread: at once, or after the one that is being made, so that chains do not nest."""
+    waiting: deque[Callable[[], None]] | None = getattr(_ready, "calls", None)
+    if waiting is not None:
+        waiting.append(call)
+        return
+    waiting = _ready.calls = deque((call,))
+    try:
+        while waiting:
+            waiting.popleft()()
+    finally:
+        del _ready.calls

@@ -1,0 +1,100 @@
+"""The parts of a function, by which an unchanged one is recognised without pickling it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.execute.by_reference import ByReference
+
+# Values that do not change, or are no part of a pickle.
+_CONSTANTS: Final = (
+    *(int, float, complex, str, bytes, bool, type(None), ModuleType, BuiltinFunctionType, np.generic),
+    ByReference,
+)
+
+
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionParts:
+    """All parts of a function, where none of them changes without being another object.
+
+    Parameters
+    ----------
+    code, defaults
+        Its own.
+    functions
+        The functions it refers to, directly or not, with the code and the defaults of each.
+    names
+        The globals in which they look up a name, the name, and its value.
+    cells
+        The closure cells of all of these, and what they hold.
+    """
+
+    code: CodeType
+    defaults: Any
+    functions: list[tuple[FunctionType, CodeType, Any]]
+    names: list[tuple[dict[str, Any], str, Any]]
+    cells: list[tuple[CellType, Any]]
+
+    @classmethod
+    def of(cls, function: FunctionType) -> FunctionParts | None:
+        """Return the parts of a function; None where some of them may change in place."""
+        made = cls(function.__code__, function.__defaults__, [], [], [])
+        seen: set[int] = set()
+        waiting = [function]
+        while waiting:
+            each = waiting.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            code, variables = each.__code__, each.__globals__
+            # Of a function in it, the names are its own.
+            if each.__kwdefaults__ or each.__dict__ or any(isinstance(part, CodeType) for part in code.co_consts):
+                return None
+            names = [(variables, name, variables.get(name, _MISSING)) for name in code.co_names]
+            cells = [(cell, _held(cell)) for cell in each.__closure__ or ()]
+            for part in (*[value for *_, value in (*names, *cells)], *(each.__defaults__ or ())):
+                if type(part) is FunctionType:
+                    waiting.append(part)
+                elif part is not _MISSING and not _is_constant(part):
+                    return None
+            made.names.extend(names)
+            made.cells.extend(cells)
+            if each is not function:
+                # It is not kept by what is kept of it.
+                made.functions.append((each, code, each.__defaults__))
+        return made
+
+    def is_still_of(self, function: FunctionType) -> bool:
+        """Return whether the function still has the same parts."""
+        for each, code, defaults in ((function, self.code, self.defaults), *self.functions):
+            if each.__code__ is not code or each.__defaults__ is not defaults:
+                return False
+            if each.__kwdefaults__ or each.__dict__:
+                return False
+        for variables, name, value in self.names:
+            if variables.get(name, _MISSING) is not value:
+                return False
+        # Spelled out: each step asks.
+        for cell, held in self.cells:  # noqa: SIM110
+            if _held(cell) is not held:
+                return False
+        return True
+
+
+def _held(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # Nothing yet.
+        return _MISSING
+
+
+def _is_constant(part: Any) -> bool:
+    return isinstance(part, _CONSTANTS) or (isinstance(part, type) and part.__module__ != "__main__")

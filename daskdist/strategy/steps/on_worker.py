@@ -1,0 +1,522 @@
+"""One worker's end of a stream of steps: what the program sends is called here, in order, and told back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from distributed import Worker, get_worker
+from distributed.comm import Comm
+from distributed.core import Status
+from distributed.worker import _worker_cvar
+
+from daskdist.config import sent
+from daskdist.errors import ClusterError, CollectiveError
+from daskdist.execute.failure import Failure
+from daskdist.execute.pickling import load_sent
+from daskdist.strategy.desk import Desk, desk_of
+from daskdist.strategy.steps.cells import Cell
+from daskdist.strategy.steps.data_keys import DataKeys, data_keys_of
+from daskdist.strategy.steps.executor import Executor, run_ready
+from daskdist.strategy.steps.outbox import Outbox, unpacked
+from daskdist.strategy.steps.outcomes import Failed, loaded_structure, received, travelling
+from daskdist.strategy.steps.peers import Peers
+from daskdist.strategy.steps.replica_call import ReplicaSlot, call_replica
+from daskdist.strategy.steps.stream import OPERATION
+from daskdist.strategy.team import Team
+
+# News that can wait goes along with others, or after so long.
+_LATER_S: Final = 0.002
+
+
+class _Object:
+    """A function or a large value that the program sent once; made when a call first needs it.
+
+    Parameters
+    ----------
+    value
+        The pickle; or a NumPy array, which calls are given as it is, for reading.
+    """
+
+    is_set = True
+    origin = None
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    def when_set(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def get(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                try:
+                    value = load_sent(self._value) if type(self._value) is bytes else self._value
+                except BaseException as error:
+                    return Failed(Failure.of(error), None)
+                if isinstance(value, np.ndarray):
+                    value = value.view()
+                    value.flags.writeable = False
+                self._made, self._value = (value,), None
+            return self._made[0]
+
+
+class _Key:
+    """The data of a Dask task.
+
+    Parameters
+    ----------
+    steps
+        Where it is needed.
+    key
+        Its key.
+    """
+
+    origin = None
+
+    def __init__(self, steps: StepsOnWorker, key: Any) -> None:
+        self._steps = steps
+        self._key = key
+        # What has the data, or why it does not come, once it was waited for.
+        self._cell: Cell | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._key in self._steps.worker.data
+
+    def when_set(self, callback: Callable[[], None]) -> None:
+        if self.is_set:
+            callback()
+        else:
+            self._awaited().when_set(callback)
+
+    def _awaited(self) -> Cell:
+        self._cell = self._cell or self._steps.awaited(self._key)
+        return self._cell
+
+    def get(self) -> Any:
+        try:
+            return self._steps.worker.data[self._key]
+        except KeyError:
+            return self._awaited().get()
+        except Exception as error:
+            # It was spilled, and cannot be read again.
+            return Failed(Failure.of(error), None)
+
+
+class StepsOnWorker:
+    """One strategy's steps on one worker, for as long as its stream is open.
+
+    Messages are handled in the event loop, in the order of the program. What a call needs is looked up then, so that
+    a later message that drops it does not matter to the call.
+
+    Parameters
+    ----------
+    desk
+        The worker's part in what replicas do together.
+    team
+        The replicas of the strategy.
+    comm
+        The stream.
+    peers, keys
+        What brings results of other workers, and data.
+    """
+
+    def __init__(self, desk: Desk, team: Team, comm: Comm, peers: Peers, keys: DataKeys) -> None:
+        self.worker: Worker = desk.worker
+        self._desk = desk
+        self._token = team.token
+        self._comm = comm
+        self._peers = peers
+        self._keys = keys
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._outbox = Outbox(comm)
+        self._is_kicked = self._is_kicked_later = False
+        # By the number of the call and the replica (0 for a call that is made once).
+        self._cells: dict[int, dict[int, Cell]] = {}
+        self._objects: dict[int, _Object] = {}
+        self._awaited: dict[Any, Cell] = {}
+        self._num_received = 0
+        self._lock = threading.Lock()
+        # By the place of the replica among those of this worker, which stays when others are lost.
+        self._executors: list[Executor] = []
+        self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
+        self._combiner = Executor("daskdist combine", self._enter)
+        self._handlers: dict[str, Callable[..., None]] = {
+            "run": self._run,
+            "call": self._call,
+            "object": self._object,
+            "push": self._push,
+            "fetch": self._fetch,
+            "drop": self._drop,
+            "drop-objects": self._drop_objects,
+            "lost": self._lost,
+            "team": self._set_team,
+            "key-failed": self._key_failed,
+            "fail": self._fail,
+            "ping": self._ping,
+        }
+        self._set_team(team)
+
+    async def serve(self) -> None:
+        """Handle messages until the stream is closed, then free everything of the strategy."""
+        writer = asyncio.ensure_future(self._outbox.write_all())
+        # What it raises, reading raises too.
+        writer.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    for kind, *rest in unpacked(await self._comm.read()):
+                        self._num_received += 1
+                        self._handlers[kind](*rest)
+        finally:
+            writer.cancel()
+            self._close()
+
+    def _enter(self) -> None:
+        # As in a task: `distributed.get_worker` and `get_client` find the worker.
+        _worker_cvar.set(self.worker)
+
+    def _close(self) -> None:
+        self._desk.forget(self._token)
+        closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
+        for cells in self._cells.values():
+            for cell in cells.values():
+                cell.set(closed)
+        for cell in self._awaited.values():
+            cell.set(closed)
+        for executor in (*self._executors, self._combiner):
+            executor.close()
+        self._cells.clear()
+        self._objects.clear()
+
+    # --- what the program says ---
+
+    def _set_team(self, team: Team) -> None:
+        members = team.members(self.worker.address)
+        while len(self._executors) < len(members):
+            self._executors.append(Executor(f"daskdist replica {members[len(self._executors)]}", self._enter))
+        self._desk.become(team)
+        self._slots = {
+            number: (ReplicaSlot(team.token, team.replicas[number], number, len(team.replicas)), executor)
+            for number, executor in zip(members, self._executors, strict=True)
+        }
+
+    def _run(
+        self,
+        number: int,
+        function: Any,
+        structure: bytes,
+        common: Any,
+        lanes: Sequence[tuple[int, Any, Any]],
+        settings: Any,
+        name: str,
+    ) -> None:
+        function = self._input(function)
+        for replica, references, own in lanes:
+            cell = self._new_cell(number, replica)
+            if replica not in self._slots:
+                # A thread of the program had still the replicas before some were lost.
+                error = CollectiveError(
+                    f"run: a call for replica {replica}, of which there are fewer now; make it anew"
+                )
+                cell.set(Failed(Failure.of(error), None))
+                self._tell_outcome(number, replica, cell.get(), is_urgent=True)
+                continue
+            slot, executor = self._slots[replica]
+            inputs = [function, *map(self._input, references)]
+            args = structure, own or common
+            executor.put(partial(self._make_run, executor, slot, number, cell, inputs, args, settings, name))
+
+    def _call(self, number: int, function: Any, references: Sequence[Any], settings: Any) -> None:
+        cell = self._new_cell(number, 0)
+        inputs = [self._input(each) for each in (function, *references)]
+        make = partial(self._make_call, number, cell, inputs, settings)
+        missing = [each for each in inputs if not each.is_set]
+        if not missing:
+            self._make_soon(make)
+            return
+        # Counting is atomic: just one of the callbacks sees the last, and just one makes the call.
+        num_left = itertools.count(len(missing), -1)
+        num_made = itertools.count()
+
+        def one_is_there(each: Any) -> None:
+            value = each.get() if type(each) is Cell else None
+            is_last = next(num_left) == 1
+            if type(value) is Failed:
+                # Others may take long, or never come.
+                if not next(num_made):
+                    self._finish_call(number, cell, value)
+            elif is_last and not next(num_made):
+                self._make_soon(make)
+
+        for each in missing:
+            each.when_set(partial(one_is_there, each))
+
+    def _make_soon(self, make: Callable[[], None]) -> None:
+        if threading.get_ident() == self._loop_thread:
+            self._combiner.put(make)
+        else:
+            run_ready(make)
+
+    def _object(self, number: int, value: Any) -> None:
+        self._objects[number] = _Object(value)
+
+    def _push(self, number: int, replica: int, target: str, seq: int) -> None:
+        cell = self._cells[number][replica]
+        cell.when_set(partial(self._push_now, cell, number, replica, target, seq))
+
+    def _push_now(self, cell: Cell, number: int, replica: int, target: str, seq: int) -> None:
+        message = (self._token, number, replica, seq, *travelling(cell.get(), is_whole=True))
+
+        def failed(why: str) -> None:
+            self._tell(("unsent", number, replica, target, why))
+
+        self._in_loop(partial(self._peers.send, target, message, failed))
+
+    def _fetch(self, request: int, number: int, replica: int) -> None:
+        _, payload = travelling(self._cells[number][replica].get(), is_whole=True)
+        self._tell(("value", request, payload))
+
+    def value(self, number: int, replica: int) -> Any:
+        """Return a result; raise what its call raised."""
+        found = self._cells[number][replica].get()
+        if type(found) is Failed:
+            raise found.failure.error()
+        return found
+
+    def _drop(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._cells.pop(number, None)
+
+    def _drop_objects(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._objects.pop(number, None)
+
+    def _lost(self, addresses: Sequence[str], why: Failed) -> None:
+        self._desk.part_from(self._token, addresses)
+        for cells in list(self._cells.values()):
+            for cell in cells.values():
+                if cell.origin in addresses:
+                    cell.set(why)
+
+    def _key_failed(self, key: Any, why: Failed) -> None:
+        cell = self._awaited.get(key)
+        if cell is not None:
+            cell.set(why)
+
+    def _fail(self, number: int, replica: int, why: Failed) -> None:
+        cell = self._cells.get(number, {}).get(replica)
+        if cell is not None:
+            cell.set(why)
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        running = [each.running for each in self._executors]
+        self._tell(("pong", [(name, now - since) for name, since in filter(None, running)]))
+
+    # --- results ---
+
+    def arrive(self, number: int, replica: int, seq: int, structure: bytes | None, payload: Any) -> None:
+        """Take a result of another worker.
+
+        Parameters
+        ----------
+        number, replica
+            The call, and the replica that made it.
+        seq
+            The place in this stream of the message that needs it.
+        structure, payload
+            The result, as it travels.
+        """
+        cell: Cell | None = self._cells.get(number, {}).get(replica)
+        if cell is None:
+            if seq <= self._num_received:
+                # It was dropped meanwhile.
+                return
+            cell = self._new_cell(number, replica)
+        try:
+            cell.set(payload if type(payload) is Failed else received(structure, payload))
+        except Exception as error:
+            cell.set(Failed(Failure.of(error), None))
+
+    def awaited(self, key: Any) -> Cell:
+        """Return what will have the data of a Dask task."""
+        with self._lock:
+            cell = self._awaited.get(key)
+            if cell is None:
+                cell = self._awaited[key] = Cell()
+                self._in_loop(lambda: asyncio.ensure_future(self._bring(key, cell)))
+            return cell
+
+    async def _bring(self, key: Any, cell: Cell) -> None:
+        # The program knows of a task that failed.
+        asking = self._loop.call_later(0.05, self._tell, ("key", key))
+        value: Any
+        try:
+            value = await self._keys.bring(key)
+        except Exception as error:
+            value = Failed(Failure.of(error), None)
+        asking.cancel()
+        with self._lock:
+            self._awaited.pop(key, None)
+        cell.set(value)
+
+    def _input(self, reference: Any) -> Any:
+        kind = reference[0]
+        if kind == "k":
+            return _Key(self, reference[1])
+        if kind == "o":
+            return self._objects[reference[1]]
+        if kind == "p":
+            return _Object(reference[1])
+        if kind == "f":
+            cell = Cell()
+            cell.set(reference[1])
+            return cell
+        _, number, replica, origin = reference
+        known = self._cells.get(number, {}).get(replica)
+        return self._new_cell(number, replica, origin) if known is None else known
+
+    def _new_cell(self, number: int, replica: int, origin: str | None = None) -> Cell:
+        cell = Cell(origin)
+        self._cells.setdefault(number, {})[replica] = cell
+        return cell
+
+    def _make_run(
+        self,
+        executor: Executor,
+        slot: ReplicaSlot,
+        number: int,
+        cell: Cell,
+        inputs: Sequence[Any],
+        args: tuple[bytes, bytes],
+        settings: Any,
+        name: str,
+    ) -> None:
+        outcome: Any
+        values = [each.get() for each in inputs]
+        outcome = next((each for each in values if type(each) is Failed), None)
+        if outcome is not None:
+            slot.leave(self._desk, number, outcome.failure.error())
+        else:
+            with executor.doing(name):
+                try:
+                    with contextlib.nullcontext() if settings is None else sent(settings):
+                        structure, pickled = args
+                        treespec = loaded_structure(structure)
+                        outcome = call_replica(self._desk, slot, number, values, treespec, *load_sent(pickled))
+                except BaseException as error:
+                    outcome = Failed(Failure.of(error), number)
+        # What is reduced or sent on at once is looked at later, if at all.
+        is_urgent = not cell.is_awaited
+        cell.set(outcome)
+        self._tell_outcome(number, slot.number, outcome, is_urgent=is_urgent)
+
+    def _make_call(self, number: int, cell: Cell, inputs: Sequence[Any], settings: Any) -> None:
+        outcome: Any
+        values = [each.get() for each in inputs]
+        outcome = next((each for each in values if type(each) is Failed), None)
+        if outcome is None:
+            function, args = values[0]
+            try:
+                with contextlib.nullcontext() if settings is None else sent(settings):
+                    outcome = function(values[1:], *args)
+            except BaseException as error:
+                outcome = Failed(Failure.of(error), number)
+        self._finish_call(number, cell, outcome)
+
+    def _finish_call(self, number: int, cell: Cell, outcome: Any) -> None:
+        cell.set(outcome)
+        self._tell_outcome(number, 0, outcome, is_urgent=True)
+
+    def _tell_outcome(self, number: int, replica: int, outcome: Any, *, is_urgent: bool) -> None:
+        is_wanted = number in self._cells or type(outcome) is Failed
+        told = travelling(outcome) if is_wanted else (None, None)
+        self._tell(("done", number, replica, *told), is_urgent=is_urgent)
+
+    def _tell(self, message: Any, *, is_urgent: bool = True) -> None:
+        self._outbox.append(message)
+        if is_urgent and not self._is_kicked:
+            self._is_kicked = True
+            self._in_loop(self._kick)
+        elif not is_urgent and not self._is_kicked_later:
+            self._is_kicked_later = True
+            self._in_loop(lambda: self._loop.call_later(_LATER_S, self._kick))
+
+    def _kick(self) -> None:
+        self._is_kicked = self._is_kicked_later = False
+        self._outbox.kick()
+
+    def _in_loop(self, function: Callable[[], Any]) -> None:
+        if threading.get_ident() == self._loop_thread:
+            function()
+            return
+        # The worker may be closing.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
+
+class StreamsOfWorker:
+    """The streams of all strategies to one worker.
+
+    Parameters
+    ----------
+    worker
+        The worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._desk = desk_of(worker)
+        self._keys = data_keys_of(worker)
+        self._peers = Peers(worker, self._receive)
+        self.by_token: dict[str, StepsOnWorker] = {}
+        worker.handlers[OPERATION] = self._serve
+
+    async def _serve(self, comm: Comm, team: bytes) -> Any:
+        known: Team = pickle.loads(team)
+        steps = self.by_token[known.token] = StepsOnWorker(self._desk, known, comm, self._peers, self._keys)
+        try:
+            await comm.write({"op": "opened"})
+            await steps.serve()
+        finally:
+            if self.by_token.get(known.token) is steps:
+                del self.by_token[known.token]
+        return Status.dont_reply
+
+    def _receive(self, message: Any) -> None:
+        token, *rest = message
+        steps = self.by_token.get(token)
+        if steps is not None:
+            steps.arrive(*rest)
+
+
+_streams: Final[weakref.WeakKeyDictionary[Worker, StreamsOfWorker]] = weakref.WeakKeyDictionary()
+
+
+def install(dask_worker: Worker) -> None:
+    """Register the handler of streams of steps on a worker; called in its event loop."""
+    if dask_worker not in _streams:
+        _streams[dask_worker] = StreamsOfWorker(dask_worker)
+
+
+def steps_of(worker: Worker, token: str) -> StepsOnWorker:
+    """Return the steps of a strategy on a worker."""
+    return _streams[worker].by_token[token]
+
+
+def result_in_memory(results: Sequence[Any], token: str, number: int, place: int) -> Any:
+    """Return a result of a step, in a task on its worker."""
+    return steps_of(get_worker(), token).value(number, place)

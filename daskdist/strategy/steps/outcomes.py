@@ -1,0 +1,172 @@
+"""Outcomes of calls as they travel: values with their structure, and failures with their origin."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.execute.failure import Failure, pickled_apart, writable_like
+from daskdist.execute.pickling import culprit
+from daskdist.execute.sizes import size_of
+from daskdist.strategy.flat import canonical
+from daskdist.strategy.picks import Returned
+
+# Results of at most so many bytes come to the program along with the news that their call is over.
+SMALL_BYTES: Final = 2**16
+# Values that nobody can change, and that pickle as they are.
+_PLAIN: Final = frozenset({int, float, bool, complex, type(None), np.float32, np.float64, np.int32, np.int64, np.bool_})
+
+
+class Failed(NamedTuple):
+    """The outcome of a call that failed, or that was given the result of one that failed.
+
+    Parameters
+    ----------
+    failure
+        The error.
+    origin
+        The number of the call that raised it; None where it was raised by no call.
+    """
+
+    failure: Failure
+    origin: int | None
+
+    @property
+    def is_of_others(self) -> bool:
+        """Return whether the error only says that other replicas failed, or did not come."""
+        return isinstance(self.failure.error(), CollectiveError)
+
+
+class Held(NamedTuple):
+    """Stands for a value that stays on its worker until somebody asks for it.
+
+    Parameters
+    ----------
+    num_bytes
+        Its size.
+    """
+
+    num_bytes: int
+
+
+class Packed(NamedTuple):
+    """A value as it travels.
+
+    Parameters
+    ----------
+    pickled
+        The pickle.
+    buffers
+        Its buffers, apart.
+    are_writable
+        For each buffer whether the array that it is of may be written into.
+    """
+
+    pickled: bytes
+    buffers: list[Any]
+    are_writable: list[bool]
+
+    def value(self) -> Any:
+        """Return the value."""
+        buffers = map(writable_like, self.buffers, self.are_writable)
+        return pickle.loads(self.pickled, buffers=list(buffers))
+
+
+class _Buffer:
+    # Bytes-like memory, pickled as a buffer of its own without a copy.
+    def __init__(self, raw: memoryview) -> None:
+        self._raw = raw
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _same, (pickle.PickleBuffer(self._raw),)
+
+
+def _same(buffer: Any) -> Any:
+    return buffer
+
+
+def packed_value(value: Any) -> Packed | Failed:
+    """Return a value as it travels, or the failure of one that does not pickle."""
+    try:
+        pickled, buffers = pickled_apart(value)
+    except Exception as error:
+        return _not_pickled(value, error)
+    views = [buffer.raw() for buffer in buffers]
+    return Packed(pickled, list(map(_Buffer, views)), [not view.readonly for view in views])
+
+
+def _not_pickled(value: Any, error: Exception) -> Failed:
+    text = ArgumentError(
+        f"what a replica returned does not pickle, and so cannot leave its worker{culprit(value)}: {error}"
+    )
+    return Failed(Failure(cloudpickle.dumps([(text, None)])), None)
+
+
+@lru_cache(maxsize=1024)
+def pickled_structure(structure: Any) -> bytes:
+    """Return a hashable structure as it travels: pickled once, for it takes longer than what is in it."""
+    return cloudpickle.dumps(structure)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=1024)
+def loaded_structure(pickled: bytes) -> Any:
+    """Return a structure that travelled, one object for all that are alike."""
+    return cloudpickle.loads(pickled)
+
+
+def travelling(outcome: Any, *, is_whole: bool = False) -> tuple[bytes | None, Any]:
+    """Return an outcome as it travels.
+
+    Parameters
+    ----------
+    outcome
+        A `Returned`, another value or a `Failed`.
+    is_whole
+        Whether large values travel too.
+
+    Returns
+    -------
+    tuple
+        Its structure, and which of its leaves are None; None for a value without. And a tuple of leaves, `Packed`,
+        `Held` or `Failed`.
+    """
+    if type(outcome) is Failed:
+        return None, outcome
+    send = packed_value if is_whole else _small
+    if type(outcome) is not Returned:
+        return None, send(outcome)
+    leaves: Sequence[Any] = outcome.leaves
+    try:
+        structure = pickled_structure((outcome.treespec, tuple([leaf is None for leaf in leaves])))
+    except Exception as error:
+        # The keys of a dict are part of it, and these are anything.
+        return None, _not_pickled(outcome.treespec, error)
+    return structure, tuple(leaves) if _PLAIN.issuperset(map(type, leaves)) else send(leaves)
+
+
+def _small(value: Any) -> Any:
+    try:
+        num_bytes = size_of(value)
+    except Exception:
+        # An object of the user's own that cannot tell.
+        return Held(0)
+    if num_bytes > SMALL_BYTES:
+        return Held(num_bytes)
+    packed = packed_value(value)
+    if type(packed) is Packed:
+        # As it is now: the replica may change it before it is sent.
+        return packed._replace(buffers=[bytes(each._raw) for each in packed.buffers])
+    # It stays of use where it is.
+    return Held(num_bytes)
+
+
+def received(structure: bytes | None, payload: Any) -> Any:
+    """Return a value that travelled: a `Returned` where it has a structure."""
+    leaves = payload.value() if type(payload) is Packed else payload
+    return leaves if structure is None else Returned(list(leaves), canonical(loaded_structure(structure)[0]))

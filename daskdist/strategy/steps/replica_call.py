@@ -1,0 +1,115 @@
+"""One call of a user's function on a replica of a cluster, on its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from daskdist.devices import named
+from daskdist.errors import CollectiveError
+from daskdist.execute.bringing import Bring
+from daskdist.execute.pickling import ForDevices
+from daskdist.strategy.between import StrategyThere
+from daskdist.strategy.context import ReplicaContext
+from daskdist.strategy.desk import Desk
+from daskdist.strategy.loops import Around, fed
+from daskdist.strategy.on_replica import call_on_replica
+from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.rows_there import arrivals_of
+from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.values import filled
+
+# What the names of calls begin with that may take as long as they like: loops over distributed datasets.
+LOOP: Final = "loop-"
+
+
+@dataclass(frozen=True)
+class ReplicaSlot:
+    """The place of a replica, as a call on it knows it.
+
+    Parameters
+    ----------
+    token
+        That of the strategy.
+    replica
+        Its worker and device.
+    number
+        Which of the replicas it is.
+    num_replicas
+        How many there are.
+    """
+
+    token: str
+    replica: Replica
+    number: int
+    num_replicas: int
+
+    def context(self, desk: Desk, step: int) -> ReplicaContext:
+        """Return the context of the replica in a call."""
+        token = self.token
+
+        def strategy() -> Strategy:
+            return StrategyThere(desk.team(token), desk.shelf(token), self.number)
+
+        return ReplicaContext(
+            self.number,
+            self.num_replicas,
+            strategy,
+            lambda: desk.gang(token, step),
+            lambda: desk.shelf(token),
+            self.replica.device,
+        )
+
+    def check(self, desk: Desk) -> None:
+        """Refuse a call that was made for replicas some of which are lost.
+
+        Raises
+        ------
+        CollectiveError
+            It is one.
+        """
+        team, shelf = desk.teams.get(self.token), desk.shelf(self.token)
+        if shelf is not None and shelf.lost:
+            raise CollectiveError(f"run: lost {', '.join(shelf.lost)} before this call was made; make it anew")
+        if team is not None and len(team.replicas) != self.num_replicas:
+            raise CollectiveError(
+                f"run: a call for {self.num_replicas} replicas, of which {len(team.replicas)} are left; make it anew"
+            )
+
+    def leave(self, desk: Desk, step: int, error: BaseException | None) -> None:
+        """Tell other replicas that the call is over, since they may wait for this one."""
+        if self.num_replicas > 1:
+            desk.leave(self.token, step, self.number, error)
+
+
+def call_replica(
+    desk: Desk,
+    slot: ReplicaSlot,
+    step: int,
+    results: Sequence[Any],
+    treespec: Any,
+    picks: Sequence[tuple[int, Pick]],
+    leaves: list[Any],
+) -> Returned:
+    """Call a user's function, the first result, with wired leaves of its arguments."""
+    try:
+        slot.check(desk)
+        device = named(slot.replica.device)
+        if not device.is_host:
+            results = list(map(arrivals_of(slot.replica.device), results))
+        results = [each.on(device) if type(each) is ForDevices else each for each in results]
+        given = filled(results[1:], picks, leaves)
+
+        def around() -> Around:
+            return Around(Bring(desk.worker), desk.board, partial(desk.ask, (slot.token, step)))
+
+        with fed(given, treespec, slot.replica, slot.number, around) as (args, kwargs):
+            context = slot.context(desk, step)
+            returned = Returned.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
+    except BaseException as error:
+        slot.leave(desk, step, error)
+        raise
+    slot.leave(desk, step, None)
+    return returned

@@ -1,0 +1,175 @@
+"""Functions and large values that the program sends to each worker once, however many calls are given them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+
+from daskdist.errors import ArgumentError
+from daskdist.execute.by_reference import ByReference
+from daskdist.execute.pickling import ForDevices, culprit, kind_of, sealed
+from daskdist.strategy.steps.function_identity import FunctionParts
+
+# Arrays that are no larger go with each call.
+_SMALL_ARRAY_BYTES: Final = 2**16
+_SMALL_TEXT_BYTES: Final = 1024
+# Objects that are remembered, and so stay on the workers though no call needs them.
+_MOST_KEPT: Final = 64
+_MOST_BYTES: Final = 2**27
+_BY_VALUE: Final = frozenset({int, float, complex, bool, type(None), type(...)})
+_numbers: Final = itertools.count()
+
+
+class SentObject:
+    """An object that workers have, or will have once a call needs it; they drop it with this handle.
+
+    Parameters
+    ----------
+    value
+        What is sent: the pickle, or a NumPy array that nobody else has.
+    dropped
+        Takes the number of an object whose handle is gone.
+    """
+
+    __slots__ = ("__weakref__", "_dropped", "number", "value")
+
+    def __init__(self, value: Any, dropped: deque[int]) -> None:
+        self.number = next(_numbers)
+        self.value = value
+        self._dropped = dropped
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of what is sent."""
+        return len(self.value) if type(self.value) is bytes else int(self.value.nbytes)
+
+    def __del__(self) -> None:
+        self._dropped.append(self.number)
+
+
+class SentObjects:
+    """The objects that were sent lately, found again by their contents.
+
+    An array that was changed since is another object, and a function that is defined again in each step is one.
+
+    Parameters
+    ----------
+    dropped
+        Takes the numbers of objects whose handles are gone.
+    """
+
+    def __init__(self, dropped: deque[int]) -> None:
+        self._dropped = dropped
+        self._lock = threading.RLock()
+        self._objects: OrderedDict[bytes, SentObject] = OrderedDict()
+        self._num_bytes = 0
+        # By the identity of a function, its parts; until it is gone.
+        self._functions: OrderedDict[int, tuple[FunctionParts, SentObject]] = OrderedDict()
+
+    def clear(self) -> None:
+        """Forget all objects."""
+        with self._lock:
+            self._objects.clear()
+            self._functions.clear()
+            self._num_bytes = 0
+
+    @staticmethod
+    def goes_along(value: Any) -> bool:
+        """Return whether a value goes with each call: it is small, or a reference."""
+        kind = type(value)
+        if kind in _BY_VALUE or isinstance(value, ByReference):
+            return True
+        if kind is np.ndarray:
+            return not value.dtype.hasobject and value.nbytes <= _SMALL_ARRAY_BYTES
+        if kind is str or kind is bytes:
+            return len(value) <= _SMALL_TEXT_BYTES
+        return isinstance(value, np.generic)
+
+    def __call__(self, value: Any, name: Callable[[], str]) -> SentObject:
+        """Return the handle of an object.
+
+        Parameters
+        ----------
+        value
+            Anything that pickles. Arrays of devices in it travel as NumPy's.
+        name
+            Gives the name of the value in an error.
+
+        Raises
+        ------
+        ArgumentError
+            It does not pickle.
+        """
+        if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.kind != "T":
+            with self._lock:
+                return self._kept(_digest(value), lambda: value.copy("K"))
+        if type(value) is FunctionType:
+            return self._function(value, name)
+        return self._pickled(value, name)
+
+    def last_of(self, function: Callable[..., Any]) -> SentObject | None:
+        """Return the handle of a function as it was when it was sent last; None where that is not known."""
+        known = self._functions.get(id(function))
+        return None if known is None else known[1]
+
+    def _function(self, value: FunctionType, name: Callable[[], str]) -> SentObject:
+        # To pickle it takes longer than to see that it is what it was.
+        with self._lock:
+            known = self._functions.get(id(value))
+            if known is not None and known[0].is_still_of(value):
+                return known[1]
+            parts = FunctionParts.of(value)
+            found = self._pickled(value, name)
+            if parts is None:
+                self._functions.pop(id(value), None)
+            else:
+                # Its parts are kept, so that nothing else comes to be at their addresses.
+                if id(value) not in self._functions:
+                    weakref.finalize(value, self._functions.pop, id(value), None).atexit = False
+                self._functions[id(value)] = parts, found
+                if len(self._functions) > _MOST_KEPT:
+                    self._functions.popitem(last=False)
+            return found
+
+    def _pickled(self, value: Any, name: Callable[[], str]) -> SentObject:
+        try:
+            pickled, is_for_devices = sealed(value)
+        except Exception as error:
+            raise ArgumentError(
+                f"{name()} ({kind_of(value)}) does not pickle, and so cannot be sent to a worker{culprit(value)}: "
+                f"{error}"
+            ) from error
+        with self._lock:
+            return self._kept(
+                hashlib.sha256(pickled).digest(),
+                lambda: cloudpickle.dumps(ForDevices(pickled)) if is_for_devices else pickled,
+            )
+
+    def _kept(self, digest: bytes, value: Callable[[], Any]) -> SentObject:
+        found = self._objects.get(digest)
+        if found is not None:
+            self._objects.move_to_end(digest)
+            return found
+        found = self._objects[digest] = SentObject(value(), self._dropped)
+        self._num_bytes += found.num_bytes
+        while len(self._objects) > _MOST_KEPT or (self._num_bytes > _MOST_BYTES and len(self._objects) > 1):
+            _, oldest = self._objects.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+        return found
+
+
+def _digest(value: np.ndarray[Any, Any]) -> bytes:
+    # With the order of its memory, on which the last bits of a sum depend.
+    is_by_column = value.flags.f_contiguous and not value.flags.c_contiguous
+    found = hashlib.sha256(f"{value.dtype!r} {value.shape} {is_by_column}".encode())
+    found.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+    return found.digest()

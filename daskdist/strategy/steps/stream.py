@@ -1,0 +1,109 @@
+"""The program's end of a stream of steps to one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+from distributed.comm import Comm, connect
+
+from daskdist.strategy.steps.outbox import Outbox, unpacked
+from daskdist.strategy.team import Team
+
+OPERATION = "daskdist_steps"
+
+
+class Stream:
+    """An ordered stream of messages to a worker, and what comes back.
+
+    Parameters
+    ----------
+    address
+        The worker's.
+    comm
+        The connection.
+    receive
+        Called in the event loop with the messages of one batch.
+    broken
+        Called in the event loop when the connection breaks, with the reason.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        comm: Comm,
+        receive: Callable[[Stream, list[Any]], None],
+        broken: Callable[[Stream, str], None],
+    ) -> None:
+        self.address = address
+        self.outbox = Outbox(comm)
+        self._comm = comm
+        self._receive = receive
+        self._broken = broken
+        # Messages so far; a result of another worker is sent with the place of the message that needs it.
+        self.num_messages = 0
+        # The numbers of the objects that the worker has.
+        self.objects: set[int] = set()
+        self.is_open = True
+        # When something came last, and when it was asked for an answer last.
+        self.heard_at = self.pinged_at = time.monotonic()
+        # What its replicas call, each with its seconds so far, as told at a time.
+        self.running: list[tuple[str, float]] = []
+        self.running_at = 0.0
+        self._why = "it was closed"
+        self._task = asyncio.ensure_future(self._run())
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        team: Team,
+        connection_args: dict[str, Any],
+        receive: Callable[[Stream, list[Any]], None],
+        broken: Callable[[Stream, str], None],
+    ) -> Stream:
+        """Connect to a worker, and have it know the replicas."""
+        comm = await connect(address, **connection_args)
+        try:
+            await comm.write({"op": OPERATION, "reply": False, "team": pickle.dumps(team)})
+            # From then on it takes results of other workers.
+            await comm.read()
+        except BaseException:
+            comm.abort()
+            raise
+        return cls(address, comm, receive, broken)
+
+    def append(self, *message: Any, num_bytes: int = 0) -> None:
+        """Add a message, and the size of what is large in it; it is sent after the next kick of the outbox."""
+        self.num_messages += 1
+        self.outbox.append(message, num_bytes)
+
+    async def _run(self) -> None:
+        writer = asyncio.ensure_future(self.outbox.write_all())
+        reader = asyncio.ensure_future(self._read())
+        try:
+            done, _ = await asyncio.wait([writer, reader], return_when=asyncio.FIRST_COMPLETED)
+            error = next(iter(done)).exception()
+            self._why = f"{type(error).__name__}: {error}"
+        finally:
+            self.is_open = False
+            for task in (writer, reader):
+                task.cancel()
+            self._comm.abort()
+            self._broken(self, self._why)
+
+    async def _read(self) -> None:
+        while True:
+            messages = unpacked(await self._comm.read())
+            self.heard_at = time.monotonic()
+            self._receive(self, messages)
+
+    def close(self, why: str = "it was closed") -> None:
+        """Close the connection, in the event loop; the worker frees everything of the strategy."""
+        self._why = why
+        with contextlib.suppress(RuntimeError):
+            self._task.cancel()

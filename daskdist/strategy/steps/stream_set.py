@@ -1,0 +1,589 @@
+"""The streams of one strategy to all of its workers, and what the program knows of the calls it sent by them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import cloudpickle
+from distributed import Client, Future
+
+from daskdist.config import in_bytes, seconds, setting
+from daskdist.errors import ClusterError
+from daskdist.execute.callers import Handle, gone
+from daskdist.execute.failure import Failure
+from daskdist.execute.roster import Roster
+from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, records_in
+from daskdist.strategy.steps.outcomes import Failed, Held, received
+from daskdist.strategy.steps.replica_call import LOOP
+from daskdist.strategy.steps.sent_objects import SentObject
+from daskdist.strategy.steps.stream import Stream
+from daskdist.strategy.team import Team
+
+logger: Final = logging.getLogger("daskdist")
+
+# How often streams are looked after while the program sends nothing.
+_BEAT_S: Final = 1.0
+# A worker that says nothing for so long is lost, though its connection is there.
+_MOST_SILENT_S: Final = 300.0
+_INSTANT_S: Final = 1e-6
+# Handles that are gone before workers are told, though the program sends nothing else.
+_MANY_DROPPED: Final = 64
+# How often whoever waits looks whether the connection is still open.
+_LOOK_EVERY_S: Final = 1.0
+
+
+class StreamSet:
+    """Streams to workers: calls go out in the program's order, news of them come back.
+
+    Parameters
+    ----------
+    client
+        The connection to the cluster.
+    roster
+        The workers that take part.
+    """
+
+    def __init__(self, client: Client, roster: Roster) -> None:
+        self.client = client
+        self.roster = roster
+        # Held while messages are appended, so that all workers have them in one order.
+        self.lock = threading.RLock()
+        self.dropped_objects: deque[int] = deque()
+        self._dropped: deque[Record] = deque()
+        self._numbers = itertools.count(1)
+        self._streams: dict[str, Stream] = {}
+        self._under_way: dict[int, Record] = {}
+        self.num_steps = 0
+        # By the number of the request, values that came.
+        self._fetched: dict[int, Any] = {}
+        self._requests: set[int] = set()
+        # By the call that raised, how many calls that failed of it can still be looked at; the failures of which none
+        # can, and nobody has; and those that were raised here.
+        self._num_failed: Counter[int] = Counter()
+        self._unseen: dict[int, Failed] = {}
+        self._seen: deque[int] = deque(maxlen=1024)
+        # Failures of calls before this one are no news.
+        self._first_told = 0
+        self._changed = threading.Condition()
+        self._num_waiting = 0
+        self._is_kicked = False
+        self._is_closed = False
+        self._loop: Any = client.loop.asyncio_loop
+        # By it calls of these streams are told from those of another strategy.
+        self.identity = weakref.ref(self)
+
+    # --- open and close ---
+
+    def open(self, team: Team) -> None:
+        """Open a stream to each worker of a team.
+
+        Raises
+        ------
+        OSError
+            A worker cannot be reached.
+        """
+        self.client.sync(self._open, team)
+
+    async def _open(self, team: Team) -> None:
+        reference = weakref.ref(self)
+
+        def receive(stream: Stream, messages: list[Any]) -> None:
+            own = reference()
+            if own is not None:
+                own._receive(stream, messages)
+
+        def broken(stream: Stream, why: str) -> None:
+            own = reference()
+            if own is not None:
+                own._broken(stream, why)
+
+        args = self.client.connection_args
+        opening = [Stream.open(each, team, args, receive, broken) for each in team.workers]
+        found = await asyncio.gather(*opening, return_exceptions=True)
+        opened = [each for each in found if isinstance(each, Stream)]
+        for each in found:
+            if isinstance(each, BaseException):
+                _close_now(opened)
+                raise each
+        self._streams.update({stream.address: stream for stream in opened})
+        beat = asyncio.ensure_future(_beat(reference))
+        # When nobody has them any more, nor anything that came of them.
+        weakref.finalize(self, _close_streams, opened, beat, self._loop).atexit = False
+
+    def close(self) -> None:
+        """Close all streams: the workers free everything of the strategy."""
+        self._is_closed = True
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_close_now, list(self._streams.values()))
+        failed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
+        with self.lock:
+            for record in list(self._under_way.values()):
+                for place in range(len(record.workers)):
+                    self._record_outcome(record, place, None, failed)
+        self._wake()
+
+    def become(self, team: Team) -> None:
+        """Tell the workers that are left which replicas there are now, once what was sent before is over."""
+        self.finish()
+        with self.lock:
+            # What failed because of the loss was told.
+            self._unseen.clear()
+            self._first_told = next(self._numbers)
+            for address in team.workers:
+                self._streams[address].append("team", team)
+        self.kick()
+
+    def part_from(self, lost: Sequence[str]) -> None:
+        """End all waiting for workers that are lost."""
+        why = Failed(Failure.of(ClusterError(f"lost {', '.join(lost)}, which a call needs; make it anew")), None)
+        with self.lock:
+            for address, stream in self._streams.items():
+                if stream.is_open and address not in lost:
+                    stream.append("lost", list(lost), why)
+                elif address in lost:
+                    # The scheduler knows it no more, though it may be there.
+                    self._fail_calls(address, why)
+        self._wake()
+        self.kick()
+
+    # --- what is sent ---
+
+    def new_call(self, workers: Sequence[str], needs: Any, name: str, *, is_step: bool) -> Call:
+        """Return the handle of a call that is going to be sent."""
+        record = Record(next(self._numbers), workers, needs, name, is_step=is_step)
+        self._under_way[record.number] = record
+        self.num_steps += is_step
+        return Call(record, self._dropped, self.identity)
+
+    @contextlib.contextmanager
+    def closed_if_interrupted(self) -> Iterator[None]:
+        """Close the streams where a ``with`` block is interrupted: some workers have a part of a call."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, address: str, *message: Any) -> None:
+        """Add a message to the stream of a worker."""
+        self._streams[address].append(*message)
+
+    def object_reference(self, address: str, sent: SentObject) -> tuple[Any, ...]:
+        """Return the reference by which a worker knows an object, which is sent if it has not got it."""
+        stream = self._streams[address]
+        if sent.number not in stream.objects:
+            stream.append("object", sent.number, sent.value, num_bytes=sent.num_bytes)
+            stream.objects.add(sent.number)
+        return "o", sent.number
+
+    def reference(self, address: str, handle: Handle) -> tuple[Any, ...]:
+        """Return the reference by which a call on a worker names a result; objects of the call were sent before."""
+        if isinstance(handle, Future):
+            return "k", handle.key
+        call, place = handle.call, handle.place
+        record = call.record
+        origin = record.workers[place]
+        if origin == address:
+            return "r", record.number, place, None
+        if (place, address) not in call.passed_on:
+            stream = self._streams[origin]
+            if not stream.is_open:
+                return self._last_reference(record, place)
+            call.passed_on.add((place, address))
+            record.holders.add(address)
+            stream.append("push", record.number, place, address, self._streams[address].num_messages + 1)
+        return "r", record.number, place, origin
+
+    def _last_reference(self, record: Record, place: int) -> tuple[Any, ...]:
+        # Of a result whose worker is lost: it may have come here before.
+        structure, payload = record.outcomes[place] or (None, Held(0))
+        if type(payload) is Failed:
+            return "f", payload
+        if type(payload) is Held:
+            return "f", Failed(Failure.of(self.without_lost("a result")), None)
+        try:
+            return "p", cloudpickle.dumps(received(structure, payload))
+        except Exception as error:
+            # It travels, but cannot be made again here.
+            return "f", Failed(Failure.of(error), None)
+
+    def check_open(self, workers: Iterable[str]) -> None:
+        """Refuse to call on workers whose streams are closed.
+
+        Raises
+        ------
+        ClusterError
+            One is.
+        """
+        if self._is_closed or self.client.status != "running":
+            raise ClusterError(
+                "the connection to the cluster is closed, and what was computed there is gone with it; bring results "
+                "here, with local_results say, before the strategy or its client is closed"
+            )
+        if not all(map(self.is_open, workers)):
+            self.roster.in_doubt = True
+            raise self._lost_error(self.lost())
+
+    def check_there(self, needs: Sequence[Any]) -> None:
+        """Refuse data that is no longer on the cluster, before anything is sent.
+
+        Raises
+        ------
+        ClusterError
+            Some is not.
+        """
+        for future in futures_in(needs):
+            if future.cancelled():
+                raise self.gone(future.key)
+
+    def is_open(self, worker: str) -> bool:
+        """Return whether the stream to a worker is open."""
+        return worker in self._streams and self._streams[worker].is_open
+
+    def lost(self) -> list[str]:
+        """Return the workers that take part and whose streams are broken."""
+        return [each for each in self.roster.present if not self.is_open(each)]
+
+    def _lost_error(self, lost: Sequence[str], why: str = "") -> ClusterError:
+        rest = "no worker is left, make a new strategy"
+        if len(self.lost()) < len(self.roster.present):
+            rest = "what needs those fails, and the next call goes on with the replicas that are left"
+        return ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}")
+
+    def kick(self) -> None:
+        """Send all messages that wait."""
+        if not self._is_kicked:
+            self._is_kicked = True
+            # The client may be closed.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        self._is_kicked = False
+        self._send_drops()
+        for stream in self._streams.values():
+            if stream.is_open and not stream.outbox.is_empty:
+                stream.outbox.kick()
+
+    def _send_drops(self) -> None:
+        if not self._dropped and not self.dropped_objects:
+            return
+        with self.lock:
+            numbers: dict[str, list[int]] = {}
+            while self._dropped:
+                record = self._dropped.popleft()
+                record.is_dropped = True
+                for failed in record.failures():
+                    self._count_failed(failed, -1)
+                for address in record.holders:
+                    numbers.setdefault(address, []).append(record.number)
+            objects = []
+            while self.dropped_objects:
+                objects.append(self.dropped_objects.popleft())
+            for address, stream in self._streams.items():
+                if not stream.is_open:
+                    continue
+                if address in numbers:
+                    stream.append("drop", numbers[address])
+                known = stream.objects.intersection(objects)
+                if known:
+                    stream.objects -= known
+                    stream.append("drop-objects", list(known))
+
+    # --- what comes back ---
+
+    def _receive(self, stream: Stream, messages: list[Any]) -> None:
+        try:
+            self._handle(stream, messages)
+        except Exception:
+            # The stream is closed because of it.
+            logger.exception("a message of %s could not be handled", stream.address)
+            raise
+
+    def _handle(self, stream: Stream, messages: list[Any]) -> None:
+        for kind, *rest in messages:
+            if kind == "done":
+                number, place, structure, payload = rest
+                record = self._under_way.get(number)
+                if record is not None:
+                    self._record_outcome(record, place, structure, payload)
+            elif kind == "value":
+                request, payload = rest
+                if request in self._requests:
+                    self._fetched[request] = payload
+            elif kind == "pong":
+                stream.running, stream.running_at = rest[0], stream.heard_at
+            elif kind == "key":
+                task = asyncio.ensure_future(self._tell_of_key(stream, rest[0]))
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            elif kind == "unsent":
+                number, place, target, why = rest
+                failed = Failed(Failure.of(ClusterError(f"{stream.address} cannot reach {target}: {why}")), None)
+                with self.lock:
+                    if self._streams[target].is_open:
+                        self._streams[target].append("fail", number, place, failed)
+                self.kick()
+        if len(self._dropped) >= _MANY_DROPPED:
+            self._flush()
+        self._wake()
+
+    async def _tell_of_key(self, stream: Stream, key: Any) -> None:
+        # A worker waits for the result of a task; it does not hear of one that failed elsewhere.
+        futures = [each for record in list(self._under_way.values()) for each in futures_in(record.needs)]
+        future = next((each for each in futures if each.key == key), None)
+        if future is None:
+            return
+        await future._state.wait()
+        error: BaseException
+        if future.status == "error":
+            error = await future._exception()
+        elif future.cancelled():
+            error = gone(key)
+        else:
+            return
+        with self.lock:
+            if stream.is_open:
+                stream.append("key-failed", key, Failed(Failure.of(error), None))
+        self.kick()
+
+    def _record_outcome(self, record: Record, place: int, structure: Any, payload: Any) -> None:
+        if record.outcomes[place] is not None:
+            return
+        is_new = type(payload) is Failed and all(each.origin != payload.origin for each in record.failures())
+        record.outcomes[place] = structure, payload
+        record.num_left -= 1
+        if is_new:
+            if record.told_with not in (None, payload.origin):
+                self._mark_seen(payload.origin)
+            self._count_failed(payload, 0 if record.is_dropped else 1)
+            if payload.origin not in (None, record.number):
+                self._tell_with(payload.origin, record.needs)
+        if not record.num_left:
+            record.needs = None
+            if self._under_way.pop(record.number, None) is not None and record.is_step:
+                self.num_steps -= 1
+
+    def _tell_with(self, origin: int, needs: Any) -> None:
+        # A call has one error: whatever else it was given that failed is not raised by itself.
+        for each in records_in(needs):
+            each.told_with = origin
+            for failed in each.failures():
+                if failed.origin not in (None, origin):
+                    self._mark_seen(failed.origin)
+
+    def _mark_seen(self, origin: int) -> None:
+        self._seen.append(origin)
+        self._unseen.pop(origin, None)
+
+    def _count_failed(self, failed: Failed, change: int) -> None:
+        origin = failed.origin
+        if origin is None or origin < self._first_told or origin in self._seen:
+            return
+        self._num_failed[origin] += change
+        if self._num_failed[origin] > 0:
+            self._unseen.pop(origin, None)
+        else:
+            del self._num_failed[origin]
+            self._unseen.setdefault(origin, failed)
+
+    def _broken(self, stream: Stream, why: str) -> None:
+        if self._is_closed:
+            return
+        failed = Failed(Failure.of(self._lost_error([stream.address], f" ({why})")), None)
+        with self.lock:
+            self._fail_calls(stream.address, failed)
+            for other in self._streams.values():
+                if other.is_open:
+                    # Nobody is to wait for what that worker was to send.
+                    other.append("lost", [stream.address], failed)
+        self._wake()
+        self.kick()
+
+    def _fail_calls(self, address: str, why: Failed) -> None:
+        for record in list(self._under_way.values()):
+            for place, worker in enumerate(record.workers):
+                if worker == address:
+                    self._record_outcome(record, place, None, why)
+
+    def _wake(self) -> None:
+        if self._num_waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    # --- waiting ---
+
+    def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
+        """Send what waits, and wait until something is so, or for so many seconds."""
+        self.kick()
+        if is_over():
+            return
+        with self._changed:
+            self._num_waiting += 1
+            try:
+                until = time.monotonic() + within_s
+                while not self._changed.wait_for(is_over, min(_LOOK_EVERY_S, within_s)):
+                    self.check_open(())
+                    self._check_hung()
+                    if time.monotonic() > until:
+                        return
+            finally:
+                self._num_waiting -= 1
+
+    def _check_hung(self) -> None:
+        most = seconds("timeouts.step")
+        for stream in self._streams.values():
+            since = time.monotonic() - stream.running_at
+            for name, running_s in stream.running if stream.is_open else ():
+                if not name.startswith(LOOP) and running_s + since > most:
+                    raise ClusterError(
+                        f"{name} has been running on {stream.address} for {running_s + since:.0f} s, which is longer "
+                        "than daskdist.timeouts.step; it goes on there, and holds up what is called after it"
+                    )
+
+    def _ping(self) -> None:
+        # A worker that is stopped neither answers nor closes its connection.
+        most = min(seconds("timeouts.step"), _MOST_SILENT_S)
+        # A message in between would come to be the one that needs a result of another worker.
+        with self.lock:
+            now = time.monotonic()
+            for stream in self._streams.values():
+                if not stream.is_open:
+                    continue
+                if stream.pinged_at > stream.heard_at and now - stream.heard_at > most + _BEAT_S:
+                    stream.close(f"no answer for {now - stream.heard_at:.0f} s")
+                elif self._under_way:
+                    if stream.pinged_at <= stream.heard_at:
+                        # A silence before it was asked counts for nothing.
+                        stream.heard_at = stream.pinged_at = now
+                        stream.pinged_at += _INSTANT_S
+                    stream.append("ping")
+                    stream.outbox.kick()
+
+    def wait_for_room(self) -> None:
+        """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""
+        most = max(setting("max-steps-in-flight"), 1)
+        if self.num_steps >= most:
+            self.wait(lambda: self.num_steps < most)
+        most_bytes = in_bytes("step-bytes")
+        if any(stream.outbox.num_bytes > most_bytes for stream in self._streams.values()):
+            self.wait(lambda: all(each.outbox.num_bytes <= most_bytes for each in self._streams.values()))
+
+    def finish(self) -> None:
+        """Send what waits, and wait until all calls are over."""
+        self.wait(lambda: not self._under_way)
+
+    def fetch(self, results: Sequence[Result]) -> list[Any]:
+        """Return results that stayed on their workers, as they travel."""
+        self.check_open(())
+        requests: dict[tuple[int, int], tuple[int, Stream, Result]] = {}
+        with self.lock:
+            for result in results:
+                # Several values may be parts of one result.
+                key = (result.call.record.number, result.place)
+                if key in requests:
+                    continue
+                stream = self._streams[result.worker]
+                if not stream.is_open:
+                    raise self._lost_with(result)
+                request = next(self._numbers)
+                requests[key] = request, stream, result
+                self._requests.add(request)
+                stream.append("fetch", request, *key)
+        try:
+            # A worker that is lost meanwhile sends nothing any more.
+            self.wait(lambda: all(each in self._fetched or not stream.is_open for each, stream, _ in requests.values()))
+        finally:
+            self._requests -= {request for request, _, _ in requests.values()}
+            found = {key: self._fetched.pop(request, None) for key, (request, _, _) in requests.items()}
+        for key, payload in found.items():
+            if payload is None:
+                raise self._lost_with(requests[key][2])
+        return [found[each.call.record.number, each.place] for each in results]
+
+    def bring(self, result: Result) -> Any:
+        """Return a result, waited for and brought here; raise what its call raised."""
+        self.wait(lambda: result.is_over)
+        structure, payload = result.call.record.outcomes[result.place] or (None, None)
+        if type(payload) is Held:
+            (payload,) = self.fetch([result])
+        if type(payload) is Failed:
+            self.raise_failed(payload)
+        return received(structure, payload)
+
+    def _lost_with(self, result: Result) -> ClusterError:
+        self.roster.in_doubt = True
+        return ClusterError(f"lost {result.worker}, which has a result that was asked for; make it anew")
+
+    def raise_failed(self, failed: Failed) -> None:
+        """Raise the error of a call, which is not raised a second time by itself."""
+        if failed.origin is not None:
+            self._mark_seen(failed.origin)
+        # A lost worker may be what it comes of.
+        self.roster.in_doubt = True
+        raise failed.failure.error()
+
+    def raise_first(self, failures: Sequence[Failed]) -> None:
+        """Raise the first of the failures that were looked at together; none of them is raised by itself later."""
+        for each in failures:
+            if each.origin is not None:
+                self._mark_seen(each.origin)
+        if failures:
+            self.raise_failed(failures[0])
+
+    def raise_unseen(self) -> None:
+        """Raise the first failure that nobody can look at any more, if there is one."""
+        if self.lost():
+            # What fails because of that is no news, and the calls are to be made anew.
+            self._unseen.clear()
+            return
+        for origin in sorted(self._unseen):
+            # Another thread may raise it at the same time.
+            if (failed := self._unseen.pop(origin, None)) is not None:
+                self.raise_failed(failed)
+
+    def unseen(self) -> list[Failed]:
+        """Return the failures that nobody has looked at, nor can."""
+        self._send_drops()
+        return [failed for _, failed in sorted(self._unseen.copy().items())]
+
+    def gone(self, key: Any) -> ClusterError:
+        """Return the error of something that was lost with a worker, or dropped."""
+        self.roster.in_doubt = True
+        return self.without_lost(key) if self.roster.lost else gone(key)
+
+    def without_lost(self, what: Any) -> ClusterError:
+        """Return the error of something that needs a worker without which the others went on."""
+        return ClusterError(f"lost {', '.join(self.roster.lost)}, which {what} needs; make it anew")
+
+
+async def _beat(reference: weakref.ref[StreamSet]) -> None:
+    while True:
+        await asyncio.sleep(_BEAT_S)
+        streams = reference()
+        if streams is None:
+            return
+        streams._flush()
+        streams._ping()
+        del streams
+
+
+def _close_now(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.close()
+
+
+def _close_streams(streams: Sequence[Stream], beat: Any, loop: Any) -> None:
+    # The garbage collector comes in any thread.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_close_now, streams)
+        loop.call_soon_threadsafe(beat.cancel)

@@ -1,0 +1,324 @@
+"""Laws of the backends of strategies."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import uuid
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import dask
+import numpy as np
+
+from daskdist.errors import ClusterError
+from daskdist.execute.callers import Handle
+from daskdist.strategy.backend import Backend
+from daskdist.strategy.context import replica_there_is
+from daskdist.strategy.flat import LEAVES, flattened
+from daskdist.strategy.picks import Returned
+from daskdist.strategy.returned_values import ReturnedValues
+from daskdist.strategy.team import Team
+from daskdist.strategy.values import AsyncValue, PerReplica, results_of
+from daskdist.testing.equality import check
+
+_LEAVES: Final = LEAVES | {PerReplica, AsyncValue}
+# So long what was dropped may still be there.
+_SOON_S: Final = 20.0
+_NUM_CALLS: Final = 40
+_MOST_IN_FLIGHT: Final = 4
+
+
+class BackendLaws:
+    """Laws of a backend. Subclass it, and say how one is opened."""
+
+    def opened(self) -> AbstractContextManager[tuple[Backend, Team]]:
+        """Open a backend of two replicas or more, which is closed with the block; and give those."""
+        raise NotImplementedError
+
+    # --- order ---
+
+    def test_calls_are_made_in_order(self) -> None:
+        with _program(self) as program:
+            key = _new_key()
+            calls = [program.run(_note, key, number, 0.002 * (number % 3 == 0)) for number in range(_NUM_CALLS)]
+            for number, call in enumerate(calls):
+                for notes in program.results(call):
+                    check(notes == list(range(number + 1)), f"call {number} found {notes} of the calls before it")
+
+    def test_calls_of_each_thread_are_made_in_its_order(self) -> None:
+        with _program(self) as program:
+            key = _new_key()
+            errors: list[BaseException] = []
+
+            def call(thread: int) -> None:
+                try:
+                    for number in range(_NUM_CALLS):
+                        program.run(_note, key, (thread, number), 0.0)
+                except BaseException as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=call, args=(thread,)) for thread in range(2)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            check(not errors, f"a call of a thread raised {errors}")
+            for notes in program.results(program.run(_note, key, (2, 0), 0.0)):
+                for thread in range(2):
+                    found = [number for owner, number in notes if owner == thread]
+                    check(found == list(range(_NUM_CALLS)), f"calls of thread {thread} were made in the order {found}")
+
+    def test_arguments_are_as_they_were_at_the_call(self) -> None:
+        with _program(self) as program:
+            key, array = _new_key(), np.zeros(4)
+            program.run(_note, key, 0, 0.05)
+            call = program.run(_total, array)
+            array[:] = 1
+            check(program.results(call) == [0.0] * program.size, "a change after the call was seen by it")
+
+    # --- references ---
+
+    def test_results_are_given_to_later_calls(self) -> None:
+        with _program(self) as program:
+            numbers = program.values(program.run(_number, 10))
+            again = program.values(program.run(_sum, numbers, 5))
+            check(program.here(again) == [15 + each for each in range(program.size)], "on the same replica")
+            others = PerReplica(list(reversed(numbers.values)))
+            found = program.here(program.values(program.run(_sum, others, 0)))
+            check(found == [10 + each for each in reversed(range(program.size))], f"on another replica: {found}")
+
+    def test_arithmetic_on_results_is_given_to_later_calls(self) -> None:
+        with _program(self) as program:
+            numbers = program.values(program.run(_number, 10)).values
+            total = sum(numbers[1:], numbers[0] * 2)
+            expected = 20 + sum(10 + each for each in range(1, program.size))
+            found = program.here(program.values(program.run(_sum, total, 1)))
+            check(found == [expected + 1] * program.size, f"{found} instead of {expected + 1}")
+            check(int(total) == expected, f"{int(total)} instead of {expected} in the program")
+
+    def test_calls_between_replicas(self) -> None:
+        with _program(self) as program:
+            handles = program.run(_number, 10)
+            total = program.backend.call(_total_of, list(handles), 100, on=program.team.worker_of[-1], name="total")
+            expected = 100 + sum(10 + each for each in range(program.size))
+            check(program.backend.result(total) == expected, "of the results of all replicas")
+            more = program.backend.call(_add, [total], 1, on=program.team.worker_of[0], name="add")
+            check(program.backend.results([more, total]) == [expected + 1, expected], "of the result of such a call")
+
+    def test_structures(self) -> None:
+        with _program(self) as program:
+            found = program.backend.structures(program.run(_nest))
+            check(len(found) == program.size, f"{len(found)} structures for {program.size} replicas")
+            treespec = flattened({"a": 0, "b": (0, 0)})[1]
+            check(all(each == (treespec, (False, True, False)) for each in found), f"{found}")
+
+    # --- ends of calls ---
+
+    def test_calls_that_are_waited_for_are_over(self) -> None:
+        with _program(self) as program:
+            call = program.run(_note, _new_key(), 0, 0.05)
+            program.backend.wait(list(call))
+            check(all(map(program.backend.is_done, call)), "after wait")
+            later = program.run(_note, _new_key(), 0, 0.05)
+            program.backend.finish()
+            check(all(map(program.backend.is_done, later)), "after finish")
+
+    def test_a_failure_is_raised_where_it_is_looked_at(self) -> None:
+        for look in ("result", "results", "see"):
+            with _program(self) as program:
+                error = program.error_of(lambda program=program: program.run(_fail, "no such label"), look)  # type: ignore[misc]
+                check(type(error) is ValueError, f"{look} raised {error!r}, and not what the function did")
+                check("no such label" in str(error), f"{look} raised {error!r}, without the message")
+
+    def test_calls_after_a_failure_are_made(self) -> None:
+        with _program(self) as program:
+            program.error_of(lambda: program.run(_fail, "no such label"))
+            check(program.results(program.run(_total, np.ones(3))) == [3.0] * program.size, "after a failure")
+
+    def test_what_depends_on_a_failure_fails_with_it(self) -> None:
+        with _program(self) as program:
+            key = _new_key()
+            error = program.error_of(
+                lambda: program.run(_note, key, program.values_of_one(program.run(_fail, "no such label")), 0.0)
+            )
+            check(type(error) is ValueError and "no such label" in str(error), f"the call on it raised {error!r}")
+            error = program.error_of(
+                lambda: [program.backend.call(_total_of, list(program.run(_fail, "no such label")), 0, name="total")]
+            )
+            check(type(error) is ValueError and "no such label" in str(error), f"the call between raised {error!r}")
+            (notes, *_) = program.results(program.run(_note, key, 1, 0.0))
+            check(notes == [1], f"a function was called with what failed: {notes}")
+
+    # --- back-pressure ---
+
+    def test_few_steps_are_under_way(self) -> None:
+        with dask.config.set({"daskdist.max-steps-in-flight": _MOST_IN_FLIGHT}), _program(self) as program:
+            key, calls = _new_key(), []
+            for number in range(5 * _MOST_IN_FLIGHT):
+                calls.append(program.run(_note, key, number, 0.005))
+                is_done = program.backend.is_done
+                under_way = sum(not all(map(is_done, call)) for call in calls)
+                check(under_way <= _MOST_IN_FLIGHT, f"{under_way} steps are under way, of {_MOST_IN_FLIGHT} allowed")
+
+    # --- drop and close ---
+
+    def test_results_that_are_dropped_are_dropped_where_they_were(self) -> None:
+        for num_bytes in (0, 2**20):
+            with _program(self) as program:
+                key = _new_key()
+                first, second = program.run(_make, key, num_bytes), program.run(_make, key, num_bytes)
+                alive = program.results(program.run(_num_alive, key))
+                check(all(alive), f"results of {num_bytes} bytes are gone while the program has their handles")
+                num_before = alive[0]
+                del first
+                self._eventually(program, key, lambda number, most=num_before: 0 < number < most)  # type: ignore[misc]
+                del second
+                self._eventually(program, key, lambda number: not number)
+
+    def _eventually(self, program: Any, key: str, is_so: Callable[[int], bool]) -> None:
+        until = time.monotonic() + _SOON_S
+        while True:
+            gc.collect()
+            found = program.results(program.run(_num_alive, key))
+            if all(map(is_so, found)):
+                return
+            check(time.monotonic() < until, f"{found} results are there, some of which the program dropped")
+            time.sleep(0.01)
+
+    def test_calls_after_close_are_refused(self) -> None:
+        with _program(self) as program:
+            call = program.run(_number, 10)
+            program.backend.close()
+            calls: list[Callable[[], Sequence[Handle]]] = [
+                lambda: program.run(_number, 10),
+                lambda: [program.backend.call(_total_of, [], 0, on=program.team.worker_of[0], name="total")],
+                lambda: [program.backend.call(_add, [call[0]], 1, on=program.team.worker_of[0], name="add")],
+            ]
+            for number, make in enumerate(calls):
+                error = program.error_of(make)
+                check(isinstance(error, ClusterError), f"call {number} after close raised {error!r}")
+
+
+class _Program:
+    # A program that calls replicas by a backend.
+    def __init__(self, laws: BackendLaws) -> None:
+        self._opened = laws.opened()
+
+    def __enter__(self) -> _Program:
+        self.backend, self.team = self._opened.__enter__()
+        self.size = len(self.team.replicas)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Sequence[Handle]:
+        leaves, treespec = flattened((args, {}), _LEAVES)
+        return self.backend.call_replicas("run", fn, leaves, treespec, self.team)
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        found = self.backend.results(list(handles))
+        return [each.treespec.unflatten(each.leaves) if type(each) is Returned else each for each in found]
+
+    def values(self, handles: Sequence[Handle]) -> Any:
+        return ReturnedValues(self.backend).of_all(handles, self.team)
+
+    def values_of_one(self, handles: Sequence[Handle]) -> PerReplica:
+        # Of a call that fails nothing is learned.
+        return ReturnedValues(self.backend).columns(handles, 1, self.team)[0]
+
+    def here(self, value: PerReplica) -> list[Any]:
+        return results_of(value.values)
+
+    def error_of(self, make: Callable[[], Sequence[Handle]], look: str = "results") -> Exception | None:
+        try:
+            handles = list(make())
+            if look == "result":
+                self.backend.result(handles[0])
+            else:
+                getattr(self.backend, look)(handles)
+        except Exception as error:
+            return error
+        return None
+
+
+def _program(laws: BackendLaws) -> _Program:
+    return _Program(laws)
+
+
+def _new_key() -> str:
+    return uuid.uuid4().hex
+
+
+# --- what replicas call ---
+
+_notes: Final[defaultdict[Any, list[Any]]] = defaultdict(list)
+
+
+class _Result:
+    # A result of which can be told whether it is still there.
+    def __init__(self, key: str, num_bytes: int) -> None:
+        self.content = bytes(num_bytes)
+        _alive[key].add(self)
+
+
+_alive: Final[defaultdict[str, weakref.WeakSet[_Result]]] = defaultdict(weakref.WeakSet)
+
+
+def _replica() -> int:
+    found = replica_there_is()
+    return -1 if found is None else found.replica_id_in_sync_group
+
+
+def _note(key: str, value: Any, takes_s: float) -> list[Any]:
+    notes = _notes[key, _replica()]
+    if takes_s:
+        time.sleep(takes_s)
+    notes.append(value)
+    return list(notes)
+
+
+def _total(array: Any) -> float:
+    return float(array.sum())
+
+
+def _number(start: int) -> int:
+    return start + _replica()
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return one + other
+
+
+def _nest() -> dict[str, Any]:
+    return {"b": (None, 2), "a": 1}
+
+
+def _fail(message: str) -> None:
+    raise ValueError(message)
+
+
+def _make(key: str, num_bytes: int) -> _Result:
+    return _Result(key, num_bytes)
+
+
+def _num_alive(key: str) -> int:
+    gc.collect()
+    return len(_alive[key])
+
+
+def _plain(result: Any) -> Any:
+    return result.leaves[0] if type(result) is Returned else result
+
+
+def _total_of(results: Sequence[Any], start: int) -> Any:
+    return start + sum(map(_plain, results))
+
+
+def _add(results: Sequence[Any], number: int) -> Any:
+    return _plain(results[0]) + number

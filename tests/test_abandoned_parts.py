@@ -1,0 +1,187 @@
+"""Parts of caches that killed passes leave are removed, and those of running passes are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import fsspec
+import numpy as np
+import pytest
+
+from daskdist import Dataset, TensorSpec, errors
+from daskdist.files.abandoned_parts import LEASE_S
+
+# Elements of 1 MiB, of which a file has a few.
+WIDTH = 2**17
+KILLED = """
+import os, sys
+import numpy as np
+from daskdist import Dataset
+for x in getattr(Dataset.range(24).map(lambda x: np.full(2**17, x)), sys.argv[2])(sys.argv[1]):
+    if x[0] == 20:
+        os._exit(9)
+"""
+
+
+def dataset(path, number=24):
+    return Dataset.range(number).map(lambda x: np.full(WIDTH, x)).cache(path)
+
+
+def killed(path, method="cache"):
+    """Leave the parts of a pass that was killed."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), method], timeout=60, check=False)
+    assert done.returncode == 9
+    assert len(parts(path)) > 2
+    assert not manifests(path)
+
+
+def parts(path):
+    return sorted(path.rglob("*part-*"))
+
+
+def manifests(path):
+    return sorted(path.rglob("manifest.json"))
+
+
+def make_older(paths, seconds=LEASE_S + 3600):
+    at = time.time() - seconds
+    for path in paths:
+        os.utime(path, (at, at))
+
+
+def begun(ds, number=15):
+    """A pass that has written some parts, and the elements it gave."""
+    it = iter(ds)
+    return it, [int(next(it)[0]) for _ in range(number)]
+
+
+def fill(ds):
+    return rest(iter(ds))
+
+
+def rest(it):
+    return [int(x[0]) for x in it]
+
+
+@pytest.mark.parametrize("method", ["cache", "snapshot"])
+def test_parts_of_a_killed_pass_are_removed_by_the_next_pass_over_the_path(tmp_path, method):
+    killed(tmp_path, method)
+    left = parts(tmp_path)
+    # Another process may be writing these.
+    fill(dataset(tmp_path))
+    assert set(left) < set(parts(tmp_path))
+    make_older(left)
+    # Of another pipeline, as after the program was changed: the directory of the old one goes too.
+    fill(dataset(tmp_path, 20))
+    assert not set(left) & set(parts(tmp_path))
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_pass_that_reads_removes_them_too(tmp_path):
+    ds = dataset(tmp_path)
+    it, _ = begun(ds)
+    (directory,) = tmp_path.iterdir()
+    # As of a process that was killed: nobody is told that the pass is over.
+    left = [
+        part.rename(part.with_name(f"part-{'0' * 12}-{number:032x}.arrow"))
+        for number, part in enumerate(parts(directory))
+    ]
+    it.close()
+    whole = fill(ds)
+    kept = set(parts(directory)) - set(left)
+    assert left
+    make_older(parts(directory))
+    assert fill(ds) == whole == list(range(24))
+    assert set(parts(directory)) == kept
+
+
+def test_parts_of_a_running_pass_are_kept_however_old_the_first_is(tmp_path):
+    ds = dataset(tmp_path)
+    it, found = begun(ds)
+    running = parts(tmp_path)
+    assert len(running) > 2
+    make_older(running[:-1])
+    other, begun_by_other = begun(dataset(tmp_path))
+    assert set(running) <= set(parts(tmp_path))
+    found += rest(it)
+    begun_by_other += rest(other)
+    assert found == begun_by_other == list(range(24))
+    # One of both is kept; the other removed its own.
+    assert len(manifests(tmp_path)) == 1
+    assert fill(ds) == found
+
+
+def test_a_pass_that_lost_parts_keeps_nothing_and_gives_all(tmp_path, caplog):
+    ds = dataset(tmp_path)
+    it, found = begun(ds)
+    make_older(parts(tmp_path))
+    # It was held up for more than a day, and the next pass takes it for dead.
+    whole = fill(ds)
+    (manifest,) = manifests(tmp_path)
+    manifest.unlink()
+    found += rest(it)
+    assert found == whole
+    assert "files are gone" in caplog.text
+    assert not manifests(tmp_path)
+    assert fill(ds) == whole
+    assert fill(ds) == whole
+    assert len(manifests(tmp_path)) == 1
+
+
+def test_two_saves_at_the_same_time_never_leave_half_a_dataset(tmp_path):
+    def rows():
+        for number in range(24):
+            if number == 20:
+                Dataset.range(3).save(tmp_path)
+            yield np.full(WIDTH, number)
+
+    # It may meet the other one while it writes a file, too.
+    with pytest.raises(errors.FileError, match=r"no other process saves|cannot be written"):
+        Dataset.from_generator(rows, TensorSpec((WIDTH,), np.int64)).save(tmp_path)
+    assert [int(x) for x in Dataset.load(tmp_path)] == [0, 1, 2]
+
+
+def test_files_of_others_stay(tmp_path):
+    ds = dataset(tmp_path)
+    fill(ds)
+    (directory,) = tmp_path.iterdir()
+    names = ["theirs.arrow", "part-0.arrow", "notes.txt", f".manifest.json.{'a' * 31}.tmp"]
+    others = [place / name for place in (tmp_path, directory) for name in names]
+    for path in others:
+        path.write_text("keep")
+    (tmp_path / ("b" * 32)).write_text("keep")
+    temporaries = [directory / f".manifest.json.{'a' * 32}.tmp", directory / f"part-{'c' * 32}.arrow"]
+    for path in temporaries:
+        path.write_text("left")
+    make_older(tmp_path.rglob("*"))
+    assert fill(ds) == list(range(24))
+    assert all(path.exists() for path in others)
+    assert not any(path.exists() for path in temporaries)
+
+
+def test_in_an_object_store():
+    fs = fsspec.filesystem("memory")
+    try:
+        ds = dataset("memory://kept/here")
+        it, _ = begun(ds)
+        written = fs.find("/kept")
+        assert len(written) > 2
+        # As of another process that was killed.
+        left = [f"{path.rpartition('/')[0]}/part-{'0' * 12}-{number:032x}.arrow" for number, path in enumerate(written)]
+        for path, copied in zip(written, left, strict=True):
+            fs.cp_file(path, copied)
+        it.close()
+        whole = fill(ds)
+        assert set(left) <= set(fs.find("/kept"))
+        for path in left:
+            fs.store[path].created = datetime.now(tz=UTC) - timedelta(seconds=LEASE_S + 60)
+        assert fill(ds) == whole
+        assert not set(left) & set(fs.find("/kept"))
+        np.testing.assert_array_equal(fill(ds), whole)
+    finally:
+        if fs.exists("/kept"):
+            fs.rm("/kept", recursive=True)

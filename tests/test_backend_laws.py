@@ -1,0 +1,41 @@
+"""The laws of backends, of those that there are."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from conftest import mirrored
+
+import daskdist
+from daskdist.testing import BackendLaws
+
+
+class TestLocalBackend(BackendLaws):
+    @contextlib.contextmanager
+    def opened(self):
+        strategy = mirrored(3)
+        yield strategy._backend, strategy._team
+        strategy._backend.close()
+
+
+class TestClusterBackend(BackendLaws):
+    @pytest.fixture(autouse=True)
+    def _on_client(self, client):
+        self.client = client
+
+    @contextlib.contextmanager
+    def opened(self):
+        with daskdist.MultiWorkerMirroredStrategy(self.client) as strategy:
+            yield strategy._backend, strategy._team
+
+
+class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
+    @pytest.fixture(autouse=True)
+    def _on_client(self, client):
+        self.client = client
+
+    @contextlib.contextmanager
+    def opened(self):
+        with daskdist.MultiWorkerMirroredStrategy(self.client, num_replicas_per_worker=2) as strategy:
+            yield strategy._backend, strategy._team

@@ -1,0 +1,51 @@
+"""Errors of functions name the row that they were called with."""
+
+from __future__ import annotations
+
+import pytest
+
+from daskdist import Dataset, errors
+from daskdist.execute.callers import Now, Threads, using
+
+
+class _FailsOn:
+    """A function that draws at random, and fails for one number only."""
+
+    def __call__(self, x, *others):
+        if str(x) == "4":
+            raise ValueError("not this one")
+        return Dataset.range(3).shuffle(3)
+
+
+def _fails(*items):
+    raise ValueError("never")
+
+
+@pytest.mark.parametrize(
+    ("build", "row"),
+    [
+        (lambda ds: ds.flat_map(_fails), "row 0"),
+        (lambda ds: ds.interleave(_fails, 2), "row 0"),
+        (lambda ds: ds.shuffle(6, seed=1).flat_map(_FailsOn()), "row 4"),
+        (lambda ds: ds.flat_map(_FailsOn()), "row 4"),
+        (lambda ds: ds.interleave(_FailsOn(), 2), "row 4"),
+        (lambda ds: ds.group_by_window(lambda x: x, _FailsOn(), 1), "row 4"),
+        (lambda ds: ds.map(lambda x, rng: 1 // (int(x) - 4), rng=3), "row 4"),
+        (lambda ds: Dataset.zip(ds, ds.skip(1)).map(lambda x, y: 1 // (int(x) - 4)), "row 4"),
+        (lambda ds: ds.enumerate().map(lambda n, x: 1 // (int(x) - 4)), "row 4"),
+    ],
+)
+@pytest.mark.parametrize("caller", [Now, Threads])
+def test_the_row_is_named_also_where_elements_were_paired(build, row, caller):
+    with using(caller), pytest.raises(errors.UserFunctionError) as raised:
+        list(build(Dataset.range(6)))
+    assert f"{row} of range rows 0 on" in str(raised.value)
+    assert "generators" not in str(raised.value)
+
+
+@pytest.mark.cluster
+def test_the_row_is_named_on_a_cluster(on_cluster):
+    ds = Dataset.range(6).flat_map(_FailsOn()).batch(2)
+    distributed = on_cluster.distribute_dataset(ds)
+    with pytest.raises(errors.UserFunctionError, match=r"row 4 of range rows 0 on"):
+        list(map(on_cluster.local_results, distributed))

@@ -1,0 +1,587 @@
+"""Streams of steps: what travels by them, in which order, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from conftest import messages_sent, of_kind
+from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
+from distributed.protocol import deserialize
+
+import daskdist
+from daskdist import Dataset, PerReplica, Ragged, errors
+from daskdist.strategy.picks import Returned
+from daskdist.strategy.steps.cells import Cell
+from daskdist.strategy.steps.executor import Executor, run_ready
+from daskdist.strategy.steps.outbox import packed, unpacked
+from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
+from daskdist.strategy.tree import list_spec
+
+
+def eventually(is_so, within_s=20.0):
+    """Wait until something is so."""
+    until = time.monotonic() + within_s
+    while not (found := is_so()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
+
+
+def count_on_worker(dask_worker):
+    """The results and objects that strategies have on a worker, and their threads."""
+    from daskdist.strategy.steps.on_worker import _streams
+
+    streams = _streams.get(dask_worker)
+    found = [] if streams is None else list(streams.by_token.values())
+    return (
+        len(found),
+        sum(len(cells) for each in found for cells in each._cells.values()),
+        sum(len(each._objects) for each in found),
+        sum(thread.name.startswith(("daskdist replica", "daskdist combine")) for thread in threading.enumerate()),
+    )
+
+
+# --- cells and executors ---
+
+
+def test_a_cell_is_waited_for_and_filled_once():
+    cell, called = Cell(), []
+    cell.when_set(lambda: called.append(cell.get()))
+    timer = threading.Timer(0.05, cell.set, (3,))
+    timer.start()
+    assert cell.get() == 3
+    cell.set(4)
+    cell.when_set(lambda: called.append("later"))
+    timer.join()
+    assert cell.get() == 3
+    assert called == [3, "later"]
+
+
+def test_an_executor_makes_calls_in_order_in_one_thread():
+    entered, found = [], []
+    executor = Executor("some executor", lambda: entered.append(threading.get_ident()))
+    for number in range(100):
+        executor.put(lambda number=number: found.append((number, threading.get_ident())))
+    over = threading.Event()
+    executor.put(over.set)
+    assert over.wait(10)
+    executor.close()
+    assert found == [(number, entered[0]) for number in range(100)]
+
+
+def test_chains_of_ready_calls_do_not_nest():
+    num_calls, most = 0, 5000
+
+    def call():
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls < most:
+            run_ready(call)
+
+    run_ready(call)
+    assert num_calls == most
+
+
+# --- what travels ---
+
+
+def travelled(message):
+    found = packed(message)
+    return unpacked({"m": _through(found["m"]), "f": [_through(each) for each in found["f"]]})
+
+
+def _through(value):
+    if isinstance(value, bytes):
+        return value
+    from distributed.protocol import serialize
+
+    return deserialize(*serialize(value.data))
+
+
+@pytest.mark.parametrize("num_bytes", [8, 2**15, 2**20])
+def test_messages_travel_with_their_arrays(num_bytes):
+    array = np.arange(num_bytes // 8)
+    ((kind, found, text),) = travelled([("run", array, b"x" * num_bytes)])
+    assert kind == "run"
+    np.testing.assert_array_equal(found, array)
+    assert text == b"x" * num_bytes
+
+
+class Own:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("leaves", [[1.5, None, np.float32(2)], [np.arange(3)], ["text", Own(3)]])
+def test_small_results_come_along(leaves):
+    structure, payload = travelling(Returned(leaves, list_spec(len(leaves))))
+    assert loaded_structure(structure) == (list_spec(len(leaves)), tuple(leaf is None for leaf in leaves))
+    ((payload,),) = travelled([(payload,)])
+    found = received(structure, payload)
+    for was, leaf in zip(leaves, found.leaves, strict=True):
+        assert type(leaf) is type(was)
+        same = leaf.value == was.value if isinstance(was, Own) else np.array_equal(leaf, was)
+        assert same
+
+
+def test_a_result_is_as_it_was_when_its_call_was_over():
+    array = np.zeros(3)
+    _, payload = travelling([array])
+    array += 1
+    assert type(payload) is Packed
+    np.testing.assert_array_equal(received(None, payload)[0], np.zeros(3))
+
+
+def test_large_results_and_those_that_do_not_pickle_stay():
+    assert travelling(Returned([np.zeros(2**17)], list_spec(1)))[1].num_bytes >= 2**20
+    assert type(travelling([threading.Lock()])[1]) is Held
+
+
+# --- on a cluster ---
+
+
+@pytest.mark.cluster
+def test_calls_are_made_in_the_programs_order(on_cluster):
+    def note(number, seconds):
+        time.sleep(seconds)
+        worker = get_worker()
+        worker.noted = [*getattr(worker, "noted", []), number]
+        return len(worker.noted)
+
+    def noted():
+        return tuple(get_worker().__dict__.pop("noted"))
+
+    on_cluster.run(note, args=(-1, 0.0))
+    kept = [on_cluster.run(note, args=(k, PerReplica([0.02 if k % 3 == 0 else 0.0, 0.0]))) for k in range(12)]
+    for found in on_cluster.local_results(on_cluster.run(noted)):
+        assert found == tuple(range(-1, 12))
+    assert on_cluster.local_results(kept[-1]) == (13, 13)
+
+
+@pytest.mark.cluster
+def test_results_and_objects_are_dropped_on_the_workers(on_cluster, client):
+    def ones(size):
+        return np.ones(size)
+
+    kept = [on_cluster.run(ones, args=(2**18,)) for _ in range(3)]
+    total = on_cluster.reduce("SUM", on_cluster.run(np.add, args=(kept[0], kept[1])), axis=None)
+    assert float(total[0]) == 4.0
+    counted = client.run(count_on_worker)
+    assert all(num_results >= 3 for _, num_results, _, _ in counted.values())
+    kept.clear()
+    del total
+    on_cluster._steps.objects.clear()
+    # What is kept of functions by their identity goes with them.
+    del ones
+
+    def is_gone():
+        return all(num_results == 0 for _, num_results, _, _ in client.run(count_on_worker).values())
+
+    eventually(is_gone)
+
+
+@pytest.mark.cluster
+def test_nothing_is_left_of_a_strategy_that_is_closed_or_dropped(client):
+    before = dict.fromkeys(client.nthreads(), (0, 0, 0, 0))
+    eventually(lambda: client.run(count_on_worker) == before)
+    for how in ("closed", "dropped"):
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+        value = strategy.run(np.ones, args=(2**18,))
+        assert strategy.local_results(value)[0].sum() == 2**18
+        assert all(
+            found[0] == known[0] + 1
+            for found, known in zip(client.run(count_on_worker).values(), before.values(), strict=True)
+        )
+        if how == "closed":
+            strategy.close()
+        del strategy, value
+        gc.collect()
+        eventually(lambda: client.run(count_on_worker) == before)
+
+
+@pytest.mark.cluster
+def test_a_failure_that_nobody_can_look_at_is_raised_by_the_next_look(on_cluster):
+    def fail():
+        raise ValueError("nobody looks at this")
+
+    with pytest.raises(ValueError, match="nobody looks at this"):
+        on_cluster.local_results(on_cluster.run(fail))
+    fine = on_cluster.run(float, args=(1,))
+    assert on_cluster.local_results(fine) == (1.0, 1.0)
+
+    def fail_later(x):
+        if x > 1:
+            raise ValueError("this is too much")
+        return x
+
+    on_cluster.local_results(on_cluster.run(fail_later, args=(1.0,)))
+    on_cluster.run(fail_later, args=(2.0,))
+
+    def look(num_times):
+        for _ in range(num_times):
+            on_cluster.local_results(on_cluster.run(float, args=(1,)))
+
+    with pytest.raises(ValueError, match="this is too much"):
+        look(200)
+    look(10)
+
+
+@pytest.mark.cluster
+def test_failures_that_are_looked_at_together_are_raised_once(on_cluster):
+    def fail(x):
+        if np.max(x) >= 4:
+            raise ValueError("this cannot be read")
+        return x
+
+    batches = on_cluster.distribute_dataset(Dataset.range(16).batch(4).map(fail))
+    with pytest.raises(errors.UserFunctionError, match="this cannot be read"):
+        on_cluster.local_results(list(batches))
+    for _ in range(50):
+        assert on_cluster.local_results(on_cluster.run(float, args=(1,))) == (1.0, 1.0)
+
+
+@pytest.mark.cluster
+def test_a_failure_is_looked_at_where_it_is_needed_and_not_elsewhere(on_cluster):
+    def choosy(x):
+        if x > 1:
+            raise ValueError("this is too much")
+        return x
+
+    on_cluster.local_results(on_cluster.run(choosy, args=(1.0,)))
+    failed = on_cluster.reduce("SUM", on_cluster.run(choosy, args=(2.0,)), axis=None)
+    for _ in range(20):
+        assert on_cluster.local_results(on_cluster.run(choosy, args=(1.0,))) == (1.0, 1.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="this is too much"):
+            float(failed)
+
+
+@pytest.mark.cluster
+def test_a_reduction_that_fails_on_both_workers_is_raised_once(on_cluster):
+    def rows_of_different_lengths(x):
+        return Ragged(np.array([1, 2, 3]), [0, 2, 3])
+
+    def slowly(x):
+        time.sleep(0.1 * x)
+        return np.ones(2)
+
+    values = on_cluster.run(rows_of_different_lengths, args=(PerReplica([0, 1]),))
+    numbers = on_cluster.run(slowly, args=(PerReplica([0, 1]),))
+    for value in ([values, numbers], values):
+        # Each worker's own part of it fails by itself.
+        with pytest.raises(errors.ArgumentError, match="rows of different lengths"):
+            on_cluster.local_results(on_cluster.reduce("SUM", value, axis=0))
+        for _ in range(5):
+            assert float(on_cluster.reduce("SUM", numbers, axis=0)) == 4.0
+
+
+@pytest.mark.cluster
+def test_large_results_are_fetched_once_for_all_that_is_in_them(on_cluster):
+    made = on_cluster.run(lambda: (np.zeros(2**17), np.ones(2**17)))
+    with messages_sent(on_cluster) as messages:
+        for zeros, ones in on_cluster.local_results(made):
+            assert (zeros.sum(), ones.sum()) == (0, 2**17)
+    assert len(of_kind(messages, "fetch")) == 2
+
+
+@pytest.mark.cluster
+def test_large_results_are_fetched_by_several_threads(on_cluster):
+    made = on_cluster.run(np.ones, args=(2**18,))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(on_cluster.local_results(made))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [part.sum() for parts in found for part in parts] == [2**18] * 16
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("is_function", [False, True])
+def test_no_more_calls_are_under_way_than_allowed(on_cluster, client, is_function):
+    def wait(name):
+        return Event(name).wait(20)
+
+    gate = Event("in flight", client=client)
+    gate.set()
+    on_cluster.local_results(on_cluster.run(wait, args=("in flight",)))
+    gate.clear()
+    made = []
+
+    def step():
+        return on_cluster.run(wait, args=("in flight",))
+
+    step = daskdist.function(step) if is_function else step
+
+    def program():
+        with dask.config.set({"daskdist.max-steps-in-flight": 4}):
+            for _ in range(12):
+                made.append(step())
+
+    thread = threading.Thread(target=program)
+    thread.start()
+    eventually(lambda: len(made) >= 4)
+    time.sleep(0.2)
+    assert len(made) <= 5
+    gate.set()
+    thread.join(20)
+    assert on_cluster.local_results(made) == ([True] * 12, [True] * 12)
+
+
+@pytest.mark.cluster
+def test_functions_find_their_worker_and_its_client(on_cluster, client):
+    def find():
+        return get_worker().address, get_client().submit(abs, -3).result()
+
+    found = on_cluster.local_results(on_cluster.run(find))
+    assert sorted(found) == sorted((worker, 3) for worker in client.nthreads())
+
+
+@pytest.mark.cluster
+def test_reading_goes_on_while_a_step_is_computed(on_cluster, client):
+    def wait(name):
+        return Event(name).wait(20)
+
+    gate = Event("reading", client=client)
+    gate.set()
+    on_cluster.local_results(on_cluster.run(wait, args=("reading",)))
+    gate.clear()
+    waiting = on_cluster.run(wait, args=("reading",))
+    # Each worker has one thread, which is not the step's.
+    steps = list(on_cluster.distribute_dataset(Dataset.range(8).map(lambda x: x + 1).batch(4)))
+    assert [np.concatenate(on_cluster.local_results(step)).tolist() for step in steps] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    gate.set()
+    assert on_cluster.local_results(waiting) == (True, True)
+
+
+@pytest.mark.cluster
+def test_an_error_of_a_data_task_is_raised_where_its_step_is_looked_at(on_cluster):
+    def fail(x):
+        if x[0] >= 4:
+            raise ValueError("this cannot be read")
+        return x
+
+    first, second = on_cluster.distribute_dataset(Dataset.range(8).batch(4).map(fail))
+    assert on_cluster.local_results(on_cluster.run(np.sum, args=(first,))) == (1, 5)
+    summed = on_cluster.run(np.sum, args=(second,))
+    with pytest.raises(Exception, match="this cannot be read"):
+        on_cluster.local_results(summed)
+
+
+@pytest.mark.cluster
+def test_one_batch_that_cannot_be_read_fails_its_own_step(on_cluster):
+    def refuse(x):
+        if x[0] == 17:
+            raise ValueError("no such row")
+        return x
+
+    def total(x):
+        return float(x.sum())
+
+    @daskdist.function
+    def step(x):
+        return on_cluster.reduce("SUM", on_cluster.run(total, args=(x,)), axis=None)
+
+    rows = np.arange(48.0)[:, None] * np.ones(1000)
+    with dask.config.set({"daskdist.split-bytes": 16_000, "daskdist.bundle-bytes": 16_000}):
+        ds = Dataset.from_tensor_slices(rows).map(refuse).batch(2)
+        losses = [step(x) for x in on_cluster.distribute_dataset(ds)]
+    with pytest.raises(errors.UserFunctionError, match="no such row"):
+        float(losses[8])
+    # Those far from it are of other blocks.
+    for number in (*range(4), *range(14, 24)):
+        assert float(losses[number]) == rows[2 * number : 2 * number + 2].sum()
+
+
+@pytest.mark.cluster
+def test_a_worker_that_is_killed_is_named_at_once():
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as local,
+        Client(local, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        pids = client.run(os.getpid)
+        strategy.local_results(strategy.run(float, args=(1,)))
+
+        def long(seconds):
+            time.sleep(seconds)
+            return 1.0
+
+        strategy.local_results(strategy.run(long, args=(0.0,)))
+        waiting = strategy.reduce("SUM", strategy.run(long, args=(9.0,)), axis=None)
+        worker = strategy.workers[1]
+        since = time.monotonic()
+        threading.Timer(0.5, os.kill, (pids[worker], signal.SIGKILL)).start()
+        with pytest.raises(errors.ClusterError, match=f"lost {worker}"):
+            float(waiting)
+        assert time.monotonic() - since < 8
+
+
+@pytest.mark.cluster
+def test_streams_are_encrypted_where_the_cluster_is():
+    pytest.importorskip("cryptography")
+
+    async def program():
+        security = Security.temporary()
+        async with LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            protocol="tls",
+            security=security,
+            dashboard_address="127.0.0.1:0",
+            asynchronous=True,
+        ) as local:
+            return await asyncio.to_thread(use, local.scheduler_address, security)
+
+    def use(address, security):
+        with (
+            Client(address, security=security, set_as_default=False) as client,
+            daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+        ):
+            assert all(worker.startswith("tls://") for worker in strategy.workers)
+            batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
+            sums = [strategy.reduce("SUM", strategy.run(np.sum, args=(batch,)), axis=None) for batch in batches]
+            return [int(each) for each in sums]
+
+    assert asyncio.run(program()) == [6, 22]
+
+
+@pytest.fixture
+def own_strategy():
+    """A strategy on a cluster that no other test needs."""
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=50,
+        ) as local,
+        Client(local, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        yield strategy
+
+
+@pytest.mark.cluster
+def test_a_worker_that_is_stopped_is_lost(own_strategy):
+    strategy = own_strategy
+    pids = strategy.client.run(os.getpid)
+    assert strategy.local_results(strategy.run(float, args=(1,))) == (1.0, 1.0)
+    worker = strategy.workers[1]
+    os.kill(pids[worker], signal.SIGSTOP)
+    try:
+        with (
+            dask.config.set({"daskdist.timeouts.step": "2 s"}),
+            pytest.raises(errors.ClusterError, match=f"lost {worker}.*no answer for"),
+        ):
+            float(strategy.reduce("SUM", strategy.run(float, args=(1,)), axis=None))
+    finally:
+        os.kill(pids[worker], signal.SIGCONT)
+    assert float(strategy.run(float, args=(1,))) == 1.0
+
+
+@pytest.mark.cluster
+def test_a_look_at_a_replica_that_hangs_ends(on_cluster, client):
+    def hang(name):
+        return Event(name).wait(30)
+
+    gate = Event("hanging", client=client)
+    gate.set()
+    on_cluster.local_results(on_cluster.run(hang, args=("hanging",)))
+    gate.clear()
+    hanging = on_cluster.reduce("SUM", on_cluster.run(hang, args=("hanging",)), axis=None)
+    with (
+        dask.config.set({"daskdist.timeouts.step": "2 s"}),
+        pytest.raises(errors.ClusterError, match=r"run-hang has been running on .* daskdist\.timeouts\.step"),
+    ):
+        float(hanging)
+    gate.set()
+    assert float(hanging) == 2.0
+
+
+@pytest.mark.cluster
+def test_a_failure_that_nobody_looked_at_is_logged_at_the_end_of_the_program(client, tmp_path):
+    program = f"""
+import pathlib, time, daskdist
+
+def fail(path):
+    if path:
+        pathlib.Path(path + str(daskdist.get_replica_context().replica_id_in_sync_group)).touch()
+        raise ValueError("nobody looks at this")
+    return 1.0
+
+strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
+strategy.local_results(strategy.run(fail, args=("",)))
+strategy.run(fail, args=({str(tmp_path / "made ")!r},))
+while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy._steps.streams._under_way:
+    time.sleep(0.01)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "a step failed, and nobody looked at it: ValueError: nobody looks at this" in done.stderr
+    assert done.stderr.count("nobody looked at it") == 1
+
+
+# --- what the scheduler knows ---
+
+
+def closable(dask_scheduler):
+    """The workers that adaptive scaling may close."""
+    return sorted(dask_scheduler.workers_to_close(n=2))
+
+
+@pytest.mark.cluster
+def test_workers_in_use_are_not_closed_to_scale_down(client):
+    workers = sorted(client.nthreads())
+    assert client.run_on_scheduler(closable) == workers
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker={workers[0]: 1, workers[1]: 0}):
+        assert client.run_on_scheduler(closable) == workers[1:]
+        with daskdist.MultiWorkerMirroredStrategy(client):
+            assert client.run_on_scheduler(closable) == []
+        eventually(lambda: client.run_on_scheduler(closable) == workers[1:])
+    eventually(lambda: client.run_on_scheduler(closable) == workers)
+
+
+@pytest.mark.cluster
+def test_workers_of_a_program_that_is_gone_are_closed_to_scale_down(client):
+    program = f"""
+import os, daskdist
+strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
+print(strategy.client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.workers_to_close(n=2)), flush=True)
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+    eventually(lambda: client.run_on_scheduler(closable) == sorted(client.nthreads()))
+
+
+@pytest.mark.cluster
+def test_a_cluster_that_adapts_keeps_the_workers_of_a_strategy():
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            (worker,) = strategy.workers
+            local.adapt(minimum=0, maximum=1, interval="50ms", wait_count=1)
+            # As long as it takes to close one that nobody uses, and longer.
+            for _ in range(20):
+                assert float(strategy.run(float, args=(1,))) == 1.0
+                time.sleep(0.1)
+            assert list(client.nthreads()) == [worker]
+        eventually(lambda: not client.nthreads())

@@ -1,0 +1,222 @@
+"""Streams of steps where something fails, is interrupted or closed in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, Event, LocalCluster, get_worker
+
+import daskdist
+from daskdist import Dataset, errors
+
+pytestmark = pytest.mark.cluster
+
+
+def eventually(is_so, within_s=20.0):
+    """Wait until something is so."""
+    until = time.monotonic() + within_s
+    while not (found := is_so()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
+
+
+class NoKey:
+    """A key of a dict that cannot be sent."""
+
+    def __reduce__(self):
+        raise TypeError("this key stays here")
+
+
+class NoSize:
+    """A result that cannot tell its size."""
+
+    def __sizeof__(self):
+        raise RuntimeError("the size is not known")
+
+
+def test_a_result_with_a_key_that_does_not_pickle_fails_alone(on_cluster):
+    def keyed():
+        return {NoKey(): 1.0}
+
+    for _ in range(2):
+        with pytest.raises(errors.ArgumentError, match=r"does not pickle.*this key stays here"):
+            on_cluster.local_results(on_cluster.run(keyed))
+        assert on_cluster.local_results(on_cluster.run(float, args=(2,))) == (2.0, 2.0)
+
+
+def test_a_result_that_cannot_tell_its_size_is_looked_at(on_cluster):
+    def sizeless():
+        return NoSize()
+
+    found = on_cluster.local_results(on_cluster.run(sizeless))
+    assert [type(each).__name__ for each in found] == ["NoSize", "NoSize"]
+
+
+def test_an_interrupt_leaves_a_strategy_usable_or_closed(client):
+    def add(x, y):
+        return x + y
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    chance = random.Random(5)
+    strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    strategy.local_results(strategy.run(add, args=(1.0, 2.0)))
+    large = np.ones(2**15)
+    main, num_interrupts, said = threading.get_ident(), 0, []
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        for number in range(150):
+            timer = threading.Timer(chance.uniform(0, 0.006), signal.pthread_kill, (main, signal.SIGUSR1))
+            try:
+                timer.start()
+                value = strategy.run(add, args=(large, float(number)))
+                for _ in range(100):
+                    value = strategy.run(add, args=(value, strategy.reduce("SUM", value, axis=None)))
+                    strategy.local_results(strategy.run(np.sum, args=(value,)))
+            except KeyboardInterrupt:
+                num_interrupts += 1
+            timer.join()
+            try:
+                found = strategy.local_results(strategy.run(add, args=(number, 1)))
+            except errors.ClusterError as error:
+                said.append(str(error))
+                strategy.close()
+                strategy = daskdist.MultiWorkerMirroredStrategy(client)
+            else:
+                assert found == (number + 1, number + 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert num_interrupts == 150
+    assert all("is closed" in each for each in said)
+    strategy.close()
+
+
+def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client):
+    def wait(name):
+        worker = get_worker()
+        worker.num_made = getattr(worker, "num_made", 0) + 1
+        return Event(name).wait(20)
+
+    def made(dask_worker):
+        return dask_worker.__dict__.pop("num_made", 0)
+
+    def threads(dask_worker):
+        return [each.name for each in threading.enumerate() if each.name.startswith("daskdist replica")]
+
+    eventually(lambda: not any(client.run(threads).values()))
+    gate = Event("closed by an error", client=client)
+    gate.set()
+    with contextlib.suppress(RuntimeError), daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+        strategy.local_results(strategy.run(wait, args=("closed by an error",)))
+        client.run(made)
+        gate.clear()
+        steps = [strategy.run(wait, args=("closed by an error",)) for _ in range(10)]
+        eventually(lambda: all(client.run(lambda dask_worker: getattr(dask_worker, "num_made", 0)).values()))
+        raise RuntimeError("of the program")
+    gate.set()
+    eventually(lambda: not any(client.run(threads).values()))
+    assert set(client.run(made).values()) == {1}
+    assert len(steps) == 10
+
+
+def test_workers_are_asked_for_an_answer_between_calls_only(on_cluster, client):
+    streams = on_cluster._steps.streams
+    loop = client.loop.asyncio_loop
+
+    async def ping():
+        streams._ping()
+
+    with streams.lock:
+        before = [each.num_messages for each in streams._streams.values()]
+        asked = asyncio.run_coroutine_threadsafe(ping(), loop)
+        with pytest.raises(TimeoutError):
+            asked.result(0.1)
+        assert [each.num_messages for each in streams._streams.values()] == before
+    asked.result(10)
+
+
+def test_everyone_who_sends_to_a_worker_that_is_not_reached_hears_of_it(on_cluster, client):
+    async def send(dask_worker):
+        from daskdist.strategy.steps.on_worker import _streams
+
+        peers, reasons = _streams[dask_worker]._peers, []
+        for number in range(3):
+            peers.send("nowhere://x", number, reasons.append)
+        while len(reasons) < 3:
+            await asyncio.sleep(0.01)
+        return len(reasons), list(peers._links).count("nowhere://x")
+
+    on_cluster.local_results(on_cluster.run(float, args=(1,)))
+    assert set(client.run(send).values()) == {(3, 0)}
+
+
+def test_nothing_is_kept_of_data_that_came(on_cluster, client):
+    def waits(dask_worker):
+        from daskdist.strategy.steps.data_keys import data_keys_of
+
+        return len(data_keys_of(dask_worker)._events)
+
+    batches = on_cluster.distribute_dataset(Dataset.range(64).batch(4))
+    totals = [on_cluster.reduce("SUM", on_cluster.run(np.sum, args=(each,)), axis=None) for each in batches]
+    assert sum(map(int, totals)) == sum(range(64))
+    eventually(lambda: set(client.run(waits).values()) == {0})
+
+
+def test_values_of_another_strategy_on_the_cluster_are_what_they_are(on_cluster, client):
+    def number(x):
+        return np.full(3, float(x))
+
+    def large(x):
+        return np.full(2**17, float(x))
+
+    with daskdist.MultiWorkerMirroredStrategy(client) as other:
+        # Calls of the same numbers.
+        mine = [on_cluster.run(number, args=(k,)) for k in range(8)]
+        theirs = [other.run(number, args=(10 + k,)) for k in range(8)]
+        added = on_cluster.run(np.add, args=(mine[3], theirs[3]))
+        assert [each.tolist() for each in on_cluster.local_results(added)] == [[16.0] * 3] * 2
+        held = other.run(large, args=(7,))
+        assert on_cluster.local_results(on_cluster.run(np.sum, args=(held,))) == (7.0 * 2**17, 7.0 * 2**17)
+        assert np.asarray(on_cluster.reduce("SUM", theirs[1], axis=None)).tolist() == [22.0] * 3
+        one = on_cluster.reduce("SUM", mine[1], axis=None)[0]
+        ten = other.reduce("SUM", theirs[0], axis=None)[0]
+        assert (float(one + ten), float(ten - one)) == (22.0, 18.0)
+        assert on_cluster.local_results(on_cluster.run(float, args=(ten,))) == (20.0, 20.0)
+        assert [each.tolist() for each in on_cluster.local_results(theirs[2])] == [[12.0] * 3] * 2
+
+
+def test_large_batches_are_looked_at(on_cluster):
+    (batch,) = on_cluster.distribute_dataset(Dataset.range(2**17).batch(2**17))
+    found = on_cluster.local_results(batch)
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(2**17))
+
+
+def test_workers_in_this_process_share_no_memory_with_the_program():
+    def make():
+        get_worker().made = np.zeros(2**17)
+        return get_worker().made
+
+    def change():
+        get_worker().made += 1
+        return float(get_worker().made[0])
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as local,
+        Client(local, set_as_default=False) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        found = strategy.local_results(strategy.run(make))
+        assert strategy.local_results(strategy.run(change)) == (1.0, 1.0)
+        assert [each[0] for each in found] == [0.0, 0.0]
+        for each in found:
+            each += 100
+        assert strategy.local_results(strategy.run(change)) == (2.0, 2.0)
