@@ -23,7 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread, get_ident
 from typing import Any, Protocol
 
 from daskdist.config import num_threads
@@ -250,14 +249,7 @@ class Threads:
     def __init__(self, number: int | None = None, bring: Bring | None = None) -> None:
         self._bring = bring
         number = self.num_ahead = number or num_threads()
-        own_threads: set[int] = set()
-        self._own_threads = own_threads
-
-        def begin() -> None:
-            own_threads.add(get_ident())
-            enter_pool(number)
-
-        self._pool = ThreadPoolExecutor(number, thread_name_prefix="daskdist", initializer=begin)
+        self._pool = ThreadPoolExecutor(number, "daskdist", enter_pool, (number,))
 
     def call(
         self,
@@ -331,11 +323,6 @@ class Threads:
         return [handle.result() for handle in handles]
 
     def close(self) -> None:
-        if get_ident() in self._own_threads:
-            # The garbage collector, come upon what was let go of: a thread cannot wait for itself, and may have the
-            # lock of the pool.
-            Thread(target=self.close, name="daskdist-close", daemon=True).start()
-            return
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from daskdist.core.block import Bundle, Rows, writable_element
 from daskdist.core.failures import Told, is_of_element
+from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.recycling import recycled
 from daskdist.core.short_traceback import shortened
@@ -95,7 +95,7 @@ class ElementIterator(Iterator[Any]):
         self._is_over = False
         self.lock = RLock()
         # Also where it was never begun.
-        weakref.finalize(self, caller.close)
+        Finalizer(self, caller.close)
 
     def __next__(self) -> Any:
         with self.lock:

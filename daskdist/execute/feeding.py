@@ -11,7 +11,6 @@ import functools
 import gc
 import logging
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from threading import Condition, Lock, RLock, Thread, current_thread
 from typing import Any, Final
 
 from daskdist.config import num_threads
+from daskdist.core.finalizer import Finalizer
 from daskdist.devices import Device, name_of
 from daskdist.execute.copying import Copier, Life, NoRoomError, Part, Unit
 from daskdist.execute.figures import Meter
@@ -331,7 +331,7 @@ class Ahead(Iterator[list[Any]]):
         self._feeder = _Feeder(source, devices, num_units, num_bytes, unit_bytes)
         self._interrupt = interrupt
         self._unit: Unit | None = None
-        weakref.finalize(self, _let_go, self._feeder)
+        Finalizer(self, _let_go, self._feeder)
 
     def __next__(self) -> list[Any]:
         feeder, unit = self._feeder, self._unit

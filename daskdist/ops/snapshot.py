@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 from dask.base import tokenize
 
 from daskdist.core.block import Rows
+from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Facts, Node, Transformation, counting
 from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
@@ -174,7 +174,7 @@ class SnapshotCursor:
     _finalizer: Any = None
 
     def __post_init__(self) -> None:
-        self._finalizer = weakref.finalize(self, _remove, self._snapshot.directory, self._parts)
+        self._finalizer = Finalizer(self, _remove, self._snapshot.directory, self._parts)
 
     def resumed(self, saved: None) -> None:
         """Go on half way: what was written before is not here, so nothing is left of a pass that writes."""

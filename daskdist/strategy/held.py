@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from daskdist.core.block import Bundle, Rows
+from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Facts, Source
 from daskdist.core.origin import Skipped
 from daskdist.core.pass_numbers import PassNumber
@@ -97,7 +97,7 @@ class Pass:
         self._interpreter = _Noting(caller, budget_bytes=dataset.options().memory_budget_bytes)
         self._rows = rows_by(self._interpreter, dataset.primitive, epoch, lambda: _without_rows(dataset))
         self._rest: Rows | None = None
-        weakref.finalize(self, caller.close)
+        Finalizer(self, caller.close)
 
     def pull(self, num_rows: int) -> Rows:
         """The next elements, at most so many; none at the end."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import Any, Final
 
 from daskdist.core.block import writable
 from daskdist.core.failures import Told, is_of_element
+from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
 from daskdist.core.selection import BlockRef
@@ -228,7 +228,7 @@ class DistributedIterator:
             self._ahead = ahead_of(_Here(self._feeds, caller, self._empty), devices, options, caller.bundle_bytes)
         else:
             # The threads of a caller end with its iterator, closed or dropped.
-            self._finalizer = weakref.finalize(self, caller.close)
+            self._finalizer = Finalizer(self, caller.close)
 
     def __iter__(self) -> DistributedIterator:
         return self

@@ -8,7 +8,6 @@ import copy
 import itertools
 import logging
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from dask.base import tokenize
 from distributed import Client
 
 from daskdist.core.block import Block
+from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.devices import named
@@ -116,7 +116,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         where, share = placing(device_assignment, num_replicas_per_worker), checked_share(share_devices)
         opened = contextlib.ExitStack()
         # Also when nobody closes it: worker processes must not outlive the program.
-        self._finalizer = weakref.finalize(self, opened.close)
+        self._finalizer = Finalizer(self, opened.close)
         # At its end before Dask closes clusters on its own, which warns of each result that is still there.
         atexit.register(self._finalizer)
         opened.callback(atexit.unregister, self._finalizer)

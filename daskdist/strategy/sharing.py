@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.finalizer import Finalizer
 from daskdist.core.pass_numbers import later
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
@@ -102,7 +102,7 @@ class Flow:
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
         self.caller = embedded(pipeline.node, options.num_threads, bring)
         # The threads of a caller end with the pass, closed or dropped.
-        self.close = weakref.finalize(self, self.caller.close)
+        self.close = Finalizer(self, self.caller.close)
         self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
         self.wanted = wanted
         self._num_lanes = len(pipeline.consumers)

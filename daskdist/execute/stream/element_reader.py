@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from daskdist.core.block import Rows
+from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Elements, Exhausted, NotReady
 from daskdist.core.structure import Leaves
 
@@ -120,7 +120,7 @@ class ElementReader:
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(buffer.run,), name="daskdist-generator", daemon=True)
         thread.start()
-        self.close = weakref.finalize(self, _stop, buffer, thread)
+        self.close = Finalizer(self, _stop, buffer, thread)
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
         """Return the next elements: ``num_rows``, or fewer where the generator is slow or at its end.
@@ -207,13 +207,8 @@ def bytes_of(leaves: Leaves) -> int:
 
 def _stop(buffer: _Buffer, thread: threading.Thread) -> None:
     buffer.is_stopped = True
-    if thread is threading.current_thread():
-        return
-    # The lock may be held by this very thread, where the garbage collector has come in between.
-    if buffer.changed.acquire(timeout=_END_S):
-        try:
-            buffer.changed.notify_all()
-            is_waiting = buffer.is_waiting
-        finally:
-            buffer.changed.release()
+    with buffer.changed:
+        buffer.changed.notify_all()
+        is_waiting = buffer.is_waiting
+    if thread is not threading.current_thread():
         thread.join(_END_S if is_waiting else 0.01)
