@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 
 import daskdist
+from daskdist.core.finalizer import Finalizer
 
 StartCluster = Callable[[int, int], Client]
 ParquetFiles = Callable[..., list[str]]
@@ -154,10 +156,24 @@ def parquet_files(tmp_path: Path) -> ParquetFiles:
 
 
 def threads_of_passes() -> set[threading.Thread]:
-    """The threads of passes in this process, without those that look after the whole process."""
+    """Return the threads of passes in this process, without those that look after the whole process."""
+    closed, owner = threading.Event(), type("Owner", (), {})()
+    Finalizer(owner, closed.set)
+    del owner
+    # What was dropped before is closed by now.
+    assert closed.wait(30)
     # Spare memory, and whether calls take long: they go a while after whoever had them come, in whichever test.
-    others = ("daskdist-memory", "daskdist watch")
+    others = ("daskdist-closing", "daskdist-memory", "daskdist watch")
     return {each for each in threading.enumerate() if each.name.startswith("daskdist") and each.name not in others}
+
+
+def eventually(is_so, within_s=20.0):
+    """Wait until something is so, and return what it is."""
+    until = time.monotonic() + within_s
+    while not (found := is_so()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
 
 
 def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:

@@ -14,7 +14,7 @@ import dask
 import numpy as np
 import pytest
 import strict_device
-from conftest import mirrored
+from conftest import eventually, mirrored
 from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream, reads_late
 
 import daskdist
@@ -96,14 +96,6 @@ def arrays(*shapes, num_steps=8, dtype=np.float64):
 def taken_bytes(index=0):
     gc.collect()
     return TAKEN.get(index, 0)
-
-
-def eventually(condition):
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # --- the same as on the host ---

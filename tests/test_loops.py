@@ -9,7 +9,7 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import mirrored, threads_of_passes
+from conftest import eventually, mirrored, threads_of_passes
 
 import daskdist
 from daskdist import Dataset, InputOptions, Options
@@ -395,7 +395,7 @@ def test_nothing_is_left(client, parquet_files):
         distributed = strategy.distribute_dataset(daskdist.read_parquet(parquet_files(40, 4)).repeat().batch(4))
         strategy.local_results(strategy.run(loop, args=(distributed,)))
         assert set(client.run(num_iterators).values()) == {0}
-    assert client.run(threads_there) == before
+    eventually(lambda: client.run(threads_there) == before)
     del distributed
     gc.collect()
     assert not client.run_on_scheduler(

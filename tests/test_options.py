@@ -14,7 +14,7 @@ import pytest
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.callers import Now, using
 from daskdist.testing import afresh
 
 
@@ -271,14 +271,3 @@ def test_settings_stay_though_one_was_set_before_they_were_known():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["30", "30", "16", "MiB", "8"]
-
-
-def test_a_pool_is_closed_by_a_thread_of_its_own():
-    # As the garbage collector does that comes upon a pipeline there.
-    caller = Threads(1)
-    assert caller.result(caller.source(caller.close, name="close")) is None
-    for thread in threading.enumerate():
-        if thread.name == "daskdist-close":
-            thread.join(10)
-    with pytest.raises(RuntimeError, match="shutdown"):
-        caller.source(list, name="list")

@@ -14,7 +14,7 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import messages_sent, of_kind
+from conftest import eventually, messages_sent, of_kind
 from distributed import Client, Event, LocalCluster, Security, get_client, get_worker
 from distributed.protocol import deserialize
 
@@ -26,15 +26,6 @@ from daskdist.strategy.steps.executor import Executor, run_ready
 from daskdist.strategy.steps.outbox import packed, unpacked
 from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
 from daskdist.strategy.tree import list_spec
-
-
-def eventually(is_so, within_s=20.0):
-    """Wait until something is so."""
-    until = time.monotonic() + within_s
-    while not (found := is_so()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return found
 
 
 def count_on_worker(dask_worker):

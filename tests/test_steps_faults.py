@@ -7,25 +7,16 @@ import contextlib
 import random
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
+from conftest import eventually
 from distributed import Client, Event, LocalCluster, get_worker
 
 import daskdist
 from daskdist import Dataset, errors
 
 pytestmark = pytest.mark.cluster
-
-
-def eventually(is_so, within_s=20.0):
-    """Wait until something is so."""
-    until = time.monotonic() + within_s
-    while not (found := is_so()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return found
 
 
 class NoKey:
