@@ -31,8 +31,9 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.execute.callers import NeverRun, Report
 from daskdist.ops.read_files import ReadFiles
-from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.team import Team
+from daskdist.strategy.input_backend import LocalInput
+from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.team import Replica, Team
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Counting(NeverRun):
     compacts = True
     divides = True
     home: Hashable | None = ("cluster", "counting")
+    in_doubt = False
 
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         self.num_ahead = 4 * num_workers
@@ -137,7 +139,14 @@ class StubStrategy(Strategy):
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         self.counting = Counting(num_workers, weighs=weighs)
         replicas = tuple([Replica(f"tcp://stub:{k}", "CPU:0") for k in range(num_workers)])
-        super().__init__(Team("stub", replicas), self.counting)
+        super().__init__(Team("stub", replicas), self.counting, StubInput(self.counting))
+
+
+class StubInput(LocalInput):
+    """Datasets that are read by the stub."""
+
+    def __init__(self, counting: Counting) -> None:
+        self.counting = counting
 
     def reader(self, dataset: daskdist.Dataset) -> Counting:
         return self.counting

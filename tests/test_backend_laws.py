@@ -15,7 +15,7 @@ class TestLocalBackend(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         strategy = mirrored(3)
-        yield strategy._backend, strategy._team
+        yield strategy._backend, strategy._team.now
         strategy._backend.close()
 
 
@@ -27,7 +27,7 @@ class TestClusterBackend(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         with daskdist.MultiWorkerMirroredStrategy(self.client) as strategy:
-            yield strategy._backend, strategy._team
+            yield strategy._backend, strategy._team.now
 
 
 class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
@@ -38,4 +38,4 @@ class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         with daskdist.MultiWorkerMirroredStrategy(self.client, num_replicas_per_worker=2) as strategy:
-            yield strategy._backend, strategy._team
+            yield strategy._backend, strategy._team.now

@@ -83,7 +83,6 @@ HOMES = {
         "execute/submit.py",
         "execute/bringing.py",
         "strategy/cluster_resolver.py",
-        "strategy/multi_worker.py",
         "strategy/asking.py",
         "strategy/desk.py",
         "strategy/exchange.py",
@@ -315,6 +314,23 @@ def test_every_module_imports():
     for each in pkgutil.walk_packages(daskdist.__path__, "daskdist."):
         if not each.name.endswith("__main__"):
             importlib.import_module(each.name)
+
+
+def _subclasses(cls):
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def test_subclasses_of_strategy_only_construct():
+    # What differs between strategies is their backends'.
+    test_every_module_imports()
+    strategy = importlib.import_module("daskdist.strategy.strategy").Strategy
+    own = [each for each in _subclasses(strategy) if each.__module__.startswith("daskdist.")]
+    found = {each.__name__: set(vars(each)) & set(dir(strategy)) for each in own}
+    assert {"MirroredStrategy", "MultiWorkerMirroredStrategy", "CrossReplicaStrategy", "TPUStrategy"} <= set(found)
+    allowed = {"__init__", "__module__", "__doc__"}
+    assert {name: overridden - allowed for name, overridden in found.items() if overridden - allowed} == {}
 
 
 def test_importing_is_light():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import subprocess
 import sys
 import threading
@@ -410,7 +411,7 @@ def test_after_an_error_nothing_is_waited_for(client, tmp_path):
         with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
             strategy.run(abs, args=(-1,))
             for _ in range(3):
-                strategy._steps.call(lambda _: wait_for_it(), [], on=strategy.workers[0], name="wait")
+                strategy._backend.call(lambda _: wait_for_it(), [], on=strategy.workers[0], name="wait")
             raise RuntimeError("half way")
 
     try:
@@ -472,3 +473,12 @@ def test_a_function_is_looked_at_anew_where_any_part_of_it_changed(on_cluster):
     assert found() == [8, 11]
     fn.__code__ = (lambda constant: lambda x, factor=2: x - factor - constant)(0).__code__
     assert found() == [-7, -6]
+
+
+def test_a_strategy_of_this_process_is_closed():
+    with mirrored(2) as strategy:
+        assert strategy.run(lambda x: x + 1, args=(1,)).values == (2, 2)
+    with pytest.raises(errors.ClusterError, match="the strategy is closed; make another"):
+        strategy.run(lambda x: x + 1, args=(1,))
+    with pytest.raises(TypeError, match="a strategy stays in its program"):
+        pickle.dumps(strategy)

@@ -171,7 +171,7 @@ def test_results_and_objects_are_dropped_on_the_workers(on_cluster, client):
     assert all(num_results >= 3 for _, num_results, _, _ in counted.values())
     kept.clear()
     del total
-    on_cluster._steps.objects.clear()
+    on_cluster._backend.objects.clear()
     # What is kept of functions by their identity goes with them.
     del ones
 
@@ -518,7 +518,7 @@ def fail(path):
 strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
 strategy.local_results(strategy.run(fail, args=("",)))
 strategy.run(fail, args=({str(tmp_path / "made ")!r},))
-while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy._steps.streams._under_way:
+while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy._backend.streams._under_way:
     time.sleep(0.01)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -131,6 +131,25 @@ class Backend(ResultSource, Protocol):
         """Wait until all calls are over; raise an error that nobody has looked at."""
         ...
 
+    def forget(self, variable: int) -> None:
+        """Drop what replicas keep of a variable, by its number, once the calls before are over.
+
+        The garbage collector calls it, in any thread and at any time.
+        """
+        ...
+
+    @property
+    def in_doubt(self) -> bool:
+        """Return whether workers may be lost; `recover` tells."""
+        ...
+
+    def recover(self, team: Team) -> Team:
+        """Return the replicas to go on with: those on the workers that are left, or the team itself if none is lost.
+
+        Calls on the workers that are left are over by then, and what needs the others has failed.
+        """
+        ...
+
     def close(self) -> None:
         """Drop what is under way, and free all results; a call after it is a `ClusterError`."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,12 @@ import optree
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.copies import Copy, frozen, read_together
+from daskdist.strategy.input_backend import LocalInput
 from daskdist.strategy.local_backend import LocalBackend
-from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.on_replica import put_on
 from daskdist.strategy.shelf import Shelf
-from daskdist.strategy.team import Team
+from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.team import Replica, Team
 from daskdist.strategy.variables import Variable
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
-class _BetweenBackend(LocalBackend):
+class _CrossReplicaBackend(LocalBackend):
     """Calls replicas for functions between them, and for nobody else."""
 
     is_between = False
@@ -107,7 +109,65 @@ class _BetweenBackend(LocalBackend):
         return super().call_replicas(operation, fn, leaves, treespec, team)
 
 
-class StrategyThere(MirroredStrategy):
+class _MergeCallsOnWorker:
+    """Functions between the replicas of a cluster, on the worker of one of them.
+
+    Parameters
+    ----------
+    backend
+        Calls replicas for the functions.
+    replica, number
+        The replica that calls them, and its number.
+    own
+        What the replicas of this worker keep; None if it is not known.
+    """
+
+    # The program would not know of them.
+    makes_variables = False
+
+    def __init__(self, backend: _CrossReplicaBackend, replica: Replica, number: int, own: Shelf | None) -> None:
+        self._backend = backend
+        self._replica = replica
+        self._number = number
+        self._own = own
+
+    def collect(self, given: Any) -> list[tuple[Variable, list[Any]]]:
+        if self._backend.is_between:
+            # Of replicas that it calls itself, all are here.
+            return []
+        leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
+        apart = list({each._key.number: each for each in leaves if not each._is_mirrored}.values())
+        return list(zip(apart, read_together(apart), strict=True))
+
+    @contextlib.contextmanager
+    def open(self, along: Sequence[Sequence[tuple[Variable, list[Any]]]]) -> Iterator[Callable[[], Sequence[Any]]]:
+        backend = self._backend
+        if self._own is None or backend.is_between:
+            yield lambda: [()] * len(along)
+            return
+        device = named(self._replica.device)
+        given: dict[int, dict[int, Any]] = {}
+        objects: dict[int, list[Variable]] = {}
+        for replica, states in enumerate(along):
+            for variable, leaves in states:
+                found = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
+                given.setdefault(variable._key.number, {})[replica] = list(map(frozen, found))
+                if variable._layout.treespec is None:
+                    objects.setdefault(replica, []).append(variable)
+        shelf = backend.shelf = _ShelfOfAll(self._own, self._number, given, objects)
+        backend.is_between = True
+        try:
+            yield lambda: [shelf.changes(replica) for replica in range(len(along))]
+        finally:
+            backend.is_between = False
+            backend.shelf = Shelf(shelf.token)
+
+    def apply(self, changes: Sequence[tuple[Variable, Any]], replica: ReplicaContext) -> None:
+        for variable, leaves in changes:
+            Copy(variable, replica).write("put", leaves)
+
+
+class CrossReplicaStrategy(Strategy):
     """The strategy as a worker knows it: of use to what its replicas have called between them, and to nobody else.
 
     Parameters
@@ -120,46 +180,9 @@ class StrategyThere(MirroredStrategy):
         Which of them has this.
     """
 
-    _here: _BetweenBackend
-    # The program would not know of them.
-    _can_make_variables = False
-
     def __init__(self, team: Team, own: Shelf | None, number: int) -> None:
-        # There may be no such devices here as those of other workers.
-        self._begin(team, _BetweenBackend, at=number)
-        self._own = own
-        self._number = number
-
-    def _along(self, given: Any) -> list[tuple[Variable, list[Any]]]:
-        if self._here.is_between:
-            # Of replicas that it calls itself, all are here.
-            return []
-        leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
-        apart = list({each._key.number: each for each in leaves if not each._is_mirrored}.values())
-        return list(zip(apart, read_together(apart), strict=True))
-
-    @contextlib.contextmanager
-    def _merging(self, along: Sequence[Sequence[tuple[Variable, list[Any]]]]) -> Iterator[Callable[[], Sequence[Any]]]:
-        if self._own is None or self._here.is_between:
-            yield lambda: [()] * len(along)
-            return
-        device = named(self.replicas[self._number].device)
-        given: dict[int, dict[int, Any]] = {}
-        objects: dict[int, list[Variable]] = {}
-        for replica, states in enumerate(along):
-            for variable, leaves in states:
-                found = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
-                given.setdefault(variable._key.number, {})[replica] = list(map(frozen, found))
-                if variable._layout.treespec is None:
-                    objects.setdefault(replica, []).append(variable)
-        shelf = self._here.shelf = _ShelfOfAll(self._own, self._number, given, objects)
-        self._here.is_between = True
-        try:
-            yield lambda: [shelf.changes(replica) for replica in range(len(along))]
-        finally:
-            self._here.is_between = False
-            self._here.shelf = Shelf(self._token)
-
-    def _take(self, changes: Sequence[tuple[Variable, Any]], replica: ReplicaContext) -> None:
-        for variable, leaves in changes:
-            Copy(variable, replica).write("put", leaves)
+        replica = team.replicas[number]
+        # All replicas are called on this one's device: there may be no such devices here as those of other workers.
+        places = (replica,) * len(team.replicas)
+        backend = _CrossReplicaBackend(weakref.ref(self), places, Shelf(team.token))
+        super().__init__(team, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, own))

@@ -195,13 +195,13 @@ class ReplicaContext:
         def call(fn: Callable[..., Any], merged: Any, along: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
             given, by_name = merged
             stream = contextlib.nullcontext() if device.is_host else in_stream_of(device)
-            with strategy._merging(along) as changes, between(strategy, is_merge_call=True), stream:
+            with strategy._merge_calls.open(along) as changes, between(strategy, is_merge_call=True), stream:
                 return fn(strategy, *given, **by_name), changes()
 
         given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy)
         merge = Merge(merge_fn, call)
-        found, changes = self._meet(merge, (given, strategy._along(given)))[self.replica_id_in_sync_group]
-        strategy._take(changes, self)
+        found, changes = self._meet(merge, (given, strategy._merge_calls.collect(given)))[self.replica_id_in_sync_group]
+        strategy._merge_calls.apply(changes, self)
         if not device.is_host:
             with in_stream_of(device):
                 return moved_nest(found, device)

@@ -18,7 +18,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.by_reference import VariableKey
 from daskdist.strategy.aggregation import VariableSynchronization
 from daskdist.strategy.collectives import First
-from daskdist.strategy.context import ReplicaContext, replica_there_is
+from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.device_reduction import cast
 from daskdist.strategy.device_values import host_array, host_nest, moved
 from daskdist.strategy.objects import copied, parts_of
@@ -337,15 +337,6 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
         return _listed([layout])
     copy.write("put", [value])
     return _listed([layout])
-
-
-def forget_there(gone: list[VariableKey]) -> Returned:
-    """Let go of variables that the program has no more."""
-    replica = replica_there_is()
-    shelf = None if replica is None else replica._shelf()
-    if shelf is not None:
-        shelf.drop(each.number for each in gone)
-    return _listed([])
 
 
 def _for_program(copy: Copy) -> Returned:

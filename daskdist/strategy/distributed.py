@@ -27,6 +27,7 @@ from daskdist.display.plan import Share, count, shares_table, tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Caller
 from daskdist.execute.embedded import rows_of
+from daskdist.execute.figures import Figures
 from daskdist.execute.gather_on_device import told
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
@@ -39,9 +40,10 @@ from daskdist.strategy.device_maps import DeviceMaps, MapsOnReplicas, Supplied
 from daskdist.strategy.inputs import InputOptions, InputReplicationMode
 from daskdist.strategy.iterator import DistributedIterator
 from daskdist.strategy.pipeline import Pipeline, num_steps
+from daskdist.strategy.team import Replica
 
 if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Replica, Strategy
+    from daskdist.strategy.strategy import Strategy
 
 logger: Final = logging.getLogger("daskdist")
 # By strategy, the sharding decisions that were logged, each with the pipeline it is for.
@@ -159,7 +161,7 @@ class DistributedDataset:
             devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
             drops_uneven=feeding.drops_uneven,
             mapped=feeding.mapped and partial(_mapped, self._strategy, feeding.mapped),
-            copied=self._strategy._copied,
+            copied=partial(_copy_stats, self._strategy),
         )
 
     def __reduce__(self) -> Any:
@@ -285,6 +287,10 @@ def _log_once(strategy: Strategy, node: Node, sharding: Decision) -> None:
 
 def _mapped(strategy: Strategy, maps: MapsOnReplicas, value: Any) -> Any:
     return strategy.run(maps, args=(value,))
+
+
+def _copy_stats(strategy: Strategy) -> Figures | None:
+    return strategy._input.copy_stats([(replica.worker, replica.device) for replica in strategy.replicas])
 
 
 def _first_elements(node: Node, number: int) -> list[Any]:

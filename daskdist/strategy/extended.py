@@ -17,13 +17,14 @@ from daskdist.strategy.device_values import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.reduction import Op, checked_op
 from daskdist.strategy.regroup import component
+from daskdist.strategy.team import Replica
 from daskdist.strategy.tree import list_spec
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
 from daskdist.strategy.variables import Variable
 
 if TYPE_CHECKING:
     from daskdist.dataset import Dataset
-    from daskdist.strategy.strategy import Replica, Strategy
+    from daskdist.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True)

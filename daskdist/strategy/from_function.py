@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import getclosurevars
 from types import FunctionType, MethodType
@@ -17,28 +17,13 @@ from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.distributed import DistributedDataset, Feeding
-from daskdist.strategy.held import OnWorker, Outlook
+from daskdist.strategy.held import OnWorker
+from daskdist.strategy.input_backend import PipelineDataset
 from daskdist.strategy.inputs import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy
-
-
-@dataclass(frozen=True)
-class Made:
-    """The dataset of an input pipeline.
-
-    Parameters
-    ----------
-    node
-        Gives its elements.
-    outlook
-        What is known of it.
-    """
-
-    node: Node
-    outlook: Outlook
 
 
 def of_function(
@@ -62,7 +47,7 @@ def _feeding_of(
     num_replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(len(served), number, num_replicas) for number in range(len(served))]
     workers = [consumers[0] for consumers in served]
-    made, reader = strategy._made_where_fed(dataset_fn, list(zip(workers, contexts, strict=True)))
+    made, reader = strategy._input.make_datasets(dataset_fn, list(zip(workers, contexts, strict=True)))
     spec = _common_spec(made, workers)
     varies = any(leaf.shape and leaf.shape[0] is None for leaf in spec.leaves)
     pipelines = [
@@ -114,7 +99,7 @@ def _served(strategy: Strategy, mode: InputReplicationMode) -> list[tuple[str | 
     return [(worker,) * consumers.count(worker) for worker in strategy.workers]
 
 
-def _common_spec(made: Sequence[Made], workers: Sequence[str | None]) -> ElementSpec:
+def _common_spec(made: Sequence[PipelineDataset], workers: Sequence[str | None]) -> ElementSpec:
     first = made[0].outlook.spec
     common = first
     for number, (each, worker) in enumerate(zip(made, workers, strict=True)):

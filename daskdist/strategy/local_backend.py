@@ -11,10 +11,10 @@ from daskdist.strategy.backend import Picks
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.side_by_side import Calls
-from daskdist.strategy.team import Team
+from daskdist.strategy.team import Replica, Team
 
 if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Replica, Strategy
+    from daskdist.strategy.strategy import Strategy
 
 
 class LocalBackend:
@@ -32,6 +32,7 @@ class LocalBackend:
 
     defers = False
     client = None
+    in_doubt = False
     roster: Sequence[str] = ()
 
     def __init__(self, strategy: Callable[[], Strategy | None], places: Sequence[Replica], shelf: Shelf) -> None:
@@ -88,6 +89,14 @@ class LocalBackend:
 
     def finish(self) -> None:
         """Return at once."""
+
+    def forget(self, variable: int) -> None:
+        """Drop what replicas keep of a variable."""
+        self.shelf.drop((variable,))
+
+    def recover(self, team: Team) -> Team:
+        """Return the team: replicas of this process are not lost."""
+        return team
 
     def close(self) -> None:
         """Drop what replicas keep."""

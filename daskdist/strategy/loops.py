@@ -45,10 +45,11 @@ from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.pipeline import Cuts, Pipeline
 from daskdist.strategy.progress import Ask, Board, Outside, Unseen
 from daskdist.strategy.sharing import Meeting, Reading
+from daskdist.strategy.team import Replica
 from daskdist.strategy.values import PerReplica
 
 if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Replica, Strategy
+    from daskdist.strategy.strategy import Strategy
 
 # Where the replicas of one process come together, by the call, the worker and the pipeline; each goes with the last of
 # its iterators.
@@ -372,7 +373,7 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
         found = dataset._plans = _plans_of(strategy, dataset)
     plans: Sequence[Any] = found.plans
     if found.futures or found.around:
-        plans = strategy._with_kept(plans, found.futures, found.around)
+        plans = strategy._input.with_kept_blocks(plans, found.futures, found.around)
     # Not before it is known that there will be a call.
     token = uuid.uuid4().hex
     epochs = dataset._feeding.begin_pass()
@@ -455,7 +456,7 @@ def _check_located(strategy: Strategy, pipeline: Pipeline, say: Cuts | Pipeline 
     locations = merged_options(pipeline.node).locations
     if locations is None:
         return
-    addresses = strategy._addresses(locations)
+    addresses = strategy._input.addresses(locations)
     readers = strategy.workers if isinstance(say, Pipeline) else dict.fromkeys(pipeline.consumers)
     for split in (split for splits in read_by(pipeline.node) for split in splits if split.path):
         there = addresses(split.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import optree
@@ -14,10 +14,8 @@ from daskdist.strategy.context import ReplicaContext, here
 from daskdist.strategy.device_values import host_nest, in_stream_of, moved
 from daskdist.strategy.error_context import add_context
 from daskdist.strategy.flat import LEAVES
+from daskdist.strategy.team import Replica
 from daskdist.strategy.variables import Variable
-
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Replica
 
 
 def _without_variables(result: Any) -> Any:

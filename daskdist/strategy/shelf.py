@@ -64,3 +64,11 @@ class Shelf:
         """Let go of variables."""
         for number in numbers:
             self._states.pop(number, None)
+
+    def drop_of(self, replica: int, numbers: Iterable[int]) -> None:
+        """Let go of one replica's states of variables."""
+        for number in numbers:
+            states = self._states.get(number, {})
+            states.pop(replica, None)
+            if not states:
+                self._states.pop(number, None)

@@ -17,11 +17,12 @@ from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.gang import Gang
 from daskdist.strategy.loops import Plan, fed
 from daskdist.strategy.on_replica import call_on_replica
+from daskdist.strategy.team import Replica
 from daskdist.strategy.values import PerReplica
 
 if TYPE_CHECKING:
     from daskdist.strategy.shelf import Shelf
-    from daskdist.strategy.strategy import Replica, Strategy
+    from daskdist.strategy.strategy import Strategy
 
 logger: Final = logging.getLogger("daskdist")
 

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import optree
 
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
-from daskdist.core.node import Node
 from daskdist.core.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
-from daskdist.errors import ArgumentError
-from daskdist.execute.by_reference import VariableKey
+from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.figures import Figures
-from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.context import ReplicaContext, between, is_free_for, replica_there_is
+from daskdist.strategy.context import between, is_free_for, replica_there_is
+from daskdist.strategy.copies import align_there
+from daskdist.strategy.current_team import CurrentTeam
 from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.flat import LEAVES, flattened
-from daskdist.strategy.from_function import Made, of_function
+from daskdist.strategy.from_function import of_function
 from daskdist.strategy.gathering import Gather
+from daskdist.strategy.input_backend import InputBackend
 from daskdist.strategy.inputs import InputContext, InputOptions, checked_options
 from daskdist.strategy.loops import with_plans
+from daskdist.strategy.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.picks import Spread
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
 from daskdist.strategy.regroup import component
 from daskdist.strategy.returned_values import ReturnedValues
-from daskdist.strategy.team import Team
+from daskdist.strategy.team import Replica, Team
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
 from daskdist.strategy.variables import Variable
@@ -46,43 +45,45 @@ _LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 _S = TypeVar("_S", bound="Strategy")
 
 
-@dataclass(frozen=True)
-class Replica:
-    """One device slot.
-
-    Parameters
-    ----------
-    worker
-        The address of the worker it is on; None in this process.
-    device
-        The name of its device there.
-    """
-
-    worker: str | None
-    device: str
-
-
 class Strategy(Viewed):
     """Replicas in sync: each step gives every one of them a part of a batch, and runs one function on all.
 
     Not made directly: see `MirroredStrategy` and `MultiWorkerMirroredStrategy`.
     """
 
-    _can_make_variables: ClassVar[bool] = True
-
-    def __init__(self, team: Team, backend: Backend) -> None:
+    def __init__(
+        self,
+        team: Team,
+        backend: Backend,
+        input_backend: InputBackend,
+        merge_calls: MergeCalls | None = None,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
         self._token = team.token  # what variables know it by
-        # Replaced as a whole where replicas are lost.
-        self._team = team
-        # The numbers of replicas there were before.
-        self._sizes_before: tuple[int, ...] = ()
+        self._team = CurrentTeam(team, backend)
         self._backend = backend
+        self._input = input_backend
+        self._merge_calls = LocalMergeCalls() if merge_calls is None else merge_calls
+        # Closes what the strategy alone has.
+        self._release = release
         self._returned = ReturnedValues(backend)
         # Those that the program has, by number.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
 
-    def _muster(self) -> None:
+    def _recover(self) -> None:
         """Go on with the replicas that are left, if some are lost."""
+        if self._backend.in_doubt:
+            self._team.recover(self._align)
+
+    def _align(self) -> None:
+        # Of what all had alike, some may have been given the next value, and others not.
+        with between(self):
+            variables = [each for each in list(self._variables.values()) if each._is_mirrored]
+            aligned = [self._each_of(1, "variable", align_there, each) for each in variables]
+        for (done,) in aligned:
+            # One that could not be made has no value to give to others.
+            with between(self), contextlib.suppress(ArgumentError, CollectiveError):
+                self.local_results(done)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -92,8 +93,8 @@ class Strategy(Viewed):
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """Each replica's worker and device, in order of their ids."""
-        self._muster()
-        return self._team.replicas
+        self._recover()
+        return self._team.now.replicas
 
     @property
     def extended(self) -> StrategyExtended:
@@ -120,7 +121,7 @@ class Strategy(Viewed):
 
     def _check_scope(self, operation: str) -> None:
         if is_free_for(self):
-            self._muster()
+            self._recover()
             return
         replica = replica_there_is()
         if replica is not None:
@@ -154,7 +155,7 @@ class Strategy(Viewed):
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")
-        self._check_sent(dataset)
+        self._input.check(dataset)
         return of_dataset(self, dataset, checked_options(options))
 
     def distribute_datasets_from_function(
@@ -196,12 +197,6 @@ class Strategy(Viewed):
         }
         """
         return of_function(self, dataset_fn, checked_options(options))
-
-    def _made_where_fed(
-        self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
-    ) -> tuple[list[Made], Callable[[], Caller]]:
-        """The dataset of each input pipeline, made on its worker, and what makes the caller for a pass over them."""
-        raise NotImplementedError
 
     @with_short_traceback
     def run(
@@ -278,12 +273,12 @@ class Strategy(Viewed):
     def _on_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
     ) -> tuple[Sequence[Handle], Team]:
-        team = self._team
-        if self._sizes_before:
+        team = self._team.now
+        if self._team.has_shrunk:
             for leaf in leaves:
                 if type(leaf) is PerReplica and leaf.number() != len(team.replicas):
                     # A worker was lost since they were looked at.
-                    raise self._of_others(operation, leaf.number())
+                    raise self._team.wrong_size(operation, leaf.number())
         return self._backend.call_replicas(operation, fn, leaves, treespec, team), team
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -333,24 +328,6 @@ class Strategy(Viewed):
         handles, team = self._on_replicas(operation, fn, leaves, treespec)
         return self._returned.columns(handles, num_leaves, team)
 
-    def _along(self, given: Any) -> Any:
-        """What a replica sends along with what it gives to a function between replicas."""
-
-    @contextlib.contextmanager
-    def _merging(self, along: Sequence[Any]) -> Iterator[Callable[[], Sequence[Any]]]:
-        """Have such a function use this; gives what gives, at its end, what each replica is to be told."""
-        yield lambda: [()] * len(along)
-
-    def _take(self, changes: Any, replica: ReplicaContext) -> None:
-        """Have a replica do what it was told."""
-
-    def _let_go(self, key: VariableKey) -> None:
-        """Be told of a variable that the program has no more; called by the garbage collector."""
-        raise NotImplementedError
-
-    def _forget_gone(self) -> None:
-        """Let go of what such variables had on the replicas."""
-
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """A dataset of the slices of arrays, put where they will be read.
 
@@ -384,11 +361,8 @@ class Strategy(Viewed):
         [np.float32(1.0), np.float32(1.0)]
         """
         node = FromTensorSlices.of(numpy_input, operation="experimental_make_numpy_dataset")
-        return Dataset(self._placed(node))
-
-    def _placed(self, node: FromTensorSlices) -> Node:
-        """The same elements, where they will be read."""
-        return node
+        self._recover()
+        return Dataset(self._input.place(node))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Put every replica's values together along an axis, in replica order.
@@ -427,7 +401,7 @@ class Strategy(Viewed):
         wiring = Wiring()
         wired = wiring.wire([list(leaf.values) for leaf in spread])
         handle = self._backend.call(
-            put_together, wiring.handles, wiring.picks, wired, on=self._team.worker_of[0], name="gather-values"
+            put_together, wiring.handles, wiring.picks, wired, on=self._team.now.worker_of[0], name="gather-values"
         )
         found = iter(self._returned.leaves(handle, len(spread)))
         gathered = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
@@ -508,7 +482,7 @@ class Strategy(Viewed):
         parts: Spread | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
         if parts is None:
             parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
-        handle = fold_tree(self._backend, op, axis, self._team.worker_of, parts, setting("split-every"), on)
+        handle = fold_tree(self._backend, op, axis, self._team.now.worker_of, parts, setting("split-every"), on)
         return self._returned.leaves(handle, len(values))
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -530,13 +504,13 @@ class Strategy(Viewed):
 
     def _check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
         self._check_scope(operation)
-        size = len(self._team.replicas)
-        if num_replicas is not None and num_replicas in self._sizes_before:
+        size = len(self._team.now.replicas)
+        if num_replicas is not None and self._team.had(num_replicas):
             size = num_replicas
         for leaf in leaves:
             if isinstance(leaf, PerReplica):
                 if leaf.number() != size:
-                    raise self._of_others(operation, leaf.number())
+                    raise self._team.wrong_size(operation, leaf.number())
             elif isinstance(leaf, Variable):
                 leaf._check_is_of(self, operation)
                 continue
@@ -548,27 +522,33 @@ class Strategy(Viewed):
                     "first, with np.asarray say"
                 )
 
-    def _of_others(self, operation: str, number: int) -> Exception:
-        """What is raised where a `PerReplica` is not of the replicas that there are."""
-        return ArgumentError(
-            f"{operation}: a PerReplica of {number} values meets a strategy of {len(self._team.replicas)} replicas; "
-            "it is of another strategy"
-        )
-
-    def _check_sent(self, dataset: Dataset) -> None:
-        """Refuse a dataset that workers cannot be sent, or whose files are said to be on one that there is not."""
-
-    def _addresses(self, locations: Locations) -> Callable[[str], Sequence[str]]:
-        """What gives the addresses of the workers that have a file, by its path."""
-        raise NotImplementedError
-
-    def _with_kept(self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]) -> Sequence[Any]:
-        """Plans as they are sent to the workers of a cluster which has some of the data already, or will soon."""
-        raise NotImplementedError
-
     def reader(self, dataset: Dataset) -> Caller:
-        """A caller for one pass over a distributed dataset, closed with it."""
-        raise NotImplementedError
+        """Return a caller for one pass over a dataset, closed with the pass."""
+        return self._input.reader(dataset)
+
+    def close(self) -> None:
+        """Close the strategy, and the connection and the cluster if it made those.
+
+        Calls of `run` that are still to be made are waited for; what they gave is gone after it.
+        """
+        # With a worker lost or the connection closed there is nothing to wait for.
+        with contextlib.suppress(ClusterError):
+            self._backend.finish()
+        self._close()
+
+    def _close(self) -> None:
+        self._backend.close()
+        self._release()
+
+    def __enter__(self: _S) -> _S:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # After an error nothing is waited for.
+        self.close() if kind is None else self._close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a strategy stays in its program; give the function that is run what it needs by args")
 
     experimental_distribute_dataset = distribute_dataset
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
@@ -577,11 +557,7 @@ class Strategy(Viewed):
     experimental_run = run
     experimental_local_results = local_results
 
-    def _copied(self) -> Figures | None:
-        # What came of copies that replicas of other processes make themselves; None where there are none.
-        return None
-
     def __repr__(self) -> str:
-        workers = set(self._team.worker_of)
+        workers = set(self._team.now.worker_of)
         where = "this process" if workers == {None} else f"{len(workers)} workers"
-        return f"<{type(self).__name__}: {len(self._team.replicas)} replicas on {where}>"
+        return f"<{type(self).__name__}: {len(self._team.now.replicas)} replicas on {where}>"

@@ -5,12 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from daskdist.errors import CollectiveError
-
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Replica
 
 # What of a call on the replicas of a strategy: the strategy's token and the number of the step.
 Step = tuple[str, int]
@@ -19,6 +15,22 @@ Step = tuple[str, int]
 def new_token() -> str:
     """Return what a new strategy is known by."""
     return uuid.uuid4().hex[:12]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One device slot.
+
+    Parameters
+    ----------
+    worker
+        The address of the worker it is on; None in this process.
+    device
+        The name of its device there.
+    """
+
+    worker: str | None
+    device: str
 
 
 @dataclass(frozen=True)

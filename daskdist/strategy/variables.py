@@ -127,10 +127,9 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         self._strategy: Strategy | None = self._scope()
         self._token = self._strategy._token
         self._layout = Layout(None)
-        self._strategy._forget_gone()
         self._strategy._variables[self._key.number] = self
         # Before it is there: if it is refused, what replicas made of it is let go of too.
-        weakref.finalize(self, self._strategy._let_go, self._key).atexit = False
+        weakref.finalize(self, self._strategy._backend.forget, self._key.number).atexit = False
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
 
     def _scope(self) -> Strategy:
@@ -143,7 +142,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         strategy = scope_there_is()
         if strategy is None:
             raise ArgumentError(f"{self.name}: no strategy is current; make it in a `with strategy.scope():` block")
-        if not strategy._can_make_variables:
+        if not strategy._merge_calls.makes_variables:
             raise RuntimeError(
                 f"{self.name}: made on a worker, in a function that merge_call calls; make it before, in the program"
             )

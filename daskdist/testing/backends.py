@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import uuid
@@ -15,7 +16,8 @@ from typing import Any, Final
 import dask
 import numpy as np
 
-from daskdist.errors import ClusterError
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.by_reference import VariableKey
 from daskdist.execute.callers import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.context import replica_there_is
@@ -180,6 +182,28 @@ class BackendLaws:
                 del second
                 self._eventually(program, key, lambda number: not number)
 
+    def test_variables_are_forgotten_after_the_calls_before(self) -> None:
+        with _program(self) as program:
+            variable = _FakeVariable(next(_numbers))
+            program.results(program.run(_keep, variable))
+            before = program.run(_is_kept, variable, 0.05)
+            program.backend.forget(variable._key.number)
+            check(all(program.results(before)), "a call that was made before found nothing")
+            until = time.monotonic() + _SOON_S
+            while any(program.results(program.run(_is_kept, variable, 0.0))):
+                check(time.monotonic() < until, "it is still there")
+
+    # --- lost workers ---
+
+    def test_without_a_loss_the_replicas_stay(self) -> None:
+        with _program(self) as program:
+            check(not program.backend.in_doubt, "nothing failed, and workers are in doubt")
+            check(program.backend.recover(program.team) is program.team, "no worker is lost, and the replicas changed")
+            program.error_of(lambda: program.run(_fail, "no such label"))
+            check(program.backend.recover(program.team) is program.team, "no worker is lost, and the replicas changed")
+            check(not program.backend.in_doubt, "all workers are there, and they are in doubt")
+            check(program.results(program.run(_total, np.ones(3))) == [3.0] * program.size, "afterwards")
+
     def _eventually(self, program: Any, key: str, is_so: Callable[[int], bool]) -> None:
         until = time.monotonic() + _SOON_S
         while True:
@@ -268,6 +292,31 @@ class _Result:
 
 
 _alive: Final[defaultdict[str, weakref.WeakSet[_Result]]] = defaultdict(weakref.WeakSet)
+
+
+class _FakeVariable:
+    # All that the replicas' store knows of a variable.
+    def __init__(self, number: int) -> None:
+        self._key = VariableKey(number)
+        self.name = f"variable {number}"
+
+
+# No number of a variable of a program's.
+_numbers: Final = itertools.count(2**40)
+
+
+def _keep(variable: Any) -> None:
+    context: Any = replica_there_is()
+    context._shelf().put(variable, _replica(), "state")
+
+
+def _is_kept(variable: Any, takes_s: float) -> bool:
+    time.sleep(takes_s)
+    context: Any = replica_there_is()
+    try:
+        return bool(context._shelf().get(variable, _replica()) == "state")
+    except ArgumentError:
+        return False
 
 
 def _replica() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +21,17 @@ from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.distributed import DistributedDataset
+from daskdist.strategy.input_backend import LocalInput
+from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.pipeline import Pipeline
-from daskdist.strategy.strategy import Replica, Strategy
-from daskdist.strategy.team import Team, new_token
+from daskdist.strategy.shelf import Shelf
+from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.team import Replica, Team, new_token
 from daskdist.testing.equality import check, same_element, same_multiset
 
 
-class SimulatedWorkers(MirroredStrategy):
+class SimulatedWorkers(Strategy):
     """Replicas on several workers that are not there: what would be sent to one is computed in this thread.
 
     Plans, shards, cuts and hands out as a strategy on a cluster does, at a small part of the cost.
@@ -48,10 +52,17 @@ class SimulatedWorkers(MirroredStrategy):
 
     def __init__(self, num_replicas: Sequence[int]) -> None:
         replicas = [Replica(f"worker-{w}", f"CPU:{k}") for w, number in enumerate(num_replicas) for k in range(number)]
-        self._begin(Team(new_token(), tuple(replicas)))
+        team = Team(new_token(), tuple(replicas))
+        backend = LocalBackend(weakref.ref(self), team.replicas, Shelf(team.token))
+        super().__init__(team, backend, _SimulatedInput(backend))
+
+
+class _SimulatedInput(LocalInput):
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def reader(self, dataset: Dataset) -> Caller:
-        return _Reader(self._here)
+        return _Reader(self._backend)
 
 
 class _Reader(Now):

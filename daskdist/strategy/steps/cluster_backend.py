@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -361,15 +362,41 @@ class ClusterBackend:
         self._release = weakref.finalize(self, release_soon, self.client, team.token)
         self._release.atexit = False
 
-    def become(self, team: Team) -> None:
-        """Go on with the workers that are left, once what was sent before is over."""
-        self.streams.become(team)
-        self.objects.clear()
-        note_in_use(self.client, team.token, team.workers)
+    @property
+    def in_doubt(self) -> bool:
+        """Return whether something failed since it was last seen which workers are there."""
+        return self.roster.in_doubt and self.client.status == "running"
 
-    def missing(self) -> list[str]:
-        """Return the workers that take part, and are not there or were started anew."""
+    def recover(self, team: Team) -> Team:
+        """Go on with the workers that are left, once what was sent before is over; return the replicas there."""
+        roster = self.roster
+        while len(lost := self._missing()) < len(roster.present):
+            roster.strike(lost)
+            left = replace(team, replicas=tuple([each for each in team.replicas if each.worker in roster.present]))
+            if left == team:
+                break
+            try:
+                self.streams.part_from(roster.lost)
+                # What is under way changes variables.
+                self.streams.become(left)
+                self.objects.clear()
+                note_in_use(self.client, team.token, left.workers)
+                return left
+            except (ClusterError, OSError):
+                if not self._missing():
+                    raise
+                # Another one is lost meanwhile.
+        # All are there; or nobody is left, and calls say so.
+        roster.in_doubt = False
+        return team
+
+    def _missing(self) -> list[str]:
+        # Those that take part, and are not there or were started anew.
         return list(dict.fromkeys((*self.streams.lost(), *self._submit.missing())))
+
+    def forget(self, variable: int) -> None:
+        """Have replicas drop a variable once the calls before are over; sent along with other news."""
+        self.streams.dropped_variables.append(variable)
 
     def finish(self) -> None:
         """Send what waits, and wait until all is over."""

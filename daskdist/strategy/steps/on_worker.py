@@ -162,6 +162,7 @@ class StepsOnWorker:
             "fetch": self._fetch,
             "drop": self._drop,
             "drop-objects": self._drop_objects,
+            "drop-variables": self._drop_variables,
             "lost": self._lost,
             "team": self._set_team,
             "key-failed": self._key_failed,
@@ -304,6 +305,13 @@ class StepsOnWorker:
     def _drop_objects(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self._objects.pop(number, None)
+
+    def _drop_variables(self, numbers: Sequence[int]) -> None:
+        shelf = self._desk.shelf(self._token)
+        for replica, (_, executor) in self._slots.items():
+            if shelf is not None:
+                # A call that was sent before may need them.
+                executor.put(partial(shelf.drop_of, replica, numbers))
 
     def _lost(self, addresses: Sequence[str], why: Failed) -> None:
         self._desk.part_from(self._token, addresses)

@@ -11,14 +11,15 @@ from daskdist.devices import named
 from daskdist.errors import CollectiveError
 from daskdist.execute.bringing import Bring
 from daskdist.execute.pickling import ForDevices
-from daskdist.strategy.between import StrategyThere
+from daskdist.strategy.between import CrossReplicaStrategy
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.desk import Desk
 from daskdist.strategy.loops import Around, fed
 from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.rows_there import arrivals_of
-from daskdist.strategy.strategy import Replica, Strategy
+from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.team import Replica
 from daskdist.strategy.values import filled
 
 # What the names of calls begin with that may take as long as they like: loops over distributed datasets.
@@ -51,7 +52,7 @@ class ReplicaSlot:
         token = self.token
 
         def strategy() -> Strategy:
-            return StrategyThere(desk.team(token), desk.shelf(token), self.number)
+            return CrossReplicaStrategy(desk.team(token), desk.shelf(token), self.number)
 
         return ReplicaContext(
             self.number,

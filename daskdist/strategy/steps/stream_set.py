@@ -59,6 +59,7 @@ class StreamSet:
         # Held while messages are appended, so that all workers have them in one order.
         self.lock = threading.RLock()
         self.dropped_objects: deque[int] = deque()
+        self.dropped_variables: deque[int] = deque()
         self._dropped: deque[Record] = deque()
         self._numbers = itertools.count(1)
         self._streams: dict[str, Stream] = {}
@@ -276,7 +277,7 @@ class StreamSet:
                 stream.outbox.kick()
 
     def _send_drops(self) -> None:
-        if not self._dropped and not self.dropped_objects:
+        if not self._dropped and not self.dropped_objects and not self.dropped_variables:
             return
         with self.lock:
             numbers: dict[str, list[int]] = {}
@@ -287,9 +288,7 @@ class StreamSet:
                     self._count_failed(failed, -1)
                 for address in record.holders:
                     numbers.setdefault(address, []).append(record.number)
-            objects = []
-            while self.dropped_objects:
-                objects.append(self.dropped_objects.popleft())
+            objects, variables = _taken(self.dropped_objects), _taken(self.dropped_variables)
             for address, stream in self._streams.items():
                 if not stream.is_open:
                     continue
@@ -299,6 +298,8 @@ class StreamSet:
                 if known:
                     stream.objects -= known
                     stream.append("drop-objects", list(known))
+                if variables:
+                    stream.append("drop-variables", variables)
 
     # --- what comes back ---
 
@@ -564,6 +565,11 @@ class StreamSet:
     def without_lost(self, what: Any) -> ClusterError:
         """Return the error of something that needs a worker without which the others went on."""
         return ClusterError(f"lost {', '.join(self.roster.lost)}, which {what} needs; make it anew")
+
+
+def _taken(waiting: deque[int]) -> list[int]:
+    # Others may be added meanwhile.
+    return [waiting.popleft() for _ in range(len(waiting))]
 
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:

@@ -1,0 +1,94 @@
+"""The replicas that a strategy has now, of which some may be lost while the program goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.strategy.backend import Backend
+from daskdist.strategy.team import Team
+
+logger: Final = logging.getLogger("daskdist")
+
+
+class CurrentTeam:
+    """The replicas that there are now, and the numbers of replicas that there were before.
+
+    Parameters
+    ----------
+    team
+        The replicas to begin with.
+    backend
+        Tells which are left.
+    """
+
+    def __init__(self, team: Team, backend: Backend) -> None:
+        # Replaced as a whole where replicas are lost.
+        self.now = team
+        self._backend = backend
+        self._sizes_before: tuple[int, ...] = ()
+        self._lost: tuple[str | None, ...] = ()
+        # The flag stops re-entry: recovery itself calls replicas.
+        self._lock = threading.RLock()
+        self._is_recovering = False
+
+    def recover(self, align: Callable[[], None]) -> None:
+        """Go on with the replicas that are left, if some are lost.
+
+        Parameters
+        ----------
+        align
+            Called where replicas are lost: gives the others the same values of variables.
+        """
+        with self._lock:
+            if self._is_recovering or not self._backend.in_doubt:
+                return
+            self._is_recovering = True
+            try:
+                failed: Exception | None = None
+                while (team := self._backend.recover(self.now)) is not self.now:
+                    self._replace(team)
+                    try:
+                        align()
+                        failed = None
+                    except (ClusterError, OSError) as error:
+                        # Another worker may be lost meanwhile.
+                        failed = error
+                if failed is not None:
+                    raise failed
+            finally:
+                self._is_recovering = False
+
+    def _replace(self, team: Team) -> None:
+        before = self.now
+        lost = [worker for worker in before.workers if worker not in team.workers]
+        self._sizes_before += (len(before.replicas),)
+        self._lost += tuple(lost)
+        self.now = team
+        told = [f"lost {each}, and with it replica {', '.join(map(str, before.members(each)))}" for each in lost]
+        logger.warning("%s; %d of %d replicas are left", "; ".join(told), len(team.replicas), len(before.replicas))
+
+    @property
+    def has_shrunk(self) -> bool:
+        """Return whether there were more replicas before."""
+        return bool(self._sizes_before)
+
+    def had(self, size: int | None) -> bool:
+        """Return whether there were so many replicas before some were lost."""
+        return size in self._sizes_before
+
+    def wrong_size(self, operation: str, size: int) -> Exception:
+        """Return the error of a `PerReplica` of another number of values than there are replicas."""
+        now = len(self.now.replicas)
+        if self.had(size):
+            return ClusterError(
+                f"{operation}: lost {', '.join(map(str, self._lost))}, and a PerReplica of {size} values is for the "
+                f"{size} replicas there were, of which {now} {'is' if now == 1 else 'are'} left; make it anew: a "
+                "distributed dataset that is iterated over again gives each of them its part"
+            )
+        return ArgumentError(
+            f"{operation}: a PerReplica of {size} values meets a strategy of {now} replicas; it is of another strategy"
+        )
