@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from conftest import eventually
 from distributed import Client, LocalCluster
 
 import daskdist
@@ -491,3 +492,21 @@ def test_what_others_call_on_a_worker_that_was_started_anew_is_not_given_up(stra
         strategy.client.run_on_scheduler(give_up, [worker], strategy.client.id)
         (tmp_path / "second").touch()
         assert other.local_results(under_way) == (0, 1)
+
+
+def test_status_of_lost_workers_and_of_a_closed_strategy(strategy_of):
+    strategy = strategy_of(2)
+    strategy.run(float, args=(1,))
+    lost = strategy.workers[0]
+    kill(strategy, lost)
+    eventually(lambda: [each.state for each in strategy.status().workers] == ["lost", "idle"])
+    assert strategy.status().workers[0].replicas == (0,)
+    with pytest.raises(LOST):
+        strategy.local_results(strategy.run(float, args=(1,)))
+    # The next use goes on with the other one.
+    assert strategy.local_results(strategy.run(float, args=(1,))) == (1.0,)
+    gone, left = strategy.status().workers
+    assert (gone.address, gone.state, gone.replicas) == (lost, "lost", ())
+    assert (left.state, left.replicas) == ("idle", (0,))
+    strategy.close()
+    assert {each.state for each in strategy.status().workers} == {"closed"}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from daskdist.execute.callers import Handle
-
-if TYPE_CHECKING:
-    from daskdist.strategy.team import Team
+from daskdist.strategy.status import WorkerStatus
+from daskdist.strategy.team import Team
 
 # For each slot of a wired nest, which result it is part of, and what takes it out.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
@@ -148,6 +147,10 @@ class Backend(ResultSource, Protocol):
 
         Calls on the workers that are left are over by then, and what needs the others has failed.
         """
+        ...
+
+    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+        """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
         ...
 
     def close(self) -> None:

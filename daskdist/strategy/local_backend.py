@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from daskdist.strategy.backend import Picks
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.side_by_side import Calls
+from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
 from daskdist.strategy.team import Replica, Team
 
 if TYPE_CHECKING:
@@ -40,6 +43,10 @@ class LocalBackend:
         self.shelf = shelf
         self._strategy = strategy
         self._is_closed = False
+        self._lock = threading.Lock()
+        self._num_steps = 0
+        # Each with its name, and whether it is a step.
+        self._under_way: dict[Calls, tuple[bool, str]] = {}
 
     def call_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: Team
@@ -47,7 +54,15 @@ class LocalBackend:
         """Call a function on every replica; give what they return, and raise what one of them raised."""
         if self._is_closed:
             raise _closed(operation)
-        return Calls(self._strategy(), self.places, self.shelf, fn, leaves, treespec).results()
+        calls = Calls(self._strategy(), self.places, self.shelf, fn, leaves, treespec)
+        is_step = operation == "run"
+        with self._lock:
+            self._num_steps += is_step
+            self._under_way[calls] = is_step, f"{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
+        try:
+            return calls.results()
+        finally:
+            del self._under_way[calls]
 
     def call(
         self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
@@ -97,6 +112,23 @@ class LocalBackend:
     def recover(self, team: Team) -> Team:
         """Return the team: replicas of this process are not lost."""
         return team
+
+    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+        """Return the status of this process."""
+        under_way = list(self._under_way.items())
+        now = time.monotonic()
+        running = tuple(
+            [
+                RunningCall(number, name, now - calls.begun_at)
+                for calls, (_, name) in under_way
+                for number in calls.running()
+            ]
+        )
+        num_in_flight = sum(is_step for _, (is_step, _) in under_way)
+        replicas = tuple(range(len(team.replicas)))
+        devices = tuple([each.device for each in team.replicas])
+        state = "closed" if self._is_closed else state_of(running, num_in_flight)
+        return (WorkerStatus(None, replicas, devices, state, running, self._num_steps, num_in_flight),)
 
     def close(self) -> None:
         """Drop what replicas keep."""

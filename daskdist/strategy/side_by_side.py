@@ -70,6 +70,7 @@ class Calls:
         self._treespec = treespec
         self._places = places
         self._size = len(self._places)
+        self.begun_at = time.monotonic()
         self.num_looks = 0
         self._results: list[Any] = [None] * self._size
         self._errors: dict[int, BaseException] = {}
@@ -109,6 +110,11 @@ class Calls:
             errors = [self._errors[number] for number in sorted(self._errors)]
             raise next((each for each in errors if not isinstance(each, CollectiveError)), errors[0])
         return self._results
+
+    def running(self) -> list[int]:
+        """Return the replicas that have begun and are not over."""
+        with self._lock:
+            return [number for number in range(self._num_begun) if number not in self._over]
 
     def _call_all(self) -> None:
         for number in range(self._size):

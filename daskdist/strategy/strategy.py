@@ -33,6 +33,7 @@ from daskdist.strategy.picks import Spread
 from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
 from daskdist.strategy.regroup import component
 from daskdist.strategy.returned_values import ReturnedValues
+from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.team import Replica, Team
 from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
@@ -525,6 +526,21 @@ class Strategy(Viewed):
     def reader(self, dataset: Dataset) -> Caller:
         """Return a caller for one pass over a dataset, closed with the pass."""
         return self._input.reader(dataset)
+
+    def status(self) -> StrategyStatus:
+        """Return the status of each worker: its replicas, the calls they are making and since when, what is under way.
+
+        Returns
+        -------
+        StrategyStatus
+            Plain data, which prints as a table. Workers are asked for it, for a second at most; it waits for no call.
+
+        >>> from daskdist import MirroredStrategy
+        >>> MirroredStrategy(["CPU:0", "CPU:1"]).status()
+          worker        replicas       devices  state  steps sent  in flight  outstanding  heartbeat
+          this process      0, 1  CPU:0, CPU:1   idle           0          0          0 B          -
+        """
+        return StrategyStatus(self._backend.status(self._team.now))
 
     def close(self) -> None:
         """Close the strategy, and the connection and the cluster if it made those.

@@ -167,6 +167,24 @@ class BackendLaws:
                 under_way = sum(not all(map(is_done, call)) for call in calls)
                 check(under_way <= _MOST_IN_FLIGHT, f"{under_way} steps are under way, of {_MOST_IN_FLIGHT} allowed")
 
+    # --- status ---
+
+    def test_status_is_of_all_workers_and_counts_steps(self) -> None:
+        with _program(self) as program:
+            for number in range(3):
+                workers = program.backend.status(program.team)
+                check([each.address for each in workers] == [*dict.fromkeys(program.team.worker_of)], f"{workers}")
+                replicas = [replica for each in workers for replica in each.replicas]
+                check(sorted(replicas) == list(range(program.size)), f"{replicas} of {program.size} replicas")
+                devices = [device for each in workers for device in each.devices]
+                check(devices == [program.team.replicas[each].device for each in replicas], f"{devices}")
+                check({each.state for each in workers} == {"idle"}, f"nothing is under way: {workers}")
+                check({each.num_steps_sent for each in workers} == {number}, f"{number} steps were sent: {workers}")
+                check({each.num_steps_in_flight for each in workers} == {0}, f"all are over: {workers}")
+                program.results(program.run(_number, 10))
+            program.backend.close()
+            check({each.state for each in program.backend.status(program.team)} == {"closed"}, "after close")
+
     # --- drop and close ---
 
     def test_results_that_are_dropped_are_dropped_where_they_were(self) -> None:

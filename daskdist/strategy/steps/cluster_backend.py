@@ -23,6 +23,7 @@ from daskdist.execute.submit import Picks, Submit
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.loops import Fed
 from daskdist.strategy.picks import PickAll, Spread
+from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
 from daskdist.strategy.steps.captures import current_capture
 from daskdist.strategy.steps.on_worker import result_in_memory
@@ -397,6 +398,10 @@ class ClusterBackend:
     def forget(self, variable: int) -> None:
         """Have replicas drop a variable once the calls before are over; sent along with other news."""
         self.streams.dropped_variables.append(variable)
+
+    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+        """Return the status of each worker, lost ones included."""
+        return self.streams.status(team)
 
     def finish(self) -> None:
         """Send what waits, and wait until all is over."""

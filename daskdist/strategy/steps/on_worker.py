@@ -330,10 +330,10 @@ class StepsOnWorker:
         if cell is not None:
             cell.set(why)
 
-    def _ping(self) -> None:
+    def _ping(self, asked_at: float) -> None:
         now = time.monotonic()
-        running = [each.running for each in self._executors]
-        self._tell(("pong", [(name, now - since) for name, since in filter(None, running)]))
+        running = [(number, executor.running) for number, (_, executor) in self._slots.items()]
+        self._tell(("pong", asked_at, [(number, each[0], now - each[1]) for number, each in running if each]))
 
     # --- results ---
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed.comm import Comm, connect
@@ -51,9 +51,11 @@ class Stream:
         self.is_open = True
         # When something came last, and when it was asked for an answer last.
         self.heard_at = self.pinged_at = time.monotonic()
-        # What its replicas call, each with its seconds so far, as told at a time.
-        self.running: list[tuple[str, float]] = []
-        self.running_at = 0.0
+        # Its replicas' calls, as (replica, name, seconds so far), and when the question was asked that this answers.
+        self.running: list[tuple[int, str, float]] = []
+        self.running_at = self.heard_at
+        # Calls of `run` that were sent so far.
+        self.num_steps = 0
         self._why = "it was closed"
         self._task = asyncio.ensure_future(self._run())
 
@@ -107,3 +109,9 @@ class Stream:
         self._why = why
         with contextlib.suppress(RuntimeError):
             self._task.cancel()
+
+
+def close_all(streams: Sequence[Stream]) -> None:
+    """Close streams, in the event loop."""
+    for stream in streams:
+        stream.close()

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -22,11 +22,14 @@ from daskdist.errors import ClusterError
 from daskdist.execute.callers import Handle, gone
 from daskdist.execute.failure import Failure
 from daskdist.execute.roster import Roster
-from daskdist.strategy.steps.calls import Call, Record, Result, futures_in, records_in
+from daskdist.strategy.status import WorkerStatus
+from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
 from daskdist.strategy.steps.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject
-from daskdist.strategy.steps.stream import Stream
+from daskdist.strategy.steps.stream import Stream, close_all
+from daskdist.strategy.steps.unseen_failures import UnseenFailures
+from daskdist.strategy.steps.worker_statuses import worker_statuses
 from daskdist.strategy.team import Team
 
 logger: Final = logging.getLogger("daskdist")
@@ -68,13 +71,7 @@ class StreamSet:
         # By the number of the request, values that came.
         self._fetched: dict[int, Any] = {}
         self._requests: set[int] = set()
-        # By the call that raised, how many calls that failed of it can still be looked at; the failures of which none
-        # can, and nobody has; and those that were raised here.
-        self._num_failed: Counter[int] = Counter()
-        self._unseen: dict[int, Failed] = {}
-        self._seen: deque[int] = deque(maxlen=1024)
-        # Failures of calls before this one are no news.
-        self._first_told = 0
+        self._failures = UnseenFailures()
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._is_kicked = False
@@ -114,7 +111,7 @@ class StreamSet:
         opened = [each for each in found if isinstance(each, Stream)]
         for each in found:
             if isinstance(each, BaseException):
-                _close_now(opened)
+                close_all(opened)
                 raise each
         self._streams.update({stream.address: stream for stream in opened})
         beat = asyncio.ensure_future(_beat(reference))
@@ -125,7 +122,7 @@ class StreamSet:
         """Close all streams: the workers free everything of the strategy."""
         self._is_closed = True
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_close_now, list(self._streams.values()))
+            self._loop.call_soon_threadsafe(close_all, list(self._streams.values()))
         failed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
         with self.lock:
             for record in list(self._under_way.values()):
@@ -138,8 +135,7 @@ class StreamSet:
         self.finish()
         with self.lock:
             # What failed because of the loss was told.
-            self._unseen.clear()
-            self._first_told = next(self._numbers)
+            self._failures.forget_before(next(self._numbers))
             for address in team.workers:
                 self._streams[address].append("team", team)
         self.kick()
@@ -163,7 +159,10 @@ class StreamSet:
         """Return the handle of a call that is going to be sent."""
         record = Record(next(self._numbers), workers, needs, name, is_step=is_step)
         self._under_way[record.number] = record
-        self.num_steps += is_step
+        if is_step:
+            self.num_steps += 1
+            for each in record.holders:
+                self._streams[each].num_steps += 1
         return Call(record, self._dropped, self.identity)
 
     @contextlib.contextmanager
@@ -284,11 +283,11 @@ class StreamSet:
             while self._dropped:
                 record = self._dropped.popleft()
                 record.is_dropped = True
-                for failed in record.failures():
-                    self._count_failed(failed, -1)
+                self._failures.drop(record)
                 for address in record.holders:
                     numbers.setdefault(address, []).append(record.number)
-            objects, variables = _taken(self.dropped_objects), _taken(self.dropped_variables)
+            objects = [self.dropped_objects.popleft() for _ in range(len(self.dropped_objects))]
+            variables = [self.dropped_variables.popleft() for _ in range(len(self.dropped_variables))]
             for address, stream in self._streams.items():
                 if not stream.is_open:
                     continue
@@ -323,7 +322,7 @@ class StreamSet:
                 if request in self._requests:
                     self._fetched[request] = payload
             elif kind == "pong":
-                stream.running, stream.running_at = rest[0], stream.heard_at
+                stream.running_at, stream.running = rest
             elif kind == "key":
                 task = asyncio.ensure_future(self._tell_of_key(stream, rest[0]))
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -364,38 +363,11 @@ class StreamSet:
         record.outcomes[place] = structure, payload
         record.num_left -= 1
         if is_new:
-            if record.told_with not in (None, payload.origin):
-                self._mark_seen(payload.origin)
-            self._count_failed(payload, 0 if record.is_dropped else 1)
-            if payload.origin not in (None, record.number):
-                self._tell_with(payload.origin, record.needs)
+            self._failures.add(record, payload)
         if not record.num_left:
             record.needs = None
             if self._under_way.pop(record.number, None) is not None and record.is_step:
                 self.num_steps -= 1
-
-    def _tell_with(self, origin: int, needs: Any) -> None:
-        # A call has one error: whatever else it was given that failed is not raised by itself.
-        for each in records_in(needs):
-            each.told_with = origin
-            for failed in each.failures():
-                if failed.origin not in (None, origin):
-                    self._mark_seen(failed.origin)
-
-    def _mark_seen(self, origin: int) -> None:
-        self._seen.append(origin)
-        self._unseen.pop(origin, None)
-
-    def _count_failed(self, failed: Failed, change: int) -> None:
-        origin = failed.origin
-        if origin is None or origin < self._first_told or origin in self._seen:
-            return
-        self._num_failed[origin] += change
-        if self._num_failed[origin] > 0:
-            self._unseen.pop(origin, None)
-        else:
-            del self._num_failed[origin]
-            self._unseen.setdefault(origin, failed)
 
     def _broken(self, stream: Stream, why: str) -> None:
         if self._is_closed:
@@ -444,7 +416,7 @@ class StreamSet:
         most = seconds("timeouts.step")
         for stream in self._streams.values():
             since = time.monotonic() - stream.running_at
-            for name, running_s in stream.running if stream.is_open else ():
+            for _, name, running_s in stream.running if stream.is_open else ():
                 if not name.startswith(LOOP) and running_s + since > most:
                     raise ClusterError(
                         f"{name} has been running on {stream.address} for {running_s + since:.0f} s, which is longer "
@@ -467,8 +439,19 @@ class StreamSet:
                         # A silence before it was asked counts for nothing.
                         stream.heard_at = stream.pinged_at = now
                         stream.pinged_at += _INSTANT_S
-                    stream.append("ping")
+                    stream.append("ping", now)
                     stream.outbox.kick()
+
+    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+        """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
+        with self.lock:
+            now = time.monotonic()
+            asked = [stream for stream in self._streams.values() if stream.is_open]
+            for stream in asked:
+                stream.append("ping", now)
+        with contextlib.suppress(ClusterError):
+            self.wait(lambda: all(each.running_at >= now or not each.is_open for each in asked), _LOOK_EVERY_S)
+        return worker_statuses(self._streams.values(), list(self._under_way.values()), team, is_closed=self._is_closed)
 
     def wait_for_room(self) -> None:
         """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""
@@ -527,8 +510,7 @@ class StreamSet:
 
     def raise_failed(self, failed: Failed) -> None:
         """Raise the error of a call, which is not raised a second time by itself."""
-        if failed.origin is not None:
-            self._mark_seen(failed.origin)
+        self._failures.mark_seen(failed)
         # A lost worker may be what it comes of.
         self.roster.in_doubt = True
         raise failed.failure.error()
@@ -536,8 +518,7 @@ class StreamSet:
     def raise_first(self, failures: Sequence[Failed]) -> None:
         """Raise the first of the failures that were looked at together; none of them is raised by itself later."""
         for each in failures:
-            if each.origin is not None:
-                self._mark_seen(each.origin)
+            self._failures.mark_seen(each)
         if failures:
             self.raise_failed(failures[0])
 
@@ -545,17 +526,14 @@ class StreamSet:
         """Raise the first failure that nobody can look at any more, if there is one."""
         if self.lost():
             # What fails because of that is no news, and the calls are to be made anew.
-            self._unseen.clear()
-            return
-        for origin in sorted(self._unseen):
-            # Another thread may raise it at the same time.
-            if (failed := self._unseen.pop(origin, None)) is not None:
-                self.raise_failed(failed)
+            self._failures.forget()
+        elif (failed := self._failures.take_first()) is not None:
+            self.raise_failed(failed)
 
-    def unseen(self) -> list[Failed]:
+    def unseen(self) -> Sequence[Failed]:
         """Return the failures that nobody has looked at, nor can."""
         self._send_drops()
-        return [failed for _, failed in sorted(self._unseen.copy().items())]
+        return self._failures.all()
 
     def gone(self, key: Any) -> ClusterError:
         """Return the error of something that was lost with a worker, or dropped."""
@@ -565,11 +543,6 @@ class StreamSet:
     def without_lost(self, what: Any) -> ClusterError:
         """Return the error of something that needs a worker without which the others went on."""
         return ClusterError(f"lost {', '.join(self.roster.lost)}, which {what} needs; make it anew")
-
-
-def _taken(waiting: deque[int]) -> list[int]:
-    # Others may be added meanwhile.
-    return [waiting.popleft() for _ in range(len(waiting))]
 
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:
@@ -583,13 +556,8 @@ async def _beat(reference: weakref.ref[StreamSet]) -> None:
         del streams
 
 
-def _close_now(streams: Sequence[Stream]) -> None:
-    for stream in streams:
-        stream.close()
-
-
 def _close_streams(streams: Sequence[Stream], beat: Any, loop: Any) -> None:
     # The garbage collector comes in any thread.
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_close_now, streams)
+        loop.call_soon_threadsafe(close_all, streams)
         loop.call_soon_threadsafe(beat.cancel)

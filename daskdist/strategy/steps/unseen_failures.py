@@ -1,0 +1,87 @@
+"""The failures of calls that nobody has looked at, nor can any more."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+from daskdist.strategy.steps.calls import Record, records_in
+from daskdist.strategy.steps.outcomes import Failed
+
+# Failures that were raised are known for so long.
+_NUM_SEEN: Final = 1024
+
+
+class UnseenFailures:
+    """The failures of calls that nobody has looked at: each is raised once, by the next that waits.
+
+    A failure is known by the number of the call that raised it. Calls that were given its result fail with it, and as
+    long as the program has a result of one of them it can still look.
+    """
+
+    def __init__(self) -> None:
+        # By the call that raised, how many calls that failed of it can still be looked at.
+        self._num_failed: Counter[int] = Counter()
+        self._unseen: dict[int, Failed] = {}
+        self._seen: deque[int] = deque(maxlen=_NUM_SEEN)
+        # Failures of calls before this one are no news.
+        self._first_told = 0
+
+    def forget(self) -> None:
+        """Forget all: they fail because of what was told otherwise."""
+        self._unseen.clear()
+
+    def forget_before(self, number: int) -> None:
+        """Forget the failures of all calls before one, also those still to come."""
+        self._unseen.clear()
+        self._first_told = number
+
+    def add(self, record: Record, failed: Failed) -> None:
+        """Note that a call failed."""
+        origin = failed.origin
+        if record.told_with not in (None, origin):
+            self.mark_seen(failed)
+        self._count(failed, 0 if record.is_dropped else 1)
+        if origin in (None, record.number):
+            return
+        # A call has one error: whatever else it was given that failed is not raised by itself.
+        for each in records_in(record.needs):
+            each.told_with = origin
+            for other in each.failures():
+                if other.origin != origin:
+                    self.mark_seen(other)
+
+    def drop(self, record: Record) -> None:
+        """Note that nobody can look at a call any more."""
+        for failed in record.failures():
+            self._count(failed, -1)
+
+    def mark_seen(self, failed: Failed) -> None:
+        """Note that a failure was raised; it is not raised again by itself."""
+        if failed.origin is not None:
+            self._seen.append(failed.origin)
+            self._unseen.pop(failed.origin, None)
+
+    def _count(self, failed: Failed, change: int) -> None:
+        origin = failed.origin
+        if origin is None or origin < self._first_told or origin in self._seen:
+            return
+        self._num_failed[origin] += change
+        if self._num_failed[origin] > 0:
+            self._unseen.pop(origin, None)
+        else:
+            del self._num_failed[origin]
+            self._unseen.setdefault(origin, failed)
+
+    def take_first(self) -> Failed | None:
+        """Remove and return the failure of the earliest call; None if there is none."""
+        for origin in sorted(self._unseen.copy()):
+            # Another thread may take it at the same time.
+            if (failed := self._unseen.pop(origin, None)) is not None:
+                return failed
+        return None
+
+    def all(self) -> Sequence[Failed]:
+        """Return all, in the order of the calls."""
+        return [failed for _, failed in sorted(self._unseen.copy().items())]

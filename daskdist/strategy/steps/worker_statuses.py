@@ -1,0 +1,65 @@
+"""The status of workers, as their streams tell it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
+from daskdist.strategy.steps.calls import Record
+from daskdist.strategy.steps.replica_call import LOOP
+from daskdist.strategy.steps.stream import Stream
+from daskdist.strategy.team import Team
+
+
+def worker_statuses(
+    streams: Iterable[Stream], under_way: Collection[Record], team: Team, *, is_closed: bool
+) -> tuple[WorkerStatus, ...]:
+    """Return the status of each worker.
+
+    Parameters
+    ----------
+    streams
+        The streams to the workers.
+    under_way
+        The calls that are not over.
+    team
+        The replicas there are.
+    is_closed
+        Whether the strategy is closed.
+    """
+    num_calls, num_steps = _num_left(under_way, steps_only=False), _num_left(under_way, steps_only=True)
+    return tuple([_status(each, team, num_calls[each.address], num_steps[each.address], is_closed) for each in streams])
+
+
+def _status(stream: Stream, team: Team, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
+    members = team.members(stream.address)
+    if stream.is_open:
+        running = tuple(
+            [RunningCall(number, name.removeprefix(LOOP), so_far) for number, name, so_far in stream.running]
+        )
+        state = state_of(running, num_calls)
+    else:
+        running, state = (), "lost"
+    return WorkerStatus(
+        address=stream.address,
+        replicas=tuple(members),
+        devices=tuple([team.replicas[number].device for number in members]),
+        state="closed" if is_closed else state,
+        running=running,
+        num_steps_sent=stream.num_steps,
+        num_steps_in_flight=num_steps,
+        outstanding_bytes=stream.outbox.num_bytes,
+        heartbeat_age_s=time.monotonic() - stream.running_at,
+    )
+
+
+def _num_left(under_way: Collection[Record], *, steps_only: bool) -> Counter[str]:
+    # By worker, the calls that are not over there.
+    return Counter(
+        worker
+        for record in under_way
+        if record.is_step or not steps_only
+        for worker in {each for each, outcome in zip(record.workers, record.outcomes, strict=True) if outcome is None}
+    )

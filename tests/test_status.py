@@ -1,0 +1,79 @@
+"""`Strategy.status`, and the workers in use as Dask's own tools show them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from conftest import eventually, mirrored
+from distributed import Event
+
+import daskdist
+
+pytestmark = [pytest.mark.timeout(60)]
+
+
+def test_status_of_a_strategy_of_this_process():
+    strategy = mirrored(2)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait():
+        begun.set()
+        assert go_on.wait(30)
+
+    strategy.run(float, args=(1,))
+    (idle,) = strategy.status().workers
+    assert (idle.address, idle.replicas, idle.devices) == (None, (0, 1), ("CPU:0", "CPU:1"))
+    assert (idle.state, idle.running, idle.num_steps_sent, idle.num_steps_in_flight) == ("idle", (), 1, 0)
+    program = threading.Thread(target=strategy.run, args=(wait,))
+    program.start()
+    assert begun.wait(30)
+    (busy,) = strategy.status().workers
+    assert (busy.state, busy.num_steps_sent, busy.num_steps_in_flight) == ("running", 2, 1)
+    assert {call.name for call in busy.running} == {"run-wait"}
+    assert 0 in {call.replica for call in busy.running}
+    assert all(call.running_s >= 0 for call in busy.running)
+    assert "running run-wait for" in repr(strategy.status())
+    go_on.set()
+    program.join()
+    assert strategy.status().workers[0].state == "idle"
+    strategy.close()
+    assert strategy.status().workers[0].state == "closed"
+
+
+@pytest.mark.cluster
+def test_status_in_the_middle_of_a_long_call(on_cluster, client):
+    begun, go_on = Event("status-begun", client=client), Event("status-go-on", client=client)
+    begun.clear()
+    go_on.clear()
+
+    def wait_on_the_first(waits):
+        replica = daskdist.get_replica_context().replica_id_in_sync_group
+        if waits and replica == 0:
+            Event("status-begun").set()
+            assert Event("status-go-on").wait(30)
+        return replica
+
+    num_before = [each.num_steps_sent for each in on_cluster.status().workers]
+    on_cluster.local_results(on_cluster.run(wait_on_the_first, args=(False,)))
+    waiting = on_cluster.run(wait_on_the_first, args=(True,))
+    after = on_cluster.run(wait_on_the_first, args=(False,))
+    assert begun.wait(30)
+    eventually(lambda: on_cluster.status().workers[1].state == "idle")
+    first, second = on_cluster.status().workers
+    assert (first.address, second.address) == on_cluster.workers
+    assert (first.replicas, second.replicas) == ((0,), (1,))
+    assert (first.state, second.state) == ("running", "idle")
+    (call,) = first.running
+    assert (call.replica, call.name) == (0, "run-wait_on_the_first")
+    assert call.running_s >= 0
+    assert on_cluster.status().workers[0].running[0].running_s > call.running_s
+    assert (first.num_steps_in_flight, second.num_steps_in_flight) == (2, 0)
+    assert [first.num_steps_sent - num_before[0], second.num_steps_sent - num_before[1]] == [3, 3]
+    assert all(0 <= each.heartbeat_age_s < 30 for each in (first, second))
+    go_on.set()
+    assert on_cluster.local_results(after) == on_cluster.local_results(waiting) == (0, 1)
+    assert [each.state for each in on_cluster.status().workers] == ["idle", "idle"]
+    told = on_cluster.status().to_dict()
+    assert told["workers"][0]["address"] == on_cluster.workers[0]
+    assert len(repr(on_cluster.status()).splitlines()) == 3
