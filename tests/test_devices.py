@@ -17,7 +17,7 @@ from strict_device import StrictDevice, StrictStream
 
 import daskdist
 from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
-from daskdist.core.permutation import Permutation
+from daskdist.core.selection.permutation import Permutation
 from daskdist.devices import cupy as cupy_device
 from daskdist.devices import nccl, nvidia, present
 from daskdist.devices.cpu import CpuDevice

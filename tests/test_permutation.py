@@ -13,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskdist import Dataset
-from daskdist.core import permutation, permuted
-from daskdist.core.permutation import Permutation
-from daskdist.core.permuted import Permuted, Shuffled, shuffled
 from daskdist.core.seed import generator
-from daskdist.core.selection import BlockRef, Groups, Selection, concat
+from daskdist.core.selection import lazy_shuffle, permutation
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.lazy_shuffle import Permuted, Shuffled, shuffled
+from daskdist.core.selection.permutation import Permutation
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import concat, group
 from daskdist.execute.callers import Now, Threads, using
 from daskdist.execute.gather import Picks
 from daskdist.testing import same_elements
@@ -30,8 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 def few(request, monkeypatch):
     """Orders of few things are worked out as those of many are."""
     monkeypatch.setattr(permutation, "_SMALL", 3)
-    monkeypatch.setattr(permuted, "_FEW", 0 if request.param == "where they are gathered" else 5)
-    monkeypatch.setattr(permuted, "_AHEAD", 7)
+    monkeypatch.setattr(lazy_shuffle, "_FEW", 0 if request.param == "where they are gathered" else 5)
+    monkeypatch.setattr(lazy_shuffle, "_AHEAD", 7)
 
 
 def order_of(length, seed=0):
@@ -216,12 +219,12 @@ def test_batches_follow_the_order(source):
     expected = Selection(rows.blocks, found.row_numbers, found.which)
     bounds = np.array([0, 5, 10, 12])
     for act in (
-        lambda each: each.group(bounds).flat,
-        lambda each: each.group(bounds)[1:].flat,
-        lambda each: each.group(bounds).take(np.array([2, 0])).flat,
-        lambda each: each.group(bounds).cut(2).flat,
-        lambda each: each.group(bounds).ungroup(),
-        lambda each: each.group(bounds).without_unused().flat,
+        lambda each: group(each, bounds).flat,
+        lambda each: group(each, bounds)[1:].flat,
+        lambda each: group(each, bounds).take(np.array([2, 0])).flat,
+        lambda each: group(each, bounds).cut(2).flat,
+        lambda each: group(each, bounds).ungroup(),
+        lambda each: group(each, bounds).without_unused().flat,
     ):
         assert of(act(found)) == of(act(expected))
 
@@ -251,7 +254,7 @@ def test_what_is_sent_has_a_number_for_each_row(source):
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_a_part_that_is_kept_is_no_larger_than_it_has_rows(source, is_drawn, monkeypatch):
     monkeypatch.setattr(permutation, "_SMALL", 3)
-    monkeypatch.setattr(permuted, "_FEW", 0)
+    monkeypatch.setattr(lazy_shuffle, "_FEW", 0)
     rows = SOURCES[source]().of_blocks(tuple(range(9)))
     rows = Selection.concat([rows.take(np.arange(len(rows))) if is_drawn else rows])
     found = shuffled(rows, np.random.default_rng(4))

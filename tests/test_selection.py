@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
-from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, Stretches, concat, places_by_value
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.rows import Selection, Stretches, places_by_value
+from daskdist.core.selection.runs import RunQueue, concat, group
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
 from daskdist.execute.gather import Picks, gather
@@ -122,7 +125,7 @@ def test_long_stretches_take_a_few_numbers():
     run = concat([Selection.whole(ref)[10:900] for ref in refs])
     assert type(run) is Stretches
     assert len(pickle.dumps(Picks.of(run))) < 600
-    batches = run.group(np.arange(0, 3_001, 100))
+    batches = group(run, np.arange(0, 3_001, 100))
     every_fourth = batches.take(np.arange(0, 30, 4))
     assert type(every_fourth.flat) is Stretches
     assert gathered(every_fourth) == [rows_of(batches)[k] for k in range(0, 30, 4)]
@@ -139,7 +142,7 @@ def groups(draw):
     run, expected = draw(selections())
     size = draw(st.integers(1, 4))
     bounds = np.array(sorted({*range(0, len(run), size), len(run)} | {0}))
-    return run.group(bounds), [expected[start:stop] for start, stop in pairwise(bounds.tolist())]
+    return group(run, bounds), [expected[start:stop] for start, stop in pairwise(bounds.tolist())]
 
 
 @given(groups(), st.data())
@@ -173,7 +176,7 @@ def test_groups_of_groups(made, size, outer, outermost):
         number = len(run) // each
         if not number:
             return
-        run = run.group(np.arange(0, number * each + 1, each))
+        run = group(run, np.arange(0, number * each + 1, each))
         expected = [expected[k * each : (k + 1) * each] for k in range(number)]
     assert rows_of(run) == expected
     assert gathered(run) == expected
@@ -192,11 +195,11 @@ def test_cutting(made, num_pieces):
 
 
 def test_batches_of_different_sizes_do_not_stack():
-    run = Selection.whole(BlockRef(block(0, 5), 5)).group(np.array([0, 2, 4, 5]))
+    run = group(Selection.whole(BlockRef(block(0, 5), 5)), np.array([0, 2, 4, 5]))
     with pytest.raises(StackError, match="batches of 1, 2 rows do not stack"):
-        run.group(np.array([0, 3]))
+        group(run, np.array([0, 3]))
     # One that stands alone stacks with itself.
-    assert rows_of(run.group(np.array([0, 2, 3]))) == [[[0, 1], [2, 3]], [[4]]]
+    assert rows_of(group(run, np.array([0, 2, 3]))) == [[[0, 1], [2, 3]], [[4]]]
 
 
 def test_rows_that_follow_on_stay_a_range():
@@ -344,10 +347,10 @@ def test_gathering_batches_of_blocks_of_different_shapes():
     # Each batch is of one block and stacks, whatever the other is made of.
     blocks = [from_items(LONE, _items(shape, shape)) for shape in [(2,), (3,)]]
     whole = concat([Selection.whole(BlockRef(each, 2)) for each in blocks])
-    rows = gather(blocks, Picks.of(whole.group(np.array([0, 2, 4]))))
+    rows = gather(blocks, Picks.of(group(whole, np.array([0, 2, 4]))))
     assert [each.shape for each in rows.elements()] == [(2, 2), (2, 3)]
     # One that does not stack is an error in its place.
-    rows = gather(blocks, Picks.of(whole.group(np.array([0, 1, 3, 4])))).elements()
+    rows = gather(blocks, Picks.of(group(whole, np.array([0, 1, 3, 4])))).elements()
     assert next(rows).shape == (1, 2)
     with pytest.raises(StackError, match="do not stack"):
         next(rows)
@@ -365,8 +368,8 @@ def test_batches_of_batches_of_nothing(inner):
     source = Block(LONE, [np.zeros((8, 0))])
     run = Selection.whole(BlockRef(source, 8))
     for size in inner:
-        run = run.group(np.arange(0, len(run) + 1, size))
-    run = run.group(np.array([0, len(run)]))
+        run = group(run, np.arange(0, len(run) + 1, size))
+    run = group(run, np.array([0, len(run)]))
     (batch,) = gather([source], Picks.of(run)).elements()
     assert batch.shape == (8 // prod(inner), *inner, 0)
 

@@ -14,8 +14,8 @@ from plain_lists import shuffled
 
 import daskdist
 from daskdist import Dataset
-from daskdist.core.buffer import Draws
 from daskdist.core.node import lower
+from daskdist.core.selection.shuffle_buffer import Draws
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Now, Threads, using
 from daskdist.execute.delivery import Delivery

@@ -19,10 +19,13 @@ from pipelines import pipelines
 from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
-from daskdist.core import permutation, permuted
 from daskdist.core.block import Block
-from daskdist.core.permuted import shuffled
-from daskdist.core.selection import BlockRef, Groups, Selection, concat
+from daskdist.core.selection import lazy_shuffle, permutation
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.lazy_shuffle import shuffled
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import concat
 from daskdist.core.structure import LONE
 from daskdist.devices import device, is_on_device, on_host
 from daskdist.errors import ArgumentError, DeviceMemoryError, StackError
@@ -130,7 +133,7 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
 def _worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutation, "_SMALL", 2)
     monkeypatch.setattr(global_shuffle, "_MOST_SENT", 2)
-    monkeypatch.setattr(permuted, "_FEW", 0)
+    monkeypatch.setattr(lazy_shuffle, "_FEW", 0)
 
 
 @pytest.fixture(params=["drawn", "worked out"])

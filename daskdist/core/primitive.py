@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from daskdist.core.block import Rows
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 from daskdist.core.structure import Leaves
 
 

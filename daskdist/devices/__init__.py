@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from daskdist.core.permutation import Permutation
+from daskdist.core.selection.permutation import Permutation
 from daskdist.errors import ArgumentError, UnknownDeviceError
 
 # Kind -> import path, and the library whose arrays it has.

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from daskdist.core.permutation import Permutation
+from daskdist.core.selection.permutation import Permutation
 from daskdist.devices.lent import Lent
 from daskdist.errors import ArgumentError
 

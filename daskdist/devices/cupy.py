@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from daskdist.core.permutation import Permutation
+from daskdist.core.selection.permutation import Permutation
 from daskdist.devices import nccl, nvidia
 from daskdist.devices.lent import Lent
 from daskdist.errors import ArgumentError
 
 # Bytes of the pieces in which arrays come back to the host: pinned memory is scarce, and is kept by CuPy.
 _PIECE_BYTES: Final = 8 * 2**20
-# What `daskdist.core.permutation.Permutation` does for one place, in a kernel for `found[i]`.
+# What `daskdist.core.selection.permutation.Permutation` does for one place, in a kernel for `found[i]`.
 PERMUTED_ARGS: Final = (
     "int64 start, int64 length, int32 low_bits, uint32 num_high, "
     "uint32 key0, uint32 key1, uint32 key2, uint32 key3, uint32 key4, uint32 key5"

@@ -28,7 +28,9 @@ from daskdist.core.primitive import (
     same,
     value_itself,
 )
-from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.callers import Handle, Places
 from daskdist.execute.gather import bundle_size, run_bytes
 from daskdist.execute.recipe import Key, Path, Recipe, described

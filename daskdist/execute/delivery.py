@@ -13,7 +13,10 @@ import numpy as np
 
 from daskdist.core.failures import of_element
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
-from daskdist.core.selection import BlockRef, Groups, Run, RunQueue, Selection
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.callers import Handle, lengths_of
 from daskdist.execute.gather import LIGHT_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes

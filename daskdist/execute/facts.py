@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from daskdist.core.block import Rows
 from daskdist.core.primitive import Epoch, Exhausted, NotReady, Primitive
-from daskdist.core.selection import Groups, Run, RunQueue
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.execute.callers import Caller, Handle
 from daskdist.execute.gather import blocks_of, run_bytes
 from daskdist.execute.interpreter import Interpreter

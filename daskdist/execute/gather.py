@@ -13,11 +13,14 @@ from numpy.lib.stride_tricks import as_strided
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.failures import FailedElement, PartlyFailed, bundle, raw_item, structure_of
 from daskdist.core.origin import Chosen, Origin
-from daskdist.core.permuted import Permuted, Shuffled
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.recycling import NUMBERS
-from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped, places_by_value
-from daskdist.core.stretched import Stretched
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.intervals import Index, Stretched
+from daskdist.core.selection.lazy_shuffle import Permuted, Shuffled
+from daskdist.core.selection.rows import Selection, places_by_value
+from daskdist.core.selection.runs import Run, Zipped
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import StackError
 from daskdist.execute.callers import Caller

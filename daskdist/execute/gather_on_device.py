@@ -28,10 +28,10 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Rows
-from daskdist.core.permutation import Permutation
 from daskdist.core.primitive import Arrange, Primitive
 from daskdist.core.ragged import Ragged
-from daskdist.core.selection import Index
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.permutation import Permutation
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.devices import Device, Event, Stream, name_of, named

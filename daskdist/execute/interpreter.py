@@ -17,10 +17,13 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.origin import Skipped
-from daskdist.core.permuted import Shuffled
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
-from daskdist.core.selection import BlockRef, Groups, Run, Selection, Zipped
-from daskdist.core.stretched import Stretched
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.intervals import Stretched
+from daskdist.core.selection.lazy_shuffle import Shuffled
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.callers import Caller
 from daskdist.execute.cursors import ChainCursor, ComputeCursor, HeldCursor, ReadCursor, Sizes, StreamCursor
 from daskdist.execute.gather import LIGHT_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes

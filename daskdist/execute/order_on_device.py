@@ -9,9 +9,8 @@ from typing import Any, Final, TypeGuard
 import numpy as np
 
 from daskdist.core.block import Block, Rows
-from daskdist.core.permuted import Permuted
-from daskdist.core.selection import Index
-from daskdist.core.stretched import Stretched
+from daskdist.core.selection.intervals import Index, Stretched
+from daskdist.core.selection.lazy_shuffle import Permuted
 from daskdist.devices import Device
 
 # Parts of an order that are worked out by a call each.

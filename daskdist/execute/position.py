@@ -19,12 +19,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.buffer import BatchBuffer, RowBuffer, buffer_of
 from daskdist.core.failures import FailedElement
-from daskdist.core.permutation import Permutation
 from daskdist.core.primitive import Arrange, Epoch, Primitive
 from daskdist.core.ragged import Ragged
-from daskdist.core.selection import BlockRef, Groups, RunQueue, Selection, Zipped
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.permutation import Permutation
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import RunQueue, Zipped
+from daskdist.core.selection.shuffle_buffer import BatchBuffer, RowBuffer, buffer_of
 from daskdist.core.structure import Nested
 from daskdist.execute.cursors import Carried, StreamCursor
 from daskdist.execute.delivery import Delivery, Lane, Stretch

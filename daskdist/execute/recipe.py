@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.primitive import Epoch
-from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection, Zipped
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import Run, Zipped
 
 # How a primitive is reached from the end of a pipeline: the number of an input, or what an arrangement made one of.
 Path = tuple[Any, ...]

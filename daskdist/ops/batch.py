@@ -11,7 +11,7 @@ from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
-from daskdist.core.selection import Run, RunQueue
+from daskdist.core.selection.runs import Run, RunQueue, group
 from daskdist.core.spec import ElementSpec
 
 # Groups made at a time: enough to share the cost of a pull, few enough that the first comes at once.
@@ -76,7 +76,7 @@ class BatchCursor:
             if not waiting or self.drop_remainder:
                 raise
             rest = waiting.pop(size)
-            return rest.group(np.array([0, len(rest)]))
+            return group(rest, np.array([0, len(rest)]))
         except NotReady:
             raise
         except Exception:
@@ -86,4 +86,4 @@ class BatchCursor:
             raise
         # Only a batch that straddles runs is put together; those within one are cuts of it.
         num_batches = min(max(len(waiting.runs[0]) // size, 1), _AT_ONCE)
-        return waiting.pop(num_batches * size).group(np.arange(num_batches + 1) * size)
+        return group(waiting.pop(num_batches * size), np.arange(num_batches + 1) * size)

@@ -14,7 +14,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
-from daskdist.core.selection import Index
+from daskdist.core.selection.intervals import Index
 from daskdist.core.spec import ElementSpec
 from daskdist.core.vectorize.apply import Vectorised
 from daskdist.errors import ArgumentError, UserFunctionError

@@ -11,7 +11,7 @@ from daskdist.core.function import code_of
 from daskdist.core.node import Facts, Transformation, counting, walk
 from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 
 
 class Kept:

@@ -25,7 +25,8 @@ from daskdist.core.primitive import (
     alike,
     gathered,
 )
-from daskdist.core.selection import Index, Run, RunQueue, concat
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.errors import ArgumentError
 

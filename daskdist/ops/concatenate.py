@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from daskdist.core import cardinality
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, alike
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 
 

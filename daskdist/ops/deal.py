@@ -9,7 +9,8 @@ from typing import Any
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive, gathered
-from daskdist.core.selection import Groups, Run
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ShardingError

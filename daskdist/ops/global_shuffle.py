@@ -15,8 +15,6 @@ from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.pass_numbers import PassNumber
-from daskdist.core.permutation import Permutation
-from daskdist.core.permuted import shuffled
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -30,7 +28,9 @@ from daskdist.core.primitive import (
     Split,
 )
 from daskdist.core.seed import generator
-from daskdist.core.selection import Run, concat
+from daskdist.core.selection.lazy_shuffle import shuffled
+from daskdist.core.selection.permutation import Permutation
+from daskdist.core.selection.runs import Run, concat
 from daskdist.errors import UnknownLengthError
 
 # Up to so many elements their order goes with each split; it is the same order however they are read.

@@ -29,7 +29,9 @@ from daskdist.core.primitive import (
 )
 from daskdist.core.ragged import Ragged
 from daskdist.core.seed import SeedsInCall
-from daskdist.core.selection import Groups, Index, Run, RunQueue, concat
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.runs import Run, RunQueue, concat, group
 from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE, as_array
 from daskdist.core.vectorize.apply import Vectorised
@@ -271,4 +273,4 @@ class GroupCursor:
 def grouped(groups: Sequence[Run]) -> Groups:
     """Each run as one element."""
     bounds = np.cumsum([0, *map(len, groups)])
-    return concat(groups).group(bounds)
+    return group(concat(groups), bounds)

@@ -22,7 +22,7 @@ from daskdist.core.primitive import (
     Primitive,
     gathered,
 )
-from daskdist.core.selection import Run, RunQueue, concat
+from daskdist.core.selection.runs import Run, RunQueue, concat
 from daskdist.ops.nested import ExpandRows, Expansion, NestedFunction, elements_of
 
 # Elements worth handing on together, and datasets worth opening for them.

@@ -12,7 +12,7 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
-from daskdist.core.selection import Run, RunQueue
+from daskdist.core.selection.runs import Run, RunQueue, group
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, SpecUnknown, known_spec
 from daskdist.errors import ArgumentError
 from daskdist.ops.ragged_batch import RaggedRows
@@ -111,4 +111,4 @@ class RebatchCursor:
     def _made(self, stops: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Run:
         self.number += len(stops)
         # A row, if only to say what those without any are like.
-        return self.waiting.pop(max(int(stops[-1]), 1)).group(np.concatenate([[0], stops]))
+        return group(self.waiting.pop(max(int(stops[-1]), 1)), np.concatenate([[0], stops]))

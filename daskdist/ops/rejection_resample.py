@@ -17,7 +17,8 @@ from daskdist.core.node import Facts, Transformation
 from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
 from daskdist.core.seed import SeedsInCall, generator
-from daskdist.core.selection import Index, Run
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, UserFunctionError

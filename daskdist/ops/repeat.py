@@ -10,7 +10,7 @@ from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from daskdist.core.node import Facts, Node
 from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, alike
 from daskdist.core.seed import generator
-from daskdist.core.selection import Index, RunQueue
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.runs import RunQueue
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 from daskdist.ops.choose_from_datasets import DirectedCursor
 

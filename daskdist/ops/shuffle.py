@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
-from daskdist.core.buffer import BatchBuffer, Draws, RowBuffer, buffer_of
 from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.pass_numbers import PassNumber
-from daskdist.core.permuted import shuffled
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
 from daskdist.core.seed import generator
-from daskdist.core.selection import Run, RunQueue
+from daskdist.core.selection.lazy_shuffle import shuffled
+from daskdist.core.selection.runs import Run, RunQueue
+from daskdist.core.selection.shuffle_buffer import BatchBuffer, Draws, RowBuffer, buffer_of
 
 # Draws made at a time, at most: few enough for the cache, enough to share the cost of a call.
 _DRAWS = 65_536

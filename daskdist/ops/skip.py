@@ -9,7 +9,7 @@ from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 from daskdist.ops.take import TakeRows
 
 

@@ -15,7 +15,7 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Facts, Node, Transformation, counting
 from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
 from daskdist.files.abandoned_parts import missing_parts, new_owner, part_name, remove_abandoned

@@ -11,7 +11,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 from daskdist.core.vectorize.apply import Vectorised
 from daskdist.ops.filter import FilterRows
 

@@ -14,7 +14,8 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.ragged import Ragged
-from daskdist.core.selection import Groups, Run
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import as_array
 from daskdist.errors import ArgumentError, StackError

@@ -14,7 +14,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
 from daskdist.core.ragged import Ragged
-from daskdist.core.selection import Run
+from daskdist.core.selection.runs import Run
 from daskdist.core.structure import Nested
 from daskdist.errors import ArgumentError
 

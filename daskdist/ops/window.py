@@ -13,7 +13,8 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, gathered
-from daskdist.core.selection import Groups, Run, concat
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.runs import Run, concat, group
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE
 
@@ -151,4 +152,4 @@ class WindowCursor:
         self.to_skip = max(passed - len(run), 0)
         rest = run[passed:] if passed < len(run) else None
         self.waiting, self.num_waiting = ([], 0) if rest is None else ([rest], len(rest))
-        return chosen.group(bounds)
+        return group(chosen, bounds)

@@ -9,7 +9,7 @@ from daskdist.core import cardinality
 from daskdist.core.arguments import yes_or_no
 from daskdist.core.node import Facts, Node
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Opener, Primitive, same
-from daskdist.core.selection import RunQueue, Zipped
+from daskdist.core.selection.runs import RunQueue, Zipped
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, CardinalityError

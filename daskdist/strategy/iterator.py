@@ -11,7 +11,7 @@ from daskdist.core.failures import Told, is_of_element
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
-from daskdist.core.selection import BlockRef
+from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.short_traceback import shortened
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves

@@ -12,7 +12,7 @@ import numpy as np
 from daskdist.core.cardinality import INFINITE, UNKNOWN, shortest
 from daskdist.core.node import Node, Source, upstream, walk
 from daskdist.core.primitive import Primitive, Split
-from daskdist.core.selection import Index
+from daskdist.core.selection.intervals import Index
 from daskdist.core.spec import SpecUnknown
 from daskdist.ops.deal import Deal, num_pieces_with_rows
 from daskdist.ops.with_options import merged_options

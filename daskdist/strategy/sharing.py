@@ -15,7 +15,7 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.core.pass_numbers import later
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.recycling import recycled
-from daskdist.core.selection import BlockRef
+from daskdist.core.selection.block_ref import BlockRef
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Bring, embedded

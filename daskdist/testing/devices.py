@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.permutation import Permutation
+from daskdist.core.selection.permutation import Permutation
 from daskdist.devices import Device, check_present, device, device_of, is_on_device, name_of, on_host, stream_of
 from daskdist.errors import ArgumentError
 from daskdist.testing.equality import check

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotReady
-from daskdist.core.selection import BlockRef, Run, RunQueue, Selection
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.callers import Handle
 from daskdist.execute.gather import run_bytes

@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import Run
 
 # Rows looked at together where a buffer is tidied.
 _AT_ONCE = 65_536

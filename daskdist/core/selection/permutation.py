@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-Index = np.ndarray[Any, Any]
+from daskdist.core.selection.intervals import Index
 
 # Up to here an order is drawn from all there are; above, from as many as there are keys, as that is quicker by then.
 _SMALL: Final = 2**20

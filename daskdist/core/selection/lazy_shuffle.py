@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.permutation import Permutation
-from daskdist.core.selection import BlockRef, Groups, Index, Run, Selection
-from daskdist.core.stretched import Stretched
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.core.selection.groups import Groups
+from daskdist.core.selection.intervals import Index, Stretched
+from daskdist.core.selection.permutation import Permutation
+from daskdist.core.selection.rows import Selection
+from daskdist.core.selection.runs import Run
 
 # Of fewer rows than these as many are worked out ahead: a call for a few takes as long as one for thousands.
 _FEW: Final = 2**12

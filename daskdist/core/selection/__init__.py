@@ -1,0 +1,1 @@
+"""Selections: which rows of which blocks make up chunks, in what order."""

@@ -1,0 +1,129 @@
+"""Batches that are not gathered yet: groups of rows, each one element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from daskdist.core.selection.intervals import Index
+from daskdist.core.selection.rows import Selection
+from daskdist.errors import StackError
+
+
+class Groups:
+    """Batches that are not gathered yet, each one element.
+
+    Parameters
+    ----------
+    flat
+        The rows of all batches, one batch after the other.
+    bounds
+        Where in ``flat`` each batch begins and the last ends, shape ``(num_batches + 1,)``.
+    inners
+        Of each batch the shape of its elements in rows: ``(2,)`` for a batch of batches of 2. None where the
+        elements of all are rows.
+    """
+
+    __slots__ = ("bounds", "flat", "inners")
+
+    def __init__(self, flat: Selection, bounds: Index, inners: tuple[tuple[int, ...], ...] | None = None) -> None:
+        self.flat = flat
+        self.bounds = bounds
+        self.inners = inners
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> Index:
+        """The number of elements of each batch."""
+        num_rows = np.diff(self.bounds)
+        return num_rows if self.inners is None else num_rows // np.array([prod(inner) for inner in self.inners])
+
+    @property
+    def element_bytes(self) -> float:
+        """The size of the first batch, as far as known."""
+        return self.flat.element_bytes * float(self.bounds[1] - self.bounds[0])
+
+    def __getitem__(self, part: slice) -> Groups:
+        start, stop, _ = part.indices(len(self))
+        bounds = self.bounds[start : max(stop, start) + 1]
+        inners = None if self.inners is None else self.inners[start:stop]
+        return Groups(self.flat[bounds[0] : bounds[-1]], bounds - bounds[0], inners)
+
+    def take(self, index: Index) -> Groups:
+        starts, stops = self.bounds[index], self.bounds[index + 1]
+        bounds = np.concatenate([[0], np.cumsum(stops - starts)])
+        inners = None if self.inners is None else tuple(self.inners[i] for i in index.tolist())
+        return Groups(self.flat.spans(starts, stops), bounds, inners)
+
+    @staticmethod
+    def concat(parts: Sequence[Groups]) -> Groups:
+        offsets = np.cumsum([0, *(part.bounds[-1] for part in parts)])
+        bounds = [part.bounds[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
+        nested = [part.inners for part in parts if part.inners is not None]
+        inners = tuple(inner for inners in nested for inner in inners) if nested else None
+        return Groups(Selection.concat([part.flat for part in parts]), np.concatenate([*bounds, offsets[-1:]]), inners)
+
+    def keep(self) -> None:
+        """Let its blocks no longer count as outstanding."""
+        self.flat.keep()
+
+    def stay(self) -> None:
+        """Note that its blocks are there and stay."""
+        self.flat.stay()
+
+    def without_unused(self) -> Groups:
+        # Batches without rows are made after some block, too.
+        flat = self.flat.without_unused() if len(self.flat) else Selection(self.flat.blocks[:1], range(0))
+        if flat is self.flat:
+            return self
+        return Groups(flat, self.bounds, self.inners)
+
+    def group(self, bounds: Index) -> Groups:
+        """A batch of the batches between each two consecutive ``bounds``, which begin with 0.
+
+        Raises
+        ------
+        StackError
+            Batches that are to be one differ in their number of rows.
+        """
+        lengths = self.lengths.tolist()
+        shapes = [(length, *inner) for length, inner in zip(lengths, self.inners or [()] * len(self), strict=True)]
+        inners = []
+        for start, stop in pairwise(bounds.tolist()):
+            found = set(shapes[start:stop])
+            if len(found) > 1:
+                sizes = ", ".join("x".join(map(str, shape)) for shape in sorted(found))
+                raise StackError(
+                    f"batch: batches of {sizes} rows do not stack; use drop_remainder=True on the inner batch"
+                )
+            inners.append(next(iter(found), ()))
+        stops = self.bounds[bounds]
+        return Groups(self.flat[: stops[-1]], stops, tuple(inners))
+
+    def ungroup(self) -> Selection | Groups:
+        """What the batches are made of: rows, or where they are batches of batches, those."""
+        flat = self.flat[int(self.bounds[0]) : int(self.bounds[-1])]
+        if self.inners is None:
+            return flat
+        sizes = np.array([prod(inner) for inner in self.inners])
+        lengths = self.lengths
+        bounds = np.concatenate([[0], np.cumsum(np.repeat(sizes, lengths))])
+        inners = tuple(
+            inner[1:] for inner, number in zip(self.inners, lengths.tolist(), strict=True) for _ in range(number)
+        )
+        return Groups(flat, bounds, inners if any(inners) else None)
+
+    def cut(self, num_pieces: int) -> Groups:
+        """Each batch as ``num_pieces`` ones, of as many elements each until they run out."""
+        lengths, starts = self.lengths[:, None], self.bounds[:-1, None]
+        ends = np.minimum(np.arange(1, num_pieces + 1) * -(-lengths // num_pieces), lengths)
+        inners = None
+        if self.inners is not None:
+            ends = ends * np.array([[prod(inner)] for inner in self.inners])
+            inners = tuple(inner for inner in self.inners for _ in range(num_pieces))
+        return Groups(self.flat, np.concatenate([[0], (starts + ends).ravel()]), inners)
