@@ -21,7 +21,7 @@ import array_api_strict
 import numpy as np
 
 from daskdist import devices
-from daskdist.devices.lent import Lent
+from daskdist.devices.borrowed import Borrowed
 from daskdist.errors import ArgumentError
 
 KIND = "STRICT"
@@ -214,7 +214,7 @@ class StrictDevice:
             finally:
                 _current.is_letting_go = False
 
-        return array_api_strict.asarray(np.asarray(Lent(memory, came_back)), device=self._place, copy=None)
+        return array_api_strict.asarray(np.asarray(Borrowed(memory, came_back)), device=self._place, copy=None)
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         whole = np.ndarray(shape, dtype, buffer._array, offset)

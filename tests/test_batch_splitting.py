@@ -560,7 +560,7 @@ def test_in_a_loop_they_do_too():
     assert ends[-1][1] - ends[0][0] == rows.nbytes
 
 
-def test_large_pieces_put_together_take_recycled_memory():
+def test_large_pieces_put_together_take_memory_of_the_pool():
     def blocks():
         for start in range(0, 480, 48):
             yield np.repeat(np.arange(start, start + 48, dtype=np.float32)[:, None], 2**15, axis=1)

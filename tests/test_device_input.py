@@ -180,8 +180,8 @@ def test_others_are_refused_as_they_are() -> None:
 def test_a_process_that_has_an_operation_knows_how() -> None:
     # As workers do that were sent one, and nothing else.
     program = (
-        "import daskdist.ops.map; from daskdist import devices; from daskdist.core.elsewhere import BRINGERS;"
-        "print(BRINGERS.known is devices.on_host)"
+        "import daskdist.ops.map; from daskdist import devices; from daskdist.core.to_numpy import HOST_CONVERTERS;"
+        "print(HOST_CONVERTERS.known is devices.on_host)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "True"

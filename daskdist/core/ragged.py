@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.elsewhere import to_numpy
+from daskdist.core.to_numpy import to_numpy
 from daskdist.errors import ArgumentError, StackError
 
 Array = np.ndarray[Any, Any]

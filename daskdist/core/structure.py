@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import optree
 
-from daskdist.core.elsewhere import is_masked_array, to_numpy, unmasked
 from daskdist.core.ragged import Ragged
+from daskdist.core.to_numpy import is_masked_array, to_numpy, unmasked
 from daskdist.errors import ArgumentError
 
 Leaves = tuple[Any, ...]

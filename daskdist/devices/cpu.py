@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskdist.core.selection.permutation import Permutation
-from daskdist.devices.lent import Lent
+from daskdist.devices.borrowed import Borrowed
 from daskdist.errors import ArgumentError
 
 
@@ -98,7 +98,7 @@ class CpuDevice:
         return np.empty(shape, dtype)
 
     def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
-        return np.asarray(Lent(np.empty(num_bytes, np.uint8), back))
+        return np.asarray(Borrowed(np.empty(num_bytes, np.uint8), back))
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.ndarray(shape, dtype, buffer, offset)

@@ -15,7 +15,7 @@ import numpy as np
 
 from daskdist.core.selection.permutation import Permutation
 from daskdist.devices import nccl, nvidia
-from daskdist.devices.lent import Lent
+from daskdist.devices.borrowed import Borrowed
 from daskdist.errors import ArgumentError
 
 # Bytes of the pieces in which arrays come back to the host: pinned memory is scarce, and is kept by CuPy.
@@ -220,7 +220,7 @@ class CupyDevice:
         with self.using():
             # All arrays that have any of it keep it by its memory, also those that do not know whom they are cut from.
             memory = _cupy().empty(max(num_bytes, 1), np.uint8)
-            lent = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, Lent(memory, back), self.index)
+            lent = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, Borrowed(memory, back), self.index)
             return _cupy().ndarray((num_bytes,), np.uint8, cuda.MemoryPointer(lent, 0))
 
     def view(self, buffer: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:

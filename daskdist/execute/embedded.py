@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, Final
 
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Bundle, Rows, writable_element
 from daskdist.core.failures import Told, is_of_element
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
-from daskdist.core.recycling import recycled
 from daskdist.core.short_traceback import shortened
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
@@ -87,7 +87,7 @@ class ElementIterator(Iterator[Any]):
         self._primitive = primitive
         self._epoch = epoch
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive, lambda epoch: None)
-        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, epoch, empty=recycled)
+        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, epoch, empty=pooled_empty)
         self._current = _Current()
         self._empty = empty
         self._is_writable = is_writable

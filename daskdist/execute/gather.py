@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.failures import FailedElement, PartlyFailed, bundle, raw_item, structure_of
 from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged, concat
-from daskdist.core.recycling import NUMBERS
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import Index, Stretched

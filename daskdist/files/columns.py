@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from daskdist.core.recycling import recycled
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError
@@ -116,6 +116,6 @@ def _scalar(name: str, spec: ElementSpec) -> TensorSpec:
 def _side_by_side(columns: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     # Two passes of whole cache lines are faster than one that writes every sixteenth float.
     stacked = np.array(columns)
-    made: np.ndarray[Any, Any] = recycled(stacked.shape[::-1], stacked.dtype)
+    made: np.ndarray[Any, Any] = pooled_empty(stacked.shape[::-1], stacked.dtype)
     np.copyto(made, stacked.T)
     return made

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.config import in_bytes
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.origin import Chosen, JoinedOrigin, Origin, Skipped
 from daskdist.core.primitive import Split
-from daskdist.core.recycling import recycled
 
 # So many times what a split should be at most, rows are put together as they come.
 _TIMES_SPLIT: Final = 4
@@ -193,7 +193,7 @@ class _Together:
         num_bytes = rows.nbytes // len(rows) * self._room
         is_room = num_bytes <= _TIMES_SPLIT * in_bytes("split-bytes")
         if is_room and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves):
-            self._leaves = [recycled((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
+            self._leaves = [pooled_empty((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
 
     def rows(self) -> Block | Bundle:
         """All of them, in order."""

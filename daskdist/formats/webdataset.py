@@ -18,11 +18,11 @@ from typing import IO, Any, Final
 import numpy as np
 import optree
 
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
-from daskdist.core.recycling import recycled
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure, as_array
 from daskdist.errors import ArgumentError, FileError
@@ -390,7 +390,7 @@ def _together(arrays: list[np.ndarray[Any, Any]]) -> Any:
     # One array if they are of one shape, rows of different lengths if only those differ, else as they are.
     first = arrays[0].shape
     if all(array.shape == first for array in arrays):
-        return np.stack(arrays, out=recycled((len(arrays), *first), arrays[0].dtype))
+        return np.stack(arrays, out=pooled_empty((len(arrays), *first), arrays[0].dtype))
     if first and all(array.shape[1:] == first[1:] for array in arrays):
         return Ragged.of(arrays)
     return arrays

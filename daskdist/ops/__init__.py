@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from daskdist.core.elsewhere import BRINGERS
+from daskdist.core.to_numpy import HOST_CONVERTERS
 from daskdist.devices import on_host, others_on_host
 
 # What functions and sources give that lies on devices, elements are made of all the same.
-BRINGERS.known = on_host
-BRINGERS.others = others_on_host
+HOST_CONVERTERS.known = on_host
+HOST_CONVERTERS.others = others_on_host

@@ -17,11 +17,11 @@ from dask.base import is_dask_collection
 from dask.utils import is_arraylike, is_dataframe_like, is_series_like
 
 from daskdist.core.block import Block, Bundle, from_items
-from daskdist.core.elsewhere import is_masked_array, to_numpy
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Structure
+from daskdist.core.to_numpy import is_masked_array, to_numpy
 from daskdist.errors import ArgumentError
 from daskdist.files.columns import Columns
 from daskdist.files.frames import Frames

@@ -12,7 +12,6 @@ import numpy as np
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Batches, Block, Bundle, Rows, merge
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts
 from daskdist.core.primitive import (
@@ -34,6 +33,7 @@ from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import Run, RunQueue, concat, group
 from daskdist.core.spec import ElementSpec, MakeDataset, known_spec
 from daskdist.core.structure import LONE, as_array
+from daskdist.core.to_numpy import to_numpy
 from daskdist.core.vectorize.apply import Vectorised
 from daskdist.errors import UserFunctionError
 from daskdist.ops.element_words import DrawsForFunction, unpaired

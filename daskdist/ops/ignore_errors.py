@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Primitive, gathered
-from daskdist.core.tolerant import tolerant, tolerant_cardinality
+from daskdist.core.skip_errors import cardinality_with_skips, skip_errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +18,7 @@ class IgnoreErrors(Transformation):
 
     @property
     def cardinality(self) -> int:
-        return tolerant_cardinality(self.source)
+        return cardinality_with_skips(self.source)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return tolerant(gathered(inputs[0]))
+        return skip_errors(gathered(inputs[0]))

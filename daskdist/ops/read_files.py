@@ -13,8 +13,8 @@ from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.node import Facts, Source
 from daskdist.core.primitive import Primitive, Read, Split
+from daskdist.core.skip_errors import SkipErrorsRead
 from daskdist.core.spec import ElementSpec
-from daskdist.core.tolerant import TolerantRead
 from daskdist.errors import FileError
 from daskdist.files.first import First, readable
 from daskdist.files.joined import Joined, ReadJoined
@@ -202,7 +202,7 @@ class ReadFiles(Source):
         if isinstance(self.format, Joins):
             most = self.format.num_joined
             # Of what is read together, a file that cannot be is left out by itself.
-            lenient = Read(Joined(self.lenient_splits, most), ReadJoined(TolerantRead(salvage)), self.name)
+            lenient = Read(Joined(self.lenient_splits, most), ReadJoined(SkipErrorsRead(salvage)), self.name)
             return Read(Joined(self.splits, most), ReadJoined(self.format.read), self.name, lenient=lenient)
         lenient = Read(self.lenient_splits, salvage, self.name)
         return Read(self.splits, self.format.read, self.name, lenient=lenient)

@@ -11,7 +11,6 @@ import numpy as np
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.elsewhere import to_numpy
 from daskdist.core.function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.pass_numbers import PassNumber
@@ -21,6 +20,7 @@ from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
+from daskdist.core.to_numpy import to_numpy
 from daskdist.errors import ArgumentError, UserFunctionError
 
 _PAIR = Structure.of((0, 0))[1]

@@ -11,7 +11,7 @@ from dask.utils import parse_bytes
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
-from daskdist.core.tolerant import tolerant_cardinality
+from daskdist.core.skip_errors import cardinality_with_skips
 from daskdist.errors import ArgumentError
 from daskdist.files.locations import Locations
 from daskdist.sharding import AutoShardPolicy, policy_of
@@ -210,7 +210,7 @@ class WithOptions(Transformation):
 
     @property
     def cardinality(self) -> int:
-        return tolerant_cardinality(self.source) if self.options.on_error == "skip" else self.source.cardinality
+        return cardinality_with_skips(self.source) if self.options.on_error == "skip" else self.source.cardinality
 
     def __str__(self) -> str:
         given = [f"{name}={getattr(value, 'name', value)}" for name, value in self.options.given()]

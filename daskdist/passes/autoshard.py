@@ -14,9 +14,9 @@ from daskdist.ops.nested import Expansion
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.shard import Shard
 from daskdist.ops.with_options import merged_options
-from daskdist.passes.dealing import deal
-from daskdist.passes.pairing import pairing, tied
+from daskdist.passes.balance_files import deal
 from daskdist.passes.remainders import drops_groups, drops_remainder, level, remainder, uneven
+from daskdist.passes.zip_sharding import pairing, tied
 from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing, counted, decide
 
 # Gives the first elements of a pipeline, so many at most.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from daskdist.core.node import Node, lower
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, gathered
-from daskdist.core.tolerant import tolerant
+from daskdist.core.skip_errors import skip_errors
 from daskdist.files.joined import Joined
 from daskdist.files.locations import Locations
 from daskdist.ops.with_options import merged_options
@@ -34,7 +34,7 @@ def plan(node: Node) -> Primitive:
     if options.vectorize is False:
         node = row_by_row(node)
     # What fails is left out where it fails, so nothing may move.
-    primitive = tolerant(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
+    primitive = skip_errors(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
     if options.locations is not None:
         primitive = apart(primitive, options.locations)
     if options.deterministic is False:

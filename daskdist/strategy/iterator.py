@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import Any, Final
 
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
 from daskdist.core.failures import Told, is_of_element
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted
-from daskdist.core.recycling import recycled
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.short_traceback import shortened
 from daskdist.core.spec import ElementSpec
@@ -204,7 +204,7 @@ class DistributedIterator:
             is_gathered_there = is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
             # What a function gave, or the pieces of that: only they tell whether a step has rows.
             asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
-            here = recycled if self._is_here else None
+            here = pooled_empty if self._is_here else None
             delivery = Delivery(
                 interpreter,
                 pipeline.primitive,

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from daskdist.core.array_pool import pooled_empty
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.pass_numbers import later
 from daskdist.core.primitive import Epoch, Exhausted
-from daskdist.core.recycling import recycled
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
@@ -117,7 +117,7 @@ class Flow:
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
             wanted=wanted,
-            empty=empty or recycled,
+            empty=empty or pooled_empty,
             on_devices=on_devices(here, primitive) if options.shuffle_on_device else (),
             # Of those that are ahead blocks stay for the slowest.
             as_views=empty is None and self._num_lanes <= 2,

@@ -18,7 +18,7 @@ from daskdist.errors import ArgumentError
 _PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
 
 
-class Bringers:
+class HostConverters:
     """How arrays come to the host, as `daskdist.ops` sets it: this folder knows no devices.
 
     Both give whatever else it is as it is.
@@ -35,7 +35,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-BRINGERS: Final = Bringers()
+HOST_CONVERTERS: Final = HostConverters()
 
 
 def to_numpy(value: Any) -> Any:
@@ -59,7 +59,7 @@ def to_numpy(value: Any) -> Any:
     if kind is list:
         _refuse_masked_parts(value)
     if not isinstance(value, (np.ndarray, list)):
-        value = BRINGERS.known(value)
+        value = HOST_CONVERTERS.known(value)
     try:
         array = np.asarray(value)
     except (TypeError, RuntimeError):
@@ -69,7 +69,7 @@ def to_numpy(value: Any) -> Any:
         return np.asarray(here)
     if array.dtype == object and not array.ndim and not isinstance(value, np.ndarray):
         # It does not say how it is made one; but another library's device may.
-        array = np.asarray(BRINGERS.others(value))
+        array = np.asarray(HOST_CONVERTERS.others(value))
     if array.dtype.kind == "f" and kind is not list:
         _refuse_missing(value, array)
     return array
@@ -128,5 +128,5 @@ def _brought(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         parts = list(map(_brought, value))
         return parts if any(part is not given for part, given in zip(parts, value, strict=True)) else value
-    here = BRINGERS.known(value)
-    return BRINGERS.others(value) if here is value else here
+    here = HOST_CONVERTERS.known(value)
+    return HOST_CONVERTERS.others(value) if here is value else here

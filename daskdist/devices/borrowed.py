@@ -10,7 +10,7 @@ from typing import Any, Final
 _is_finalizing: Final = sys.is_finalizing
 
 
-class Lent:
+class Borrowed:
     """Keeps memory, and calls a function when nobody has this any more, before the memory goes.
 
     Parameters

@@ -35,7 +35,7 @@ Memory = np.ndarray[Any, np.dtype[np.uint8]]
 _BYTES: Final = np.dtype(np.uint8)
 
 
-class Recycled:
+class ArrayPool:
     """Makes arrays whose values are not set, as `numpy.empty` does, in memory of arrays that are gone.
 
     An array is gone when nothing refers to it, nor to any view of it.
@@ -116,7 +116,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any], num_bytes: int) -> An
 
 class _Lease:
     # What an array in such memory refers to, and with it every view: NumPy holds on to it for them.
-    def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Recycled) -> None:
+    def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: ArrayPool) -> None:
         self._memory, self._owner = memory, weakref.ref(owner)
         address = memory.__array_interface__["data"][0]
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
@@ -128,12 +128,12 @@ class _Lease:
 
 
 # What one pass over data is done with is for the next.
-_of_this_process: Final = Recycled()
+_of_this_process: Final = ArrayPool()
 if hasattr(os, "register_at_fork"):
     # The child has no thread that sees to it.
     os.register_at_fork(after_in_child=_of_this_process.forget)
 
 
-def recycled(shape: tuple[int, ...], dtype: Any) -> Any:
+def pooled_empty(shape: tuple[int, ...], dtype: Any) -> Any:
     """An array whose values are not set, in memory of this process that may have been another's before."""
     return _of_this_process(shape, dtype)

@@ -29,36 +29,36 @@ from daskdist.core.structure import LONE, Leaves
 from daskdist.errors import FileError
 
 
-def tolerant(primitive: Primitive) -> Primitive:
+def skip_errors(primitive: Primitive) -> Primitive:
     """The stream without the elements that some call fails on; each call notes what it left out."""
     match primitive:
         case Read():
             lenient = primitive.lenient or primitive
-            return replace(lenient, function=TolerantRead(lenient.function), factor=None)
+            return replace(lenient, function=SkipErrorsRead(lenient.function), factor=None)
         case Stream():
-            return replace(primitive, start=TolerantStart(primitive.start))
+            return replace(primitive, start=SkipErrorsStart(primitive.start))
         case Compute():
             # Batches come apart, so that one that does not stack fails by itself.
-            source = tolerant(primitive.source)
+            source = skip_errors(primitive.source)
             given = stacked if primitive.function is same else primitive.function
-            return replace(primitive, source=source, function=Tolerant(given), factor=None, apart=True)
+            return replace(primitive, source=source, function=SkipErrorsCompute(given), factor=None, apart=True)
         case Chain():
-            source = tolerant(primitive.source)
-            return replace(primitive, source=source, function=TolerantChain(primitive.function), factor=None)
+            source = skip_errors(primitive.source)
+            return replace(primitive, source=source, function=SkipErrorsChain(primitive.function), factor=None)
         case Fact(is_strict=True):
-            return replace(primitive, source=tolerant(primitive.source))
+            return replace(primitive, source=skip_errors(primitive.source))
         case Fact():
-            function = TolerantFact(primitive.function, primitive.makes_rows)
-            return replace(primitive, source=tolerant(primitive.source), function=function, makes_rows=True)
+            function = SkipErrorsFact(primitive.function, primitive.makes_rows)
+            return replace(primitive, source=skip_errors(primitive.source), function=function, makes_rows=True)
         case Arrange():
             inputs = primitive.inputs
             levels = primitive.grouped - max(each.grouped for each in inputs)
             if levels > 0:
                 # Batches of batches are stacked level by level, so that one which does not stack fails by itself.
                 inputs = tuple(map(gathered, inputs))
-            inputs = _as_alike(inputs, tuple(map(tolerant, inputs)))
+            inputs = _as_alike(inputs, tuple(map(skip_errors, inputs)))
             if primitive.on_stacked is not None and not inputs[0].grouped:
-                return Compute(inputs[0], Tolerant(primitive.on_stacked), primitive.name, None, apart=True)
+                return Compute(inputs[0], SkipErrorsCompute(primitive.on_stacked), primitive.name, None, apart=True)
             return replace(primitive, inputs=inputs, grouped=max(each.grouped for each in inputs) + levels)
 
 
@@ -72,7 +72,7 @@ def _as_alike(before: Sequence[Primitive], after: tuple[Primitive, ...]) -> tupl
     )
 
 
-def tolerant_cardinality(node: Node) -> int:
+def cardinality_with_skips(node: Node) -> int:
     """The number of elements of a node where some may be left out, or whole files, even such as cannot be listed."""
     try:
         number = node.cardinality
@@ -100,7 +100,7 @@ def _note(where: str, error: Exception, file: str = "") -> Skipped:
 
 
 @dataclass(frozen=True)
-class Tolerant:
+class SkipErrorsCompute:
     """A function of rows, tried on one element after the other where it fails on all together."""
 
     function: Callable[[Any], Rows]
@@ -119,7 +119,7 @@ class Tolerant:
 
 
 @dataclass(frozen=True)
-class TolerantRead:
+class SkipErrorsRead:
     """A reader; of a split that cannot be read nothing comes."""
 
     function: Callable[..., Rows]
@@ -132,16 +132,16 @@ class TolerantRead:
 
 
 @dataclass(frozen=True)
-class TolerantStart:
+class SkipErrorsStart:
     """The start of a stream, which ends where an element fails."""
 
     start: Callable[[], Elements]
 
     def __call__(self) -> Elements:
-        return TolerantElements(self.start())
+        return SkipErrorsElements(self.start())
 
 
-class TolerantElements:
+class SkipErrorsElements:
     """Elements up to the first that fails."""
 
     def __init__(self, elements: Elements) -> None:
@@ -171,7 +171,7 @@ class TolerantElements:
 
 
 @dataclass(frozen=True)
-class TolerantChain:
+class SkipErrorsChain:
     """A function that carries something on; what it fails on changes nothing of that."""
 
     function: Callable[[Rows, Any], tuple[Rows, Any]]
@@ -192,7 +192,7 @@ class TolerantChain:
 
 
 @dataclass(frozen=True)
-class TolerantFact:
+class SkipErrorsFact:
     """A function that finds facts; elements that it fails on are left out."""
 
     function: Callable[[Rows], Any]

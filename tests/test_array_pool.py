@@ -9,35 +9,35 @@ import numpy as np
 import pytest
 
 import daskdist
-from daskdist.core.recycling import Recycled
-from daskdist.core.recycling import recycled as shared
+from daskdist.core.array_pool import ArrayPool
+from daskdist.core.array_pool import pooled_empty as shared
 
 SHAPE = (2**12, 2**12)  # 64 MiB of float32
 
 
 @pytest.fixture
-def recycled():
-    return Recycled()
+def pooled_empty():
+    return ArrayPool()
 
 
 def address(array):
     return array.__array_interface__["data"][0]
 
 
-def test_an_array_is_as_numpy_makes_it(recycled):
-    array = recycled(SHAPE, np.float32)
+def test_an_array_is_as_numpy_makes_it(pooled_empty):
+    array = pooled_empty(SHAPE, np.float32)
     assert (array.shape, array.dtype) == (SHAPE, np.float32)
     assert all(getattr(array.flags, name) for name in ("c_contiguous", "writeable", "aligned"))
     array[...] = 3
     assert array.sum(dtype=np.float64) == 3 * 2**24
 
 
-def test_what_is_gone_is_given_out_again(recycled):
-    first = recycled(SHAPE, np.float64)
+def test_what_is_gone_is_given_out_again(pooled_empty):
+    first = pooled_empty(SHAPE, np.float64)
     first[...] = 7
     del first
     # Of another shape, and a little smaller. What the system gives out anew is all zeros.
-    assert (recycled((2**12, 2**12 - 1), np.float64) == 7).all()
+    assert (pooled_empty((2**12, 2**12 - 1), np.float64) == 7).all()
 
 
 @pytest.mark.parametrize(
@@ -53,56 +53,56 @@ def test_what_is_gone_is_given_out_again(recycled):
     ],
     ids=["transposed", "of another dtype", "memoryview", "dlpack", "asarray", "strided", "masked"],
 )
-def test_what_is_referred_to_is_not(recycled, hold):
-    array = recycled(SHAPE, np.float32)
+def test_what_is_referred_to_is_not(pooled_empty, hold):
+    array = pooled_empty(SHAPE, np.float32)
     array[...] = 1
     place, held = address(array), hold(array)
     before = np.array(held)
     del array
     gc.collect()
-    others = [recycled(SHAPE, np.float32) for _ in range(3)]
+    others = [pooled_empty(SHAPE, np.float32) for _ in range(3)]
     assert place not in map(address, others)
     for each in others:
         each[...] = 2
     np.testing.assert_array_equal(np.array(held), before)
     del held
-    assert address(recycled(SHAPE, np.float32)) == place
+    assert address(pooled_empty(SHAPE, np.float32)) == place
 
 
 def test_what_nobody_asks_for_goes_whatever_chunk_is_still_there():
-    recycled = Recycled(idle_s=0.1)
-    arrays = [recycled(SHAPE, np.float32) for _ in range(3)]
+    pooled_empty = ArrayPool(idle_s=0.1)
+    arrays = [pooled_empty(SHAPE, np.float32) for _ in range(3)]
     memory = [weakref.ref(array.base._memory) for array in arrays]
     held = arrays.pop(0)[5]
     del arrays
-    recycled._watch.join(30)
+    pooled_empty._watch.join(30)
     assert [each() is not None for each in memory] == [True, False, False]
     assert held.base.base._memory is memory[0]()
     # What is let go of later goes at once.
     del held
     assert memory[0]() is None
     # And all begins anew with the next.
-    array = recycled(SHAPE, np.float32)
+    array = pooled_empty(SHAPE, np.float32)
     place = address(array)
     del array
-    assert address(recycled(SHAPE, np.float32)) == place
+    assert address(pooled_empty(SHAPE, np.float32)) == place
 
 
 def test_memory_is_kept_for_as_long_as_some_is_asked_for():
-    recycled = Recycled(idle_s=3)
-    array = recycled(SHAPE, np.float32)
-    watch, places = recycled._watch, {address(array)}
+    pooled_empty = ArrayPool(idle_s=3)
+    array = pooled_empty(SHAPE, np.float32)
+    watch, places = pooled_empty._watch, {address(array)}
     for _ in range(9):
         del array
         watch.join(0.4)
-        array = recycled(SHAPE, np.float32)
+        array = pooled_empty(SHAPE, np.float32)
         places.add(address(array))
-    assert recycled._watch is watch
+    assert pooled_empty._watch is watch
     assert len(places) == 1
 
 
-def test_so_much_is_kept_at_most(recycled):
-    arrays = [recycled((2**26,), np.uint8) for _ in range(12)]
+def test_so_much_is_kept_at_most(pooled_empty):
+    arrays = [pooled_empty((2**26,), np.uint8) for _ in range(12)]
     memory = [weakref.ref(array.base._memory) for array in arrays]
     arrays.clear()
     assert sum(each() is not None for each in memory) == 8  # 512 MiB
@@ -120,31 +120,31 @@ def test_a_pass_is_given_the_memory_of_the_one_before():
     assert passes[2] <= passes[0] | passes[1]
 
 
-def test_text_objects_and_times_are_numpys_own(recycled):
+def test_text_objects_and_times_are_numpys_own(pooled_empty):
     for dtype in (object, "M8[s]", np.dtypes.StringDType(), "U8", "V8"):
-        assert recycled((2**21,), dtype).flags.owndata
+        assert pooled_empty((2**21,), dtype).flags.owndata
 
 
-def test_small_arrays_are_numpys_own_and_very_large_ones_are_not_kept(recycled):
-    assert recycled((10,), np.int64).flags.owndata
-    assert isinstance(recycled((2**29,), np.uint8).base, np.ndarray)
+def test_small_arrays_are_numpys_own_and_very_large_ones_are_not_kept(pooled_empty):
+    assert pooled_empty((10,), np.int64).flags.owndata
+    assert isinstance(pooled_empty((2**29,), np.uint8).base, np.ndarray)
 
 
-def test_memory_that_is_far_too_large_is_left_for_others(recycled):
-    large = recycled((2**27,), np.uint8)
+def test_memory_that_is_far_too_large_is_left_for_others(pooled_empty):
+    large = pooled_empty((2**27,), np.uint8)
     place = address(large)
     del large
-    small = recycled((2**25 + 1,), np.uint8)
+    small = pooled_empty((2**25 + 1,), np.uint8)
     assert address(small) != place
-    assert address(recycled((2**27,), np.uint8)) == place
+    assert address(pooled_empty((2**27,), np.uint8)) == place
 
 
-def test_threads_never_have_the_same_memory(recycled):
+def test_threads_never_have_the_same_memory(pooled_empty):
     wrong = []
 
     def use(number):
         for turn in range(20):
-            array = recycled((2**23 + 1,), np.float32)
+            array = pooled_empty((2**23 + 1,), np.float32)
             mark = number * 100 + turn
             array[:: 2**12] = mark
             if not (array[:: 2**12] == mark).all():
@@ -188,9 +188,9 @@ def test_what_makes_it_travels_as_what_is_there():
 
 
 @pytest.mark.parametrize("num_rows", [2**8, 2**12, 2**20, 2**22 + 1])
-def test_large_arrays_begin_where_other_libraries_can_share_them(recycled, num_rows):
+def test_large_arrays_begin_where_other_libraries_can_share_them(pooled_empty, num_rows):
     for _ in range(2):
-        array = recycled((num_rows, 4), np.float32)
+        array = pooled_empty((num_rows, 4), np.float32)
         assert address(array) % 64 == 0
         array[...] = 1
         assert array.flags.c_contiguous
