@@ -8,6 +8,7 @@ and for large arguments its ``scatter`` to all workers.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -24,6 +25,7 @@ import dask
 import numpy as np
 import psutil
 from distributed import Client, LocalCluster
+from distributed.deploy.subprocess import SubprocessCluster
 from measure import MIB, Figure, arguments, measured, report
 
 import daskdist
@@ -234,6 +236,43 @@ def training(size: Size) -> Iterator[Figure]:
     yield Figure(name, found["argument"] * 8, "MB/s", found["scatter"] * 8, "of scatter", 0.5, on="ratio")
 
 
+def echo(x: Any) -> Any:
+    """Give what is given."""
+    return x
+
+
+def round_trips(size: Size) -> Iterator[Figure]:
+    """A call with 1 kB on one worker and its result, straight and by way of a scheduler in a process of its own."""
+    with (
+        dask.config.set({"distributed.worker.profile.enabled": False}),
+        SubprocessCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        contextlib.ExitStack() as opened,
+    ):
+        client.wait_for_workers(1)
+        strategies = {}
+        for relay in (False, True):
+            with dask.config.set({"daskdist.steps.relay": relay}):
+                strategies[relay] = opened.enter_context(daskdist.MultiWorkerMirroredStrategy(client))
+        argument = np.ones(2**7)
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(size.repeats + 1):
+            for relay, strategy in strategies.items():
+
+                def ask(strategy: Any = strategy) -> None:
+                    for _ in range(size.floor_steps):
+                        strategy.local_results(strategy.run(echo, args=(argument,)))
+
+                rate = per_second(size.floor_steps, ask)
+                if number:
+                    times[relay].append(1e3 / rate)
+    direct, relayed = median(times[False]), median(times[True])
+    yield Figure("a round trip of 1 kB", direct, "ms")
+    yield Figure(
+        "a round trip of 1 kB, relayed", relayed, "ms", direct, "of a direct one", 2.5, on="ratio", bound="most"
+    )
+
+
 def growth(size: Size) -> Iterator[Figure]:
     """Ten thousand steps, one at a time and in functions: what they cost in the end, and what they leave."""
     with two_workers() as (client, strategy):
@@ -290,6 +329,7 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
     "embedded": embedded,
     "cluster": cluster,
     "training": training,
+    "round_trips": round_trips,
     "growth": growth,
 }
 

@@ -40,6 +40,10 @@ DEFAULTS: Final[dict[str, Any]] = {
     "max-steps-in-flight": 256,
     # Bytes of large arguments that may wait to be sent to one worker before a further call waits.
     "step-bytes": "256 MiB",
+    # Whether steps and their results go by way of the scheduler, and not straight between the program and the workers:
+    # true, false or "auto". The last is as the client's `direct_to_workers` says; if it says nothing, they do to each
+    # worker that cannot be connected to within three seconds.
+    "steps": {"relay": "auto"},
     # Seconds to wait for a scheduler to answer, for its first worker, and for all replicas to make a call they make
     # together. What the program has for the last one when it calls `run` goes along with that, and so counts on workers
     # that were started before it was set; what is set in the function itself comes first. Where the program leaves it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import dask
 import pytest
 from conftest import mirrored
 
@@ -39,3 +40,10 @@ class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
     def opened(self):
         with daskdist.MultiWorkerMirroredStrategy(self.client, num_replicas_per_worker=2) as strategy:
             yield strategy._backend, strategy._team.now
+
+
+class TestClusterBackendByWayOfTheScheduler(TestClusterBackend):
+    @contextlib.contextmanager
+    def opened(self):
+        with dask.config.set({"daskdist.steps.relay": True}), super().opened() as opened:
+            yield opened

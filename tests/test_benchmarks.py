@@ -121,6 +121,7 @@ def test_steps_give_figures() -> None:
         "each awaited",
         "second half",
         "tasks left",
+        "a round trip of 1 kB, relayed",
     ):
         assert any(word in what for what in whats), word
     assert all(figure["holds"] for figure in figures if figure["unit"] == "tasks")

@@ -421,7 +421,8 @@ def test_a_worker_that_is_killed_is_named_at_once():
 
 
 @pytest.mark.cluster
-def test_streams_are_encrypted_where_the_cluster_is():
+@pytest.mark.parametrize("relay", ["auto", True])
+def test_streams_are_encrypted_where_the_cluster_is(relay):
     pytest.importorskip("cryptography")
 
     async def program():
@@ -440,8 +441,12 @@ def test_streams_are_encrypted_where_the_cluster_is():
     def use(address, security):
         with (
             Client(address, security=security, set_as_default=False) as client,
+            dask.config.set({"daskdist.steps.relay": relay}),
             daskdist.MultiWorkerMirroredStrategy(client) as strategy,
         ):
+            for stream in strategy._backend.streams._streams.values():
+                assert stream.is_relayed == (relay is True)
+                assert stream._comm.peer_address.startswith("tls://")
             assert all(worker.startswith("tls://") for worker in strategy.workers)
             batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
             sums = [strategy.reduce("SUM", strategy.run(np.sum, args=(batch,)), axis=None) for batch in batches]

@@ -431,7 +431,8 @@ class Brought:
     future: Any
 
     def __call__(self) -> Any:
-        return self.future.client.gather(self.future, direct=True)
+        client = self.future.client
+        return client.gather(self.future, direct=client.direct_to_workers is not False)
 
 
 def is_future(task: Any) -> bool:

@@ -27,6 +27,8 @@ class Roster:
         self._directories: dict[str, str] = {}
         # Whether something failed since it was last seen which workers are there.
         self.in_doubt = False
+        # Whether the program connects to the workers directly.
+        self.is_direct = True
 
     @property
     def present(self) -> tuple[str, ...]:

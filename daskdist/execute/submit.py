@@ -181,12 +181,17 @@ class Submit:
         return self.kept_blocks.handle_of(read.kept_for, split.payload, send)
 
     def place(self, data: Any, on: str | None = None) -> Future:
-        """Send data to a worker, or to all, straight and not by way of the scheduler."""
+        """Send data to a worker, or to all, straight where it can be reached and not by way of the scheduler."""
         self._check_open()
         workers = [on] if on else None
         try:
             future = self.client.scatter(
-                data, workers=workers, broadcast=on is None, direct=True, hash=False, timeout=LOOK_EVERY_S
+                data,
+                workers=workers,
+                broadcast=on is None,
+                direct=self.roster.is_direct,
+                hash=False,
+                timeout=LOOK_EVERY_S,
             )
         except (OSError, TimeoutError):
             self._check_workers()
@@ -266,7 +271,8 @@ class Submit:
 
     def _gathered(self, handles: Sequence[Future]) -> list[Any]:
         loop = self.client.loop.asyncio_loop
-        task = asyncio.run_coroutine_threadsafe(self.client.gather(list(handles), direct=True, asynchronous=True), loop)
+        gathering = self.client.gather(list(handles), direct=self.roster.is_direct, asynchronous=True)
+        task = asyncio.run_coroutine_threadsafe(gathering, loop)
         try:
             while not futures_wait([task], timeout=LOOK_EVERY_S).done:
                 # A worker may be lost with what was done: then the client waits until that is made anew. Where others

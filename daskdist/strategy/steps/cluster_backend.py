@@ -26,12 +26,12 @@ from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
 from daskdist.strategy.steps.captures import current_capture
+from daskdist.strategy.steps.on_scheduler import note_in_use, release_soon
 from daskdist.strategy.steps.on_worker import result_in_memory
 from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
 from daskdist.strategy.steps.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
-from daskdist.strategy.steps.workers_in_use import note_in_use, release_soon
 from daskdist.strategy.team import Team
 from daskdist.strategy.tree import Prepared
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring
@@ -358,10 +358,10 @@ class ClusterBackend:
     def open(self, team: Team) -> None:
         """Open the streams to the workers of a team."""
         self._token = team.token
-        self.streams.open(team)
         note_in_use(self.client, team.token, team.workers)
         self._release = weakref.finalize(self, release_soon, self.client, team.token)
         self._release.atexit = False
+        self.streams.open(team)
 
     @property
     def in_doubt(self) -> bool:

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from distributed.comm import Comm
+from distributed.comm import Comm, CommClosedError
 from distributed.protocol import to_serialize
+from tornado.iostream import StreamClosedError
 
 # A buffer that is smaller goes inside the pickle: a frame of its own has a header, which takes longer than the copy.
 _SMALL_BYTES: Final = 2**16
@@ -64,7 +65,20 @@ class Outbox:
                 batch = [self._messages.popleft() for _ in range(len(self._messages))]
                 num_added = self._num_added
                 await self._comm.write(packed(batch, self._comm))
+                if num_added > self._num_written:
+                    # Writing only puts it into a buffer.
+                    await flushed(self._comm)
                 self._num_written = num_added
+
+
+async def flushed(comm: Comm) -> None:
+    """Wait until what was written is on its way, where a comm writes into a buffer."""
+    stream = getattr(comm, "stream", None)
+    if stream is not None:
+        try:
+            await stream.write(b"")
+        except StreamClosedError as error:
+            raise CommClosedError(str(error)) from error
 
 
 def packed(batch: Sequence[Any], comm: Comm | None = None) -> dict[str, Any]:

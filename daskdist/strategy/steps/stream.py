@@ -7,14 +7,20 @@ import contextlib
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+from distributed import Client
 from distributed.comm import Comm, connect
 
+from daskdist.config import setting
+from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.outbox import Outbox, unpacked
 from daskdist.strategy.team import Team
 
 OPERATION = "daskdist_steps"
+RELAY = "daskdist_relay"
+# A worker that is connected to at all is connected to within so long.
+_MOST_S: Final = 3.0
 
 
 class Stream:
@@ -30,6 +36,8 @@ class Stream:
         Called in the event loop with the messages of one batch.
     broken
         Called in the event loop when the connection breaks, with the reason.
+    is_relayed
+        Whether the connection is to the scheduler.
     """
 
     def __init__(
@@ -38,8 +46,11 @@ class Stream:
         comm: Comm,
         receive: Callable[[Stream, list[Any]], None],
         broken: Callable[[Stream, str], None],
+        *,
+        is_relayed: bool,
     ) -> None:
         self.address = address
+        self.is_relayed = is_relayed
         self.outbox = Outbox(comm)
         self._comm = comm
         self._receive = receive
@@ -64,12 +75,12 @@ class Stream:
         cls,
         address: str,
         team: Team,
-        connection_args: dict[str, Any],
+        client: Client,
         receive: Callable[[Stream, list[Any]], None],
         broken: Callable[[Stream, str], None],
     ) -> Stream:
         """Connect to a worker, and have it know the replicas."""
-        comm = await connect(address, **connection_args)
+        comm, is_relayed = await connect_to_worker(address, client)
         try:
             await comm.write({"op": OPERATION, "reply": False, "team": pickle.dumps(team)})
             # From then on it takes results of other workers.
@@ -77,7 +88,7 @@ class Stream:
         except BaseException:
             comm.abort()
             raise
-        return cls(address, comm, receive, broken)
+        return cls(address, comm, receive, broken, is_relayed=is_relayed)
 
     def append(self, *message: Any, num_bytes: int = 0) -> None:
         """Add a message, and the size of what is large in it; it is sent after the next kick of the outbox."""
@@ -115,3 +126,34 @@ def close_all(streams: Sequence[Stream]) -> None:
     """Close streams, in the event loop."""
     for stream in streams:
         stream.close()
+
+
+async def connect_to_worker(address: str, client: Client) -> tuple[Comm, bool]:
+    """Connect to a worker, by way of the scheduler where it is not reached directly; tell which."""
+    relay: Any = setting("steps.relay")
+    if relay not in (True, False, "auto"):
+        raise ArgumentError(f"daskdist.steps.relay is {relay!r}; give true, false or 'auto'")
+    if relay == "auto" and client.direct_to_workers is not None:
+        relay = not client.direct_to_workers
+    why = "not tried"
+    if relay is not True:
+        try:
+            connecting = connect(address, **client.connection_args)
+            return await (asyncio.wait_for(connecting, _MOST_S) if relay else connecting), False
+        except OSError as error:
+            if not relay:
+                raise
+            why = str(error) or f"not within {_MOST_S:g} s"
+    comm = await connect(client.scheduler.address, **client.connection_args)
+    try:
+        await comm.write({"op": RELAY, "worker": address})
+        answer = await comm.read()
+        if answer != "OK":
+            raise OSError(
+                f"{address} is not reached, neither directly ({why}) nor by way of the scheduler "
+                f"({answer or 'which calls no functions of programs, and so relays nothing'})"
+            )
+    except BaseException:
+        comm.abort()
+        raise
+    return comm, True

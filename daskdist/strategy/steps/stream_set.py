@@ -105,8 +105,7 @@ class StreamSet:
             if own is not None:
                 own._broken(stream, why)
 
-        args = self.client.connection_args
-        opening = [Stream.open(each, team, args, receive, broken) for each in team.workers]
+        opening = [Stream.open(each, team, self.client, receive, broken) for each in team.workers]
         found = await asyncio.gather(*opening, return_exceptions=True)
         opened = [each for each in found if isinstance(each, Stream)]
         for each in found:
@@ -114,6 +113,10 @@ class StreamSet:
                 close_all(opened)
                 raise each
         self._streams.update({stream.address: stream for stream in opened})
+        relayed = [stream.address for stream in opened if stream.is_relayed]
+        if relayed:
+            self.roster.is_direct = False
+            logger.info("steps go by way of the scheduler to %s", ", ".join(relayed))
         beat = asyncio.ensure_future(_beat(reference))
         # When nobody has them any more, nor anything that came of them.
         weakref.finalize(self, _close_streams, opened, beat, self._loop).atexit = False

@@ -1,28 +1,41 @@
-"""The workers that strategies use, as the scheduler knows them: adaptive scaling does not close them."""
+"""The part of strategies on the scheduler: which workers they use, and streams of steps that are relayed there."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
 from distributed import Client, Scheduler
+from distributed.comm import Comm, connect
+from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-_NAME: Final = "daskdist-workers-in-use"
+from daskdist.strategy.steps.outbox import flushed
+from daskdist.strategy.steps.stream import RELAY
+
+_NAME: Final = "daskdist-steps"
 
 
-class WorkersInUse(SchedulerPlugin):  # type: ignore[misc]
-    """Keeps the workers of strategies out of those that may be closed to scale a cluster down.
+class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
+    """Keeps the workers of strategies out of those that may be closed to scale a cluster down, and relays streams.
 
     Workers that are retired by name are closed all the same.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler.
     """
 
     name = _NAME
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         # By the id of a client and the token of its strategy, the addresses of the workers.
         self.used: dict[tuple[str, str], Sequence[str]] = {}
+        self._scheduler = scheduler
+        scheduler.handlers[RELAY] = self._relay
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
         """Return those of some workers that may be closed."""
@@ -33,6 +46,34 @@ class WorkersInUse(SchedulerPlugin):  # type: ignore[misc]
         """Forget the strategies of a program that is gone."""
         for key in [each for each in self.used if each[0] == client]:
             del self.used[key]
+
+    async def _relay(self, comm: Comm, worker: str) -> Any:
+        """Connect a program to a worker, and pass on what each sends until one of them closes."""
+        if worker not in self._scheduler.workers:
+            return "the scheduler does not know it"
+        try:
+            other = await connect(worker, deserialize=False, **self._scheduler.connection_args)
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        ends: list[Any] = []
+        try:
+            await comm.write("OK")
+            ends += map(asyncio.ensure_future, (_pass_on(comm, other), _pass_on(other, comm)))
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in ends:
+                each.cancel()
+            comm.abort()
+            other.abort()
+            await asyncio.gather(*ends, return_exceptions=True)
+        return Status.dont_reply
+
+
+async def _pass_on(source: Comm, target: Comm) -> None:
+    while True:
+        await target.write(await source.read())
+        # Where one end is slow the other is to wait, and not the memory of the scheduler to grow.
+        await flushed(target)
 
 
 def note_in_use(client: Client, token: str, workers: Sequence[str]) -> None:
@@ -56,7 +97,7 @@ async def _release_now(client: Client, token: str) -> None:
 def _use(client: str, token: str, workers: Sequence[str], dask_scheduler: Scheduler) -> None:
     plugin = dask_scheduler.plugins.get(_NAME)
     if plugin is None:
-        plugin = WorkersInUse()
+        plugin = StepsOnScheduler(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
     plugin.used[client, token] = workers
 
