@@ -44,12 +44,14 @@ class Started:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def dask(self, *arguments: str) -> Path:
-        """Start ``dask`` with arguments; gives the file of its messages."""
+    def dask(self, *arguments: str, cwd: Path | None = None, **environment: str) -> Path:
+        """Start ``dask`` with arguments, in a folder and with variables; gives the file of its messages."""
         log = self.folder / f"{len(self.processes)}-{arguments[0]}.log"
         with open(log, "wb") as messages:
             command = [sys.executable, "-m", "dask", *arguments]
-            self.processes.append(subprocess.Popen(command, stdout=messages, stderr=messages))
+            self.processes.append(
+                subprocess.Popen(command, stdout=messages, stderr=messages, env=os.environ | environment, cwd=cwd)
+            )
         return log
 
     def wait_for(self, path: Path, text: str) -> str:
@@ -157,3 +159,39 @@ def test_a_scheduler_file_that_is_none(tmp_path, content, words, kind):
         path.write_text(content)
     with pytest.raises(daskdist.errors.ClusterError, match=words):
         daskdist.MultiWorkerMirroredStrategy(kind(path))
+
+
+WITHOUT_PLUGIN = """
+import logging, sys, daskdist
+logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
+from distributed import Client
+with Client(sys.argv[1]) as client:
+    for _ in range(2):
+        with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
+            print(strategy.local_results(strategy.reduce("SUM", strategy.run(float, args=(1,)), axis=None)))
+"""
+
+
+@pytest.mark.cluster
+def test_a_scheduler_that_lacks_daskdist_is_warned_of_once(started, tmp_path):
+    without = tmp_path / "without"
+    without.mkdir()
+    (without / "daskdist.py").write_text("raise ModuleNotFoundError(\"No module named 'daskdist'\")\n")
+    here = ["--host", "127.0.0.1", "--no-dashboard"]
+    file = tmp_path / "scheduler.json"
+    path = os.pathsep.join(filter(None, [str(without), os.environ.get("PYTHONPATH")]))
+    started.dask("scheduler", *here, "--port", "0", "--scheduler-file", str(file), cwd=without, PYTHONPATH=path)
+    address = json.loads(started.wait_for(file, "}"))["address"]
+    options = ["--nthreads", "1", "--no-nanny", "--local-directory", str(tmp_path)]
+    log = started.dask("worker", address, *here, *options)
+    started.wait_for(log, "Registered to")
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_PLUGIN)
+    done = subprocess.run([sys.executable, str(program), address], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    (told,) = [line for line in lines if "cannot be told which workers a strategy uses" in line]
+    assert "No module named 'daskdist'" in told
+    assert "adaptive scaling may close them" in told
+    assert "Install the same daskdist where the scheduler runs" in told
+    assert lines.count("(1.0,)") == 2 or lines.count("(np.float64(1.0),)") == 2, lines

@@ -77,3 +77,38 @@ def test_status_in_the_middle_of_a_long_call(on_cluster, client):
     told = on_cluster.status().to_dict()
     assert told["workers"][0]["address"] == on_cluster.workers[0]
     assert len(repr(on_cluster.status()).splitlines()) == 3
+
+
+# --- Dask's own tools ---
+
+
+def metrics_of(client):
+    """What the scheduler shows of its workers' use, by address."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].items()
+    return {
+        address: (info["metrics"].get("daskdist_replicas", 0), info["metrics"].get("daskdist_running", ""))
+        for address, info in workers
+    }
+
+
+@pytest.mark.cluster
+def test_workers_in_use_are_among_the_metrics_of_workers(client):
+    begun, go_on = Event("metrics-begun", client=client), Event("metrics-go-on", client=client)
+
+    def wait():
+        Event("metrics-begun").set()
+        assert Event("metrics-go-on").wait(30)
+
+    before = metrics_of(client)
+    first, second = client.nthreads()
+    with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker={first: 2, second: 0}) as strategy:
+        strategy.local_results(strategy.run(float, args=(1,)))
+        program = threading.Thread(target=strategy.run, args=(wait,))
+        program.start()
+        assert begun.wait(30)
+        eventually(lambda: metrics_of(client)[first][0] == before[first][0] + 2)
+        eventually(lambda: metrics_of(client)[first][1].startswith("run-wait for "))
+        assert metrics_of(client)[second] == before[second]
+        go_on.set()
+        program.join()
+    eventually(lambda: metrics_of(client) == before)

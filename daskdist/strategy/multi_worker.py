@@ -70,6 +70,10 @@ class MultiWorkerMirroredStrategy(Strategy):
     the same on all have the first one's value. A distributed dataset that is iterated over again is shared out anew; a
     `PerReplica` of as many values as there were replicas is refused, but for `local_results`.
 
+    `status` shows what workers are doing. Dask shows it too: its dashboard's page of workers has the columns
+    ``daskdist_replicas`` and ``daskdist_running``, and ``client.scheduler_info()`` has them among a worker's metrics.
+    Adaptive scaling does not close workers in use, if the scheduler can import daskdist; a warning says if it cannot.
+
     What replicas keep, their copies of variables, is there until `close`, or until nobody has the strategy any more or
     anything that came of it, or the program ends; of one that was killed until another strategy is made there.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,7 +16,11 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from daskdist.strategy.steps.outbox import flushed
 from daskdist.strategy.steps.stream import RELAY
 
+logger: Final = logging.getLogger("daskdist")
+
 _NAME: Final = "daskdist-steps"
+# The schedulers for which the warning was logged.
+_warned: Final[set[str]] = set()
 
 
 class StepsOnScheduler(SchedulerPlugin):  # type: ignore[misc]
@@ -77,9 +82,22 @@ async def _pass_on(source: Comm, target: Comm) -> None:
 
 
 def note_in_use(client: Client, token: str, workers: Sequence[str]) -> None:
-    """Tell the scheduler which workers a strategy uses; a scheduler that calls no functions does not learn of it."""
-    with contextlib.suppress(Exception):
+    """Tell the scheduler which workers a strategy uses; where that fails, log a warning once a scheduler."""
+    try:
         client.run_on_scheduler(_use, client.id, token, tuple(workers))
+    except Exception as error:
+        address = client.scheduler.address
+        if address not in _warned:
+            _warned.add(address)
+            logger.warning(
+                "the scheduler at %s cannot be told which workers a strategy uses (%s: %s): adaptive scaling may close "
+                "them, and then their replicas are lost; nor can it relay steps to workers that this program does not "
+                "reach. Install the same daskdist where the scheduler runs, or do not "
+                "scale the cluster down while strategies are open",
+                address,
+                type(error).__name__,
+                error,
+            )
 
 
 def release_soon(client: Client, token: str) -> None:

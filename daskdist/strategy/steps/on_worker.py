@@ -30,7 +30,7 @@ from daskdist.strategy.steps.executor import Executor, run_ready
 from daskdist.strategy.steps.outbox import Outbox, unpacked
 from daskdist.strategy.steps.outcomes import Failed, loaded_structure, received, travelling
 from daskdist.strategy.steps.peers import Peers
-from daskdist.strategy.steps.replica_call import ReplicaSlot, call_replica
+from daskdist.strategy.steps.replica_call import LOOP, ReplicaSlot, call_replica
 from daskdist.strategy.steps.stream import OPERATION
 from daskdist.strategy.team import Team
 
@@ -331,9 +331,18 @@ class StepsOnWorker:
             cell.set(why)
 
     def _ping(self, asked_at: float) -> None:
+        self._tell(("pong", asked_at, self.running()))
+
+    @property
+    def num_replicas(self) -> int:
+        """Return the number of replicas on this worker."""
+        return len(self._slots)
+
+    def running(self) -> list[tuple[int, str, float]]:
+        """Return the calls that replicas are making: the replica, the name, and the seconds so far."""
         now = time.monotonic()
         running = [(number, executor.running) for number, (_, executor) in self._slots.items()]
-        self._tell(("pong", asked_at, [(number, each[0], now - each[1]) for number, each in running if each]))
+        return [(number, each[0], now - each[1]) for number, each in running if each]
 
     # --- results ---
 
@@ -492,6 +501,9 @@ class StreamsOfWorker:
         self._peers = Peers(worker, self._receive)
         self.by_token: dict[str, StepsOnWorker] = {}
         worker.handlers[OPERATION] = self._serve
+        # Dask's dashboard has a column for each on its page of workers, and `Client.scheduler_info` has them too.
+        worker.metrics["daskdist_replicas"] = self._num_replicas
+        worker.metrics["daskdist_running"] = self._running
 
     async def _serve(self, comm: Comm, team: bytes) -> Any:
         known: Team = pickle.loads(team)
@@ -503,6 +515,13 @@ class StreamsOfWorker:
             if self.by_token.get(known.token) is steps:
                 del self.by_token[known.token]
         return Status.dont_reply
+
+    def _num_replicas(self, worker: Worker) -> int:
+        return sum(steps.num_replicas for steps in self.by_token.values())
+
+    def _running(self, worker: Worker) -> str:
+        running = [each for steps in self.by_token.values() for each in steps.running()]
+        return ", ".join(f"{name.removeprefix(LOOP)} for {so_far:.0f} s" for _, name, so_far in running)
 
     def _receive(self, message: Any) -> None:
         token, *rest = message
