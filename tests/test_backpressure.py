@@ -25,7 +25,7 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
-from daskdist.execute.window import Account, Window, Windows
+from daskdist.execute.window import Account, ByteWindow, Windows
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -405,7 +405,7 @@ def test_a_window_leaves_room_for_others(others, fits):
     # Three times what is left free.
     shared = Account()
     shared.add(others)
-    window = Window(1_000, shared, 100)
+    window = ByteWindow(1_000, shared, 100)
     assert max((number for number in range(200) if window.has_room(number)), default=0) == fits
     assert window.has_room(fits + 1) is False
 

@@ -455,28 +455,28 @@ class TestCpu(DeviceLaws):
 
 
 class TestAuto(PolicyLaws):
-    def decide(self, outlook):
-        return decide(AutoShardPolicy.AUTO, outlook)
+    def decide(self, sharding_input):
+        return decide(AutoShardPolicy.AUTO, sharding_input)
 
 
 class TestFile(PolicyLaws):
-    def decide(self, outlook):
-        return decide(AutoShardPolicy.FILE, outlook)
+    def decide(self, sharding_input):
+        return decide(AutoShardPolicy.FILE, sharding_input)
 
 
 class TestData(PolicyLaws):
-    def decide(self, outlook):
-        return decide(AutoShardPolicy.DATA, outlook)
+    def decide(self, sharding_input):
+        return decide(AutoShardPolicy.DATA, sharding_input)
 
 
 class TestOff(PolicyLaws):
-    def decide(self, outlook):
-        return decide(AutoShardPolicy.OFF, outlook)
+    def decide(self, sharding_input):
+        return decide(AutoShardPolicy.OFF, sharding_input)
 
 
 class TestHint(PolicyLaws):
-    def decide(self, outlook):
-        return decide(AutoShardPolicy.HINT, outlook)
+    def decide(self, sharding_input):
+        return decide(AutoShardPolicy.HINT, sharding_input)
 
 
 def test_every_one_is_tested():
@@ -532,7 +532,7 @@ def test_a_wrong_node_breaks_laws(law):
 
 
 class _OfUndecided(PolicyLaws):
-    def decide(self, outlook):
+    def decide(self, sharding_input):
         return Decision(AutoShardPolicy.FILE, "always")
 
 

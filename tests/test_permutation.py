@@ -17,7 +17,7 @@ from daskdist.core.seed import generator
 from daskdist.core.selection import lazy_shuffle, permutation
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
-from daskdist.core.selection.lazy_shuffle import Permuted, Shuffled, shuffled
+from daskdist.core.selection.lazy_shuffle import LazyPermutation, ShuffledSelection, shuffled
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import concat, group
@@ -152,9 +152,9 @@ def in_stretches(sizes):
 def scattered(sizes):
     refs = blocks(sizes)
     rows = np.concatenate([np.arange(size) for size in sizes])
-    which = np.repeat(np.arange(len(sizes)), sizes)
+    block_index = np.repeat(np.arange(len(sizes)), sizes)
     mixed = np.random.default_rng(3).permutation(len(rows))
-    return Selection(refs, rows[mixed], which[mixed])
+    return Selection(refs, rows[mixed], block_index[mixed])
 
 
 SOURCES = {
@@ -182,11 +182,11 @@ def test_rows_follow_the_order(source):
     rows = SOURCES[source]()
     expected = rows.take(Permutation(len(rows), np.random.default_rng(4)).at(np.arange(len(rows))))
     found = shuffled(rows, np.random.default_rng(4))
-    assert isinstance(found, Shuffled)
+    assert isinstance(found, ShuffledSelection)
     assert len(found) == len(rows)
     assert of(found) == of(expected)
     assert of(found[:]) == of(found.without_unused()) == of(expected)
-    renamed = found[2:9].of_blocks(tuple([BlockRef(-ref.handle, ref.num_rows) for ref in rows.blocks]))
+    renamed = found[2:9].with_blocks(tuple([BlockRef(-ref.handle, ref.num_rows) for ref in rows.blocks]))
     assert of(renamed) == [(-handle, row) for handle, row in of(expected)[2:9]]
     index = np.array([9, 0, 0, 3])
     assert of(found.take(index)) == of(expected.take(index))
@@ -216,7 +216,7 @@ def test_parts_of_parts_are_parts(source, cuts):
 def test_batches_follow_the_order(source):
     rows = SOURCES[source]()
     found = shuffled(rows, np.random.default_rng(4))
-    expected = Selection(rows.blocks, found.row_numbers, found.which)
+    expected = Selection(rows.blocks, found.row_numbers, found.block_index)
     bounds = np.array([0, 5, 10, 12])
     for act in (
         lambda each: group(each, bounds).flat,
@@ -245,9 +245,9 @@ def test_what_is_sent_has_a_number_for_each_row(source):
     found = shuffled(SOURCES[source](), np.random.default_rng(4))[3:8]
     picks = Picks.of(found)
     sent = pickle.loads(pickle.dumps(picks))
-    assert isinstance(picks.rows, Permuted)
+    assert isinstance(picks.rows, LazyPermutation)
     assert sent.rows.tolist() == found.row_numbers.tolist()
-    assert sent.which is None or sent.which.tolist() == found.places.tolist()
+    assert sent.block_index is None or sent.block_index.tolist() == found.places.tolist()
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -255,7 +255,7 @@ def test_what_is_sent_has_a_number_for_each_row(source):
 def test_a_part_that_is_kept_is_no_larger_than_it_has_rows(source, is_drawn, monkeypatch):
     monkeypatch.setattr(permutation, "_SMALL", 3)
     monkeypatch.setattr(lazy_shuffle, "_FEW", 0)
-    rows = SOURCES[source]().of_blocks(tuple(range(9)))
+    rows = SOURCES[source]().with_blocks(tuple(range(9)))
     rows = Selection.concat([rows.take(np.arange(len(rows))) if is_drawn else rows])
     found = shuffled(rows, np.random.default_rng(4))
     for part in (found, found[10:14]):

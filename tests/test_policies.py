@@ -20,7 +20,7 @@ from daskdist.core.node import walk
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.files.storage import Storage
 from daskdist.ops.read_files import ReadFiles
-from daskdist.passes.autoshard import autoshard, outlook
+from daskdist.passes.autoshard import autoshard, sharding_input
 from daskdist.passes.plan import plan
 from daskdist.passes.remainders import level
 from daskdist.sharding.balance import excess, largest_first
@@ -885,7 +885,7 @@ def test_what_is_said_to_be_dropped_is(tmp_path_factory, rows, name, a, b):
         paths.append(str(folder / f"{number}-{num_rows}.npy"))
         np.save(paths[-1], np.arange(num_rows) + 100 * number)
     ds = GROUPINGS[name](daskdist.read_npy(paths), a, b, True)
-    found = outlook(ds.node, 2).remainder(False)
+    found = sharding_input(ds.node, 2).remainder(False)
     _, shares = sharded(ds, "file", 2)
     kept = rows_of(ds).total(), rows_of(itertools.chain(*shares)).total()
     assert (found.num_kept, found.num_kept_by_file, found.unit) == (*kept, "rows")

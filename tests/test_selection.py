@@ -15,7 +15,7 @@ from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
-from daskdist.core.selection.rows import Selection, Stretches, places_by_value
+from daskdist.core.selection.rows import IntervalSelection, Selection, places_by_value
 from daskdist.core.selection.runs import RunQueue, concat, group
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
@@ -115,19 +115,19 @@ def test_spans_are_slices(made, data):
     found = run.spans(starts, stops)
     assert rows_of(found) == [row for start, stop in spans for row in expected[start:stop]]
     numbers = tuple(range(len(found.blocks)))
-    copied = pickle.loads(pickle.dumps(found.of_blocks(numbers)))
+    copied = pickle.loads(pickle.dumps(found.with_blocks(numbers)))
     assert copied.blocks == numbers
-    assert rows_of(copied.of_blocks(found.blocks)) == rows_of(found)
+    assert rows_of(copied.with_blocks(found.blocks)) == rows_of(found)
 
 
 def test_long_stretches_take_a_few_numbers():
     refs = [BlockRef(block(1_000 * number, 1_000), 1_000, 8_000) for number in range(4)]
     run = concat([Selection.whole(ref)[10:900] for ref in refs])
-    assert type(run) is Stretches
+    assert type(run) is IntervalSelection
     assert len(pickle.dumps(Picks.of(run))) < 600
     batches = group(run, np.arange(0, 3_001, 100))
     every_fourth = batches.take(np.arange(0, 30, 4))
-    assert type(every_fourth.flat) is Stretches
+    assert type(every_fourth.flat) is IntervalSelection
     assert gathered(every_fourth) == [rows_of(batches)[k] for k in range(0, 30, 4)]
     # Rows in another order take a number each.
     assert type(run.take(np.arange(100)[::-1])) is Selection
@@ -207,7 +207,7 @@ def test_rows_that_follow_on_stay_a_range():
     whole = Selection.whole(ref)
     joined = concat([whole[0:3], whole[3:4], whole[4:9]])
     assert joined.rows == range(9)
-    assert joined.which is None
+    assert joined.block_index is None
     assert isinstance(concat([whole[0:3], whole[4:9]]).rows, np.ndarray)
 
 
@@ -320,10 +320,10 @@ def test_rows_of_slices_of_an_array_are_as_those_of_copies(name, cut, empty):
     slices = [Block(structure, leaves(*each), "a") for each in CUTS[cut]]
     copies = [Block(structure, [leaf.copy() for leaf in leaves(*each)], "a") for each in CUTS[cut]]
     rng = np.random.default_rng(0)
-    which = rng.integers(len(slices), size=200)
-    rows = np.array([rng.integers(len(slices[place])) for place in which])
-    picks = Picks(rows, which, None, None)
-    before = rows.copy(), which.copy()
+    block_index = rng.integers(len(slices), size=200)
+    rows = np.array([rng.integers(len(slices[place])) for place in block_index])
+    picks = Picks(rows, block_index, None, None)
+    before = rows.copy(), block_index.copy()
     found, expected = gather(slices, picks, empty=empty), gather(copies, picks, empty=empty)
     for one, other in zip(found.leaves, expected.leaves, strict=True):
         assert type(one) is type(other)
@@ -331,7 +331,7 @@ def test_rows_of_slices_of_an_array_are_as_those_of_copies(name, cut, empty):
         assert np.array_equal(one, other)
         assert one.flags.writeable == other.flags.writeable
     assert np.array_equal(rows, before[0])
-    assert np.array_equal(which, before[1])
+    assert np.array_equal(block_index, before[1])
 
 
 @pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]])
@@ -378,8 +378,8 @@ def test_batches_of_batches_of_nothing(inner):
 @quick
 def test_taking_rows_says_where_they_were(index):
     source = block(10, 6)
-    taken = source.take(np.array(index, np.intp))
-    again = taken.take(np.arange(len(index))[::-1])
+    locate = source.take(np.array(index, np.intp))
+    again = locate.take(np.arange(len(index))[::-1])
     for place, row in enumerate(reversed(index)):
         assert again.where(place) == f"row {row} of block at 10"
 

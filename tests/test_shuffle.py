@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.callers import Now, Threads, using
 from daskdist.execute.delivery import Delivery
 from daskdist.execute.interpreter import Interpreter
-from daskdist.execute.window import Window
+from daskdist.execute.window import ByteWindow
 from daskdist.passes.fuse import fuse
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
@@ -216,7 +216,7 @@ def test_buffer_size_is_checked(size):
 # --- memory ---
 
 
-class PeakWindow(Window):
+class PeakWindow(ByteWindow):
     """Remembers the most that was outstanding."""
 
     peak_bytes = 0
@@ -272,10 +272,10 @@ def test_all_bytes_are_given_back_when_it_is_left_half_way():
     with dask.config.set({"daskdist.split-bytes": 4096}):
         interpreter = Interpreter(Now())
         delivery = Delivery(interpreter, fuse(lower(ds.node)), (0,))
-        stretches = iter(delivery)
-        next(stretches), next(stretches)
+        bundles = iter(delivery)
+        next(bundles), next(bundles)
         assert interpreter.reads[None].used_bytes > 0
-        del stretches, delivery
+        del bundles, delivery
     assert interpreter.reads[None].used_bytes == 0
     assert interpreter.bundles[None].used_bytes == 0
 

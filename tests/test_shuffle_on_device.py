@@ -272,11 +272,11 @@ def test_blocks_that_are_kept_stay_there_for_the_next_pass(buffer_size: int) -> 
     _by_steps(dataset, 0, ["STRICT:0"], Now())
     first = made.num_uploads
     _by_steps(dataset, 1, ["STRICT:0"], Now())
-    again, taken = made.num_uploads - first, TAKEN[0]
+    again, locate = made.num_uploads - first, TAKEN[0]
     _by_steps(dataset, 2, ["STRICT:0"], Now())
     assert made.num_uploads - first == again == 0
     gc.collect()
-    assert TAKEN[0] <= taken
+    assert TAKEN[0] <= locate
 
 
 @pytest.fixture
@@ -463,9 +463,9 @@ def test_rows_of_several_pieces_of_memory_come_in_order() -> None:
     blocks: list[Block] = []
     for sizes in ([10], [30, 5], [100, 1, 60]):
         blocks += [_block(1000 * len(blocks) + 1000 * k, size) for k, size in enumerate(sizes)]
-        which = rng.integers(0, len(blocks), 200)
-        rows = np.array([rng.integers(len(blocks[place])) for place in which])
-        picks = Picks.of(Groups(Selection(_refs(blocks), rows, which), np.array([0, 50, 50, 200])))
+        block_index = rng.integers(0, len(blocks), 200)
+        rows = np.array([rng.integers(len(blocks[place])) for place in block_index])
+        picks = Picks.of(Groups(Selection(_refs(blocks), rows, block_index), np.array([0, 50, 50, 200])))
         found, expected = made(blocks, picks), gather(blocks, picks)
         assert len(found) == 3
         _assert_same([[found.item(k)] for k in range(3)], [[expected.item(k)] for k in range(3)])

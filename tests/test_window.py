@@ -24,7 +24,7 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
-from daskdist.execute.window import Window
+from daskdist.execute.window import ByteWindow
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -323,7 +323,7 @@ def test_leaving_half_way_leaves_nothing_on_a_cluster(client, how):
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=30), st.integers(0, 300))
 @settings(max_examples=100, deadline=None)
 def test_window_is_a_sum(steps, limit):
-    window, used = Window(limit), 0
+    window, used = ByteWindow(limit), 0
     for takes, num_bytes in steps:
         if takes:
             window.acquire(num_bytes)
@@ -337,7 +337,7 @@ def test_window_is_a_sum(steps, limit):
 
 
 def test_window_is_released_from_any_thread():
-    window = Window(10)
+    window = ByteWindow(10)
     window.acquire(4000)
     workers = [threading.Thread(target=lambda: [window.release(1) for _ in range(1000)]) for _ in range(4)]
     for worker in workers:

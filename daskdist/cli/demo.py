@@ -107,7 +107,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Summary:
+class TrainingSummary:
     """What came of it; the fields of ``--json``.
 
     Parameters
@@ -258,7 +258,7 @@ def demo(
         click.echo(json.dumps(asdict(summary)))
 
 
-def _run(place: Place, training: Training, data: Path | None, output: Path, stream: TextIO) -> Summary:
+def _run(place: Place, training: Training, data: Path | None, output: Path, stream: TextIO) -> TrainingSummary:
     def say(text: str, *, ends: bool = True) -> None:
         click.echo(text, file=stream, nl=ends)
 
@@ -289,7 +289,7 @@ def _run(place: Place, training: Training, data: Path | None, output: Path, stre
 
     predicted = job.predict(weights, held_out)
     rows = sum(step.num_rows for step in steps)
-    summary = Summary(
+    summary = TrainingSummary(
         policy=training.policy if training.policy != "auto" else batches.sharding.policy.name.lower(),
         workers=0 if place.embedded else len(strategy.workers),
         replicas=strategy.num_replicas_in_sync,
@@ -358,7 +358,9 @@ def _address_in(scheduler_file: str) -> str:
         ) from error
 
 
-def draw(output: Path, steps: Sequence[job.Step], summary: Summary, held_out: job.Digits, predicted: job.Array) -> None:
+def draw(
+    output: Path, steps: Sequence[job.Step], summary: TrainingSummary, held_out: job.Digits, predicted: job.Array
+) -> None:
     """Save a picture: the loss of every step and epoch, and some held-out digits with what they are taken for."""
     from matplotlib.figure import Figure
 

@@ -86,13 +86,13 @@ def references_of(code: types.CodeType) -> References:
     known = _KNOWN.get(id(code))
     if known is not None and known[0]() is code:
         return known[1]
-    found = _Reader().read(code)
+    found = _BytecodeReader().read(code)
     place = id(code)
     _KNOWN[place] = weakref.ref(code, lambda gone: _KNOWN.get(place, (None,))[0] is gone and _KNOWN.pop(place)), found
     return found
 
 
-class _Reader:
+class _BytecodeReader:
     """Collects the references of a code object and of those nested in it."""
 
     def __init__(self) -> None:

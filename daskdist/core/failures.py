@@ -77,7 +77,7 @@ def is_of_element(error: BaseException) -> bool:
     return hasattr(error, _OF_ELEMENT)
 
 
-class Told:
+class ReportedFailures:
     """The splits of which an iterator has told already that they cannot be read."""
 
     def __init__(self) -> None:

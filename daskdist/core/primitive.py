@@ -191,7 +191,7 @@ class Read:
     grouped = 0
 
 
-class Elements(Protocol):
+class ElementStream(Protocol):
     """Elements that come one after the other, in this process."""
 
     @property
@@ -229,7 +229,7 @@ class Stream:
         ``pull(num_rows)``.
     """
 
-    start: Callable[[], Elements]
+    start: Callable[[], ElementStream]
     name: str
     held: Any = None
     begin: Callable[[Sequence[Any], Epoch], Any] | None = None
@@ -250,7 +250,7 @@ class Compute:
         What tasks are called.
     factor
         How many elements it gives for each it takes; None where that differs, as in a filter.
-    apart
+    unstacked
         Whether the function takes batches as `Batches` of rows that are not stacked yet.
     in_order
         Whether its blocks come in the order of the source's; else as they are done.
@@ -262,7 +262,7 @@ class Compute:
     function: Callable[[Any], Rows]
     name: str
     factor: int | None
-    apart: bool = False
+    unstacked: bool = False
     in_order: bool = True
     is_full: bool = False
     grouped = 0
@@ -391,7 +391,7 @@ def gathered(primitive: Primitive) -> Primitive:
     return Compute(primitive, same, "gather", factor=1) if primitive.grouped else primitive
 
 
-def alike(primitives: Sequence[Primitive]) -> tuple[Primitive, ...]:
+def same_nesting(primitives: Sequence[Primitive]) -> tuple[Primitive, ...]:
     """Streams as they can come one after the other: all of batches not gathered yet, or none."""
     levels = {each.grouped for each in primitives}
     return tuple(primitives) if len(levels) == 1 else tuple(map(gathered, primitives))

@@ -16,7 +16,7 @@ from daskdist.core.primitive import (
     Arrange,
     Chain,
     Compute,
-    Elements,
+    ElementStream,
     Fact,
     Primitive,
     Read,
@@ -41,7 +41,7 @@ def skip_errors(primitive: Primitive) -> Primitive:
             # Batches come apart, so that one that does not stack fails by itself.
             source = skip_errors(primitive.source)
             given = stacked if primitive.function is same else primitive.function
-            return replace(primitive, source=source, function=SkipErrorsCompute(given), factor=None, apart=True)
+            return replace(primitive, source=source, function=SkipErrorsCompute(given), factor=None, unstacked=True)
         case Chain():
             source = skip_errors(primitive.source)
             return replace(primitive, source=source, function=SkipErrorsChain(primitive.function), factor=None)
@@ -58,7 +58,7 @@ def skip_errors(primitive: Primitive) -> Primitive:
                 inputs = tuple(map(gathered, inputs))
             inputs = _as_alike(inputs, tuple(map(skip_errors, inputs)))
             if primitive.on_stacked is not None and not inputs[0].grouped:
-                return Compute(inputs[0], SkipErrorsCompute(primitive.on_stacked), primitive.name, None, apart=True)
+                return Compute(inputs[0], SkipErrorsCompute(primitive.on_stacked), primitive.name, None, unstacked=True)
             return replace(primitive, inputs=inputs, grouped=max(each.grouped for each in inputs) + levels)
 
 
@@ -135,16 +135,16 @@ class SkipErrorsRead:
 class SkipErrorsStart:
     """The start of a stream, which ends where an element fails."""
 
-    start: Callable[[], Elements]
+    start: Callable[[], ElementStream]
 
-    def __call__(self) -> Elements:
+    def __call__(self) -> ElementStream:
         return SkipErrorsElements(self.start())
 
 
 class SkipErrorsElements:
     """Elements up to the first that fails."""
 
-    def __init__(self, elements: Elements) -> None:
+    def __init__(self, elements: ElementStream) -> None:
         self._elements = elements
         self._note: Skipped | None = None
 

@@ -46,7 +46,7 @@ class Event(Protocol):
         ...
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """What a device does one after the other; what is in two streams may be done at the same time.
 
     Two that stand for the same one are equal.
@@ -168,7 +168,7 @@ class Device(Protocol):
         """Whether a NumPy array lies in such memory."""
         ...
 
-    def copy(self, source: Any, target: Any, stream: Stream) -> None:
+    def copy(self, source: Any, target: Any, stream: DeviceStream) -> None:
         """Copy pinned bytes of the host to as many of the device, in a stream: they must stay as they are until then.
 
         Raises
@@ -185,15 +185,15 @@ class Device(Protocol):
         """
         ...
 
-    def stream(self) -> Stream:
+    def stream(self) -> DeviceStream:
         """A new stream, which does not wait for the default one."""
         ...
 
-    def current_stream(self) -> Stream:
+    def current_stream(self) -> DeviceStream:
         """The stream in which this thread computes."""
         ...
 
-    def using(self, stream: Stream | None = None) -> AbstractContextManager[Any]:
+    def using(self, stream: DeviceStream | None = None) -> AbstractContextManager[Any]:
         """Make the device, and a stream of its, those of this thread in a ``with`` block."""
         ...
 
@@ -282,7 +282,7 @@ def name_of(device: Device) -> str:
 named = functools.lru_cache(maxsize=256)(device)
 
 
-def stream_of(device: Device) -> Stream:
+def stream_of(device: Device) -> DeviceStream:
     """The stream in which the replica on a device computes, in this process."""
     with _making:
         return _stream_of(name_of(device))
@@ -293,7 +293,7 @@ _making: Final = threading.RLock()
 
 
 @functools.lru_cache(maxsize=256)
-def _stream_of(name: str) -> Stream:
+def _stream_of(name: str) -> DeviceStream:
     return named(name).stream()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.devices import Device, Event, Stream, name_of, named, stream_of
+from daskdist.devices import Device, DeviceStream, Event, name_of, named, stream_of
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.figures import Times
 from daskdist.execute.gather import Empty
@@ -45,15 +45,15 @@ class Channel:
     def __init__(self, device: Device) -> None:
         self.stream = device.stream()
         # Replaced as a whole, never changed: several threads read it. The first stays.
-        self.consumers: tuple[Stream, ...] = (stream_of(device),)
+        self.consumers: tuple[DeviceStream, ...] = (stream_of(device),)
         # Streams that write to memory before consumers have it, and after they had it.
-        self._lenders: tuple[Stream, ...] = ()
+        self._lenders: tuple[DeviceStream, ...] = ()
         # What somebody had whose stream is not known.
         self._holding: Holding | None = None
         # None is lost where two threads add theirs.
         self._turn = RLock()
 
-    def mind(self, stream: Stream) -> None:
+    def mind(self, stream: DeviceStream) -> None:
         """Have copies wait for a stream in which somebody computes with what was copied."""
         if len(self.consumers) > 1 and self.consumers[-1] == stream:
             return
@@ -81,7 +81,7 @@ class Channel:
         if self._holding is not None:
             self._holding.await_room(0)
 
-    def lend(self, device: Device, stream: Stream, num_bytes: int) -> Any:
+    def lend(self, device: Device, stream: DeviceStream, num_bytes: int) -> Any:
         """New bytes for consumers, which a stream writes to; raises what the device does where it has no room.
 
         What the host has let go of can be had again at once, though a kernel that reads it may not have run yet: memory
@@ -97,7 +97,7 @@ class Channel:
         with device.using(stream):
             return device.lend(num_bytes, functools.partial(self._follow, stream))
 
-    def _follow(self, stream: Stream, memory: Any) -> None:
+    def _follow(self, stream: DeviceStream, memory: Any) -> None:
         for each in self.consumers:
             stream.wait(each.record())
         if self._holding is not None:

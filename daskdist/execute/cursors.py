@@ -490,7 +490,7 @@ class ComputeCursor(BlockCursor):
         interpreter, compute = self.interpreter, self.compute
         worker = interpreter.near(run)
         function = same if compute.function is same else Each(compute.function, compute.factor)
-        handle = interpreter.ask(run, on=worker, name=compute.name, function=function, apart=compute.apart)
+        handle = interpreter.ask(run, on=worker, name=compute.name, function=function, unstacked=compute.unstacked)
         return self._refer(handle, len(run), int(run_bytes(run)), worker, None, run)
 
 

@@ -307,14 +307,14 @@ class Delivery:
     def _num_passed_over(self, selection: Selection) -> int:
         # Of a shard of the batches, say, those that are others': what lies between stretches, and before the first of
         # them since the last time.
-        stretches = selection.stretches
-        if stretches is None or not len(selection):
+        intervals = selection.intervals
+        if intervals is None or not len(selection):
             return 0
-        sizes = np.array([ref.num_rows for ref in selection.blocks]).take(stretches.which)
-        starts, stops = stretches.starts, stretches.starts + np.diff(stretches.bounds)
-        goes_on = stretches.which[1:] == stretches.which[:-1]
+        sizes = np.array([ref.num_rows for ref in selection.blocks]).take(intervals.block_index)
+        starts, stops = intervals.starts, intervals.starts + np.diff(intervals.bounds)
+        goes_on = intervals.block_index[1:] == intervals.block_index[:-1]
         between = starts[1:] - stops[:-1] + np.where(goes_on, 0, sizes[:-1])
-        first, last = (selection.blocks[stretches.which[place]] for place in (0, -1))
+        first, last = (selection.blocks[intervals.block_index[place]] for place in (0, -1))
         before = starts[0] - self._reached.row + (0 if self._reached.block() is first else self._reached.num_rows)
         self._reached = _Reached(weakref.ref(last), int(stops[-1]), last.num_rows)
         # Rows that come again lie there already.

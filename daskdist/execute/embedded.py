@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Bundle, Rows, writable_element
-from daskdist.core.failures import Told, is_of_element
+from daskdist.core.failures import ReportedFailures, is_of_element
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.short_traceback import shortened
@@ -232,7 +232,7 @@ class _Current:
         self.stretch: Stretch | None = None
         self.place = 0
         self.elements: Iterator[Any] | None = None
-        self.told = Told()
+        self.told = ReportedFailures()
 
     def begin(self, stretch: Stretch) -> None:
         """Hand out another stretch."""

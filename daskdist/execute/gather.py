@@ -17,8 +17,8 @@ from daskdist.core.origin import Chosen, Origin
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
-from daskdist.core.selection.intervals import Index, Stretched
-from daskdist.core.selection.lazy_shuffle import Permuted, Shuffled
+from daskdist.core.selection.intervals import Index, RowIntervals
+from daskdist.core.selection.lazy_shuffle import LazyPermutation, ShuffledSelection
 from daskdist.core.selection.rows import Selection, places_by_value
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.core.structure import Leaves, Structure
@@ -40,14 +40,14 @@ class Picks:
 
     Parameters
     ----------
-    rows, which
+    rows, block_index
         The rows of all elements, as in a `Selection`, in stretches, or in an order that is worked out here.
     bounds, inners
         How they are batches, as in `Groups`; None where the elements are the rows themselves.
     """
 
-    rows: range | Index | Stretched | Permuted
-    which: Index | None
+    rows: range | Index | RowIntervals | LazyPermutation
+    block_index: Index | None
     bounds: Index | None
     inners: tuple[tuple[int, ...], ...] | None
 
@@ -55,37 +55,37 @@ class Picks:
     def of(cls, run: Run) -> Picks:
         """What gathers a run."""
         flat, bounds, inners = (run, None, None) if isinstance(run, Selection) else (run.flat, run.bounds, run.inners)
-        if isinstance(flat, Shuffled):
+        if isinstance(flat, ShuffledSelection):
             return cls(flat.permuted, None, bounds, inners)
-        stretches = None if flat.is_range else flat.stretches
-        if stretches is None:
-            return cls(flat.rows, flat.which, bounds, inners)
-        return cls(stretches, None, bounds, inners)
+        intervals = None if flat.is_range else flat.intervals
+        if intervals is None:
+            return cls(flat.rows, flat.block_index, bounds, inners)
+        return cls(intervals, None, bounds, inners)
 
     @property
     def num_rows(self) -> int:
         """How many there are."""
-        if isinstance(self.rows, Stretched):
+        if isinstance(self.rows, RowIntervals):
             return int(self.rows.bounds[-1])
         return len(self.rows)
 
     def by_row(self) -> tuple[range | Index, Index | None]:
-        """``rows`` and ``which`` with a number for each row."""
-        if isinstance(self.rows, Stretched):
-            return self.rows.rows, self.rows.which_rows
-        if isinstance(self.rows, Permuted):
+        """``rows`` and ``block_index`` with a number for each row."""
+        if isinstance(self.rows, RowIntervals):
+            return self.rows.rows, self.rows.row_block_index
+        if isinstance(self.rows, LazyPermutation):
             return self.rows.by_row()
-        return self.rows, self.which
+        return self.rows, self.block_index
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Index arrays travel through the scheduler with their task: four bytes do for any block there can be.
-        rows, which = self.by_row() if isinstance(self.rows, Permuted) else (self.rows, self.which)
-        return Picks, (_narrow(rows), _narrow(which), _narrow(self.bounds), self.inners)
+        rows, block_index = self.by_row() if isinstance(self.rows, LazyPermutation) else (self.rows, self.block_index)
+        return Picks, (_narrow(rows), _narrow(block_index), _narrow(self.bounds), self.inners)
 
 
 def _narrow(index: Any) -> Any:
-    if isinstance(index, Stretched):
-        return Stretched(_narrow(index.which), _narrow(index.starts), _narrow(index.bounds))
+    if isinstance(index, RowIntervals):
+        return RowIntervals(_narrow(index.block_index), _narrow(index.starts), _narrow(index.bounds))
     return index.astype(np.int32) if isinstance(index, np.ndarray) else index
 
 
@@ -125,15 +125,15 @@ def gather(
     blocks: Sequence[Rows],
     picks: Picks | Joins,
     function: Callable[[Rows], Any] | None = None,
-    apart: bool = False,
+    unstacked: bool = False,
     empty: Empty | None = None,
     *,
     as_views: bool = False,
 ) -> Any:
     """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them.
 
-    Where batches are wanted ``apart``, the elements of one need not stack. Columns of numbers that have to be copied
-    are copied into arrays that ``empty`` makes, if given: then the rows go to one consumer, who may write into what was
+    The elements of a batch that is wanted ``unstacked`` need not stack. Columns of numbers that have to be copied are
+    copied into arrays that ``empty`` makes, if given: then the rows go to one consumer, who may write into what was
     copied. What need not be copied, as each batch is consecutive rows, is not if batches may be ``as_views``.
     """
     _check_structures(blocks if isinstance(picks, Picks) else ())
@@ -141,7 +141,7 @@ def gather(
         rows = _joined(blocks, picks, function)
     else:
         views = _views(blocks, picks, empty) if as_views else None
-        rows = _gathered(blocks, picks, function, apart, empty) if views is None else views
+        rows = _gathered(blocks, picks, function, unstacked, empty) if views is None else views
     return rows if function is None else function(rows)
 
 
@@ -180,17 +180,17 @@ def _joined(blocks: Sequence[Rows], joins: Joins, function: Callable[[Rows], Any
 
 
 def _gathered(
-    blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Any] | None, apart: bool, empty: Empty | None
+    blocks: Sequence[Rows], picks: Picks, function: Callable[[Rows], Any] | None, unstacked: bool, empty: Empty | None
 ) -> Rows:
-    picked, which = picks.rows, picks.which
-    if isinstance(picked, Permuted):
-        picked, which = picked.by_row()
-        picks = replace(picks, rows=picked, which=which)
+    picked, block_index = picks.rows, picks.block_index
+    if isinstance(picked, LazyPermutation):
+        picked, block_index = picked.by_row()
+        picks = replace(picks, rows=picked, block_index=block_index)
     label = _joined_label(blocks)
     columnar = [block for block in blocks if isinstance(block, Block)]
     rows: Block | Bundle
     if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar[1:])):
-        rows = _gather_columns(columnar, picked, which, label, empty)
+        rows = _gather_columns(columnar, picked, block_index, label, empty)
         # A message of the function may have to say which row it was. Rows that only move do not take that along.
         rows.origin = (
             Origin(label, is_exact=False)
@@ -199,7 +199,7 @@ def _gathered(
         )
     else:
         rows = bundle(structure_of(blocks), _gather_items(blocks, picks), label)
-        if picks.bounds is not None and not apart:
+        if picks.bounds is not None and not unstacked:
             items = (raw_item(block, row) for block in blocks for row in range(len(block)))
             like = next((item for item in items if not isinstance(item, FailedElement)), ())
             return _stacked(rows, picks.bounds, picks.inners, like, empty)
@@ -207,24 +207,28 @@ def _gathered(
 
 
 def _gather_columns(
-    blocks: Sequence[Block], rows: range | Index | Stretched, which: Index | None, label: str, empty: Empty | None
+    blocks: Sequence[Block],
+    rows: range | Index | RowIntervals,
+    block_index: Index | None,
+    label: str,
+    empty: Empty | None,
 ) -> Block:
     first = blocks[0]
-    if isinstance(rows, Stretched):
+    if isinstance(rows, RowIntervals):
         return _one_after_another(blocks, rows, label, empty)
     if isinstance(rows, range):
         return _made(first, [leaf[rows.start : rows.stop] for leaf in first.leaves], label, empty)
-    if which is None or len(blocks) == 1:
+    if block_index is None or len(blocks) == 1:
         return _made(first, [_taken(leaf, rows, empty) for leaf in first.leaves], label, empty)
-    stretches = _stretches(rows, which, 2 * len(blocks))
-    if stretches is not None:
-        return _one_after_another(blocks, stretches, label, empty)
+    intervals = _intervals(rows, block_index, 2 * len(blocks))
+    if intervals is not None:
+        return _one_after_another(blocks, intervals, label, empty)
     wholes = [_whole(column, len(rows)) for column in zip(*[block.leaves for block in blocks], strict=True)]
     if None not in wholes:
-        return _made(first, _of_wholes(wholes, rows, which, empty), label, empty)
+        return _made(first, _of_wholes(wholes, rows, block_index, empty), label, empty)
     # Read block by block, written from front to back; then put in order. Scattered writes would cost more.
     order, parts = [], []
-    for place, at in places_by_value(which):
+    for place, at in places_by_value(block_index):
         order.append(at)
         parts.append((blocks[place].leaves, rows[at], len(at)))
     if all(_is_consecutive(wanted) for _, wanted, _ in parts):
@@ -276,12 +280,12 @@ def _whole(column: Sequence[Any], num_rows: int) -> tuple[Any, Index] | None:
     return None if rest.any() else (whole, starts)
 
 
-def _of_wholes(wholes: Sequence[Any], rows: Index, which: Index, empty: Empty | None) -> list[Any]:
+def _of_wholes(wholes: Sequence[Any], rows: Index, block_index: Index, empty: Empty | None) -> list[Any]:
     found: list[Any] = []
     at, before = rows, None
     for whole, starts in wholes:
         if before is None or not np.array_equal(starts, before):
-            at, before = starts.take(which), starts
+            at, before = starts.take(block_index), starts
             at += rows
         found.append(_taken(whole, at, empty))
     return found
@@ -299,21 +303,21 @@ def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
     return np.take(leaf, rows, axis=0, out=found, mode="clip")
 
 
-def _one_after_another(blocks: Sequence[Block], stretches: Stretched, label: str, empty: Empty | None) -> Block:
+def _one_after_another(blocks: Sequence[Block], intervals: RowIntervals, label: str, empty: Empty | None) -> Block:
     columns = zip(*[block.leaves for block in blocks], strict=True)
-    if len(stretches.starts) <= _FEW:
-        starts, lengths = stretches.starts.tolist(), np.diff(stretches.bounds).tolist()
-        cuts = [(k, slice(n, n + m)) for k, n, m in zip(stretches.which.tolist(), starts, lengths, strict=True)]
+    if len(intervals.starts) <= _FEW:
+        starts, lengths = intervals.starts.tolist(), np.diff(intervals.bounds).tolist()
+        cuts = [(k, slice(n, n + m)) for k, n, m in zip(intervals.block_index.tolist(), starts, lengths, strict=True)]
         joined = [_end_to_end([column[place][cut] for place, cut in cuts], empty) for column in columns]
         return _made(blocks[0], joined, label, empty)
-    series = _in_series(stretches)
+    series = _in_series(intervals)
     return _made(blocks[0], [_strung(column, series, empty) for column in columns], label, empty)
 
 
 def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle | None:
     # Batches as they lie in their blocks; None where few do, or not all is numbers that lie next to each other: what
     # lies between them would stay, too, and they would be slow to read.
-    if picks.bounds is None or not isinstance(picks.rows, Stretched):
+    if picks.bounds is None or not isinstance(picks.rows, RowIntervals):
         return None
     columnar = [block for block in blocks if isinstance(block, Block)]
     if len(columnar) < len(blocks) or not all(map(columnar[0].is_like, columnar)):
@@ -323,11 +327,12 @@ def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle 
         return None
     spans = picks.rows.spans(picks.bounds[:-1], picks.bounds[1:])
     firsts = np.searchsorted(spans.bounds, picks.bounds)
-    if len(spans.which) > 2 * len(picks.bounds):
+    if len(spans.block_index) > 2 * len(picks.bounds):
         return None
     starts, lengths = spans.starts.tolist(), np.diff(spans.bounds).tolist()
     parts = [
-        [leaf[n : n + m] for leaf in leaves[k]] for k, n, m in zip(spans.which.tolist(), starts, lengths, strict=True)
+        [leaf[n : n + m] for leaf in leaves[k]]
+        for k, n, m in zip(spans.block_index.tolist(), starts, lengths, strict=True)
     ]
     items = []
     for number, (first, stop) in enumerate(pairwise(firsts.tolist())):
@@ -369,15 +374,15 @@ class _Series(NamedTuple):
         return as_strided(rows, (self.times, self.length, *shape), (self.step * strides[0], *strides), writeable=False)
 
 
-def _in_series(stretches: Stretched) -> list[_Series]:
-    which, starts, lengths = stretches.which, stretches.starts, np.diff(stretches.bounds)
+def _in_series(intervals: RowIntervals) -> list[_Series]:
+    block_index, starts, lengths = intervals.block_index, intervals.starts, np.diff(intervals.bounds)
     steps = np.diff(starts)
-    goes_on = (steps > 0) & (which[1:] == which[:-1]) & (lengths[1:] == lengths[:-1])
+    goes_on = (steps > 0) & (block_index[1:] == block_index[:-1]) & (lengths[1:] == lengths[:-1])
     # Where another step begins after one that went on, another series does.
     goes_on[1:] &= ~goes_on[:-1] | (steps[1:] == steps[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
     counts = np.diff(first, append=len(starts))
-    columns = (which[first], starts[first], lengths[first], counts, np.append(steps, 0)[first])
+    columns = (block_index[first], starts[first], lengths[first], counts, np.append(steps, 0)[first])
     return list(map(_Series, *[column.tolist() for column in columns]))
 
 
@@ -416,21 +421,21 @@ def _dealt(number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Seque
     return found
 
 
-def _stretches(rows: Index, which: Index, at_most: int) -> Stretched | None:
+def _intervals(rows: Index, block_index: Index, at_most: int) -> RowIntervals | None:
     # Rows in stretches, where these are few.
-    starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1])) + 1
+    starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (block_index[1:] != block_index[:-1])) + 1
     if len(starts) >= at_most:
         return None
     starts = np.concatenate([[0], starts])
-    return Stretched(which[starts], rows[starts], np.append(starts, len(rows)))
+    return RowIntervals(block_index[starts], rows[starts], np.append(starts, len(rows)))
 
 
 def _gather_items(blocks: Sequence[Rows], picks: Picks) -> list[Leaves]:
-    by_row, which = picks.by_row()
+    by_row, block_index = picks.by_row()
     rows = by_row if isinstance(by_row, range) else by_row.tolist()
-    if which is None:
+    if block_index is None:
         return [raw_item(blocks[0], row) for row in rows]
-    return [raw_item(blocks[place], row) for place, row in zip(which.tolist(), rows, strict=True)]
+    return [raw_item(blocks[place], row) for place, row in zip(block_index.tolist(), rows, strict=True)]
 
 
 def _stacked(

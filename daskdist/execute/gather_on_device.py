@@ -34,7 +34,7 @@ from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import Leaves, Structure
-from daskdist.devices import Device, Event, Stream, name_of, named
+from daskdist.devices import Device, DeviceStream, Event, name_of, named
 from daskdist.errors import DeviceMemoryError
 from daskdist.execute.copying import channel_of
 from daskdist.execute.gather import Empty, Joins, Picks, gather
@@ -171,7 +171,7 @@ class _Resident:
 
 class _Uploads:
     # Copies from the host in a stream, by way of pinned memory.
-    def __init__(self, device: Device, stream: Stream) -> None:
+    def __init__(self, device: Device, stream: DeviceStream) -> None:
         self._device = device
         self._stream = stream
         self._halves: list[Any] = [None, None]
@@ -233,7 +233,7 @@ class OnDevice:
         blocks: Sequence[Rows],
         picks: Picks | Joins,
         function: Callable[[Rows], Any] | None = None,
-        apart: bool = False,
+        unstacked: bool = False,
         empty: Empty | None = None,
     ) -> Any:
         """As `gather`; here only where rows of columns are picked and nothing is made of them, else on the host.
@@ -244,13 +244,13 @@ class OnDevice:
             The device has no room for blocks, or for what is picked of them.
         """
         if function is not None or isinstance(picks, Joins):
-            return gather(blocks, picks, function, apart, empty)
+            return gather(blocks, picks, function, unstacked, empty)
         known = self._order_of(blocks, picks.rows)
         columnar = [block for block in blocks if isinstance(block, Block)]
         are_alike = len(columnar) == len(blocks) and (known or all(map(columnar[0].is_like, columnar)))
         layout = self._layout(columnar[0]) if are_alike else ()
         if not any(layout):
-            return gather(blocks, picks, function, apart, empty)
+            return gather(blocks, picks, function, unstacked, empty)
         host = _gathered_here(columnar, picks, layout, empty)
         with self._alone():
             found = known or self._put_in_order(columnar, picks.rows, layout)
@@ -258,7 +258,7 @@ class OnDevice:
             columns = self._made_for_consumers(layout, picks.num_rows)
             if found:
                 order, segment = found
-                self._take(columns, segment, order.rows(picks.rows))  # type: ignore[arg-type]  # which are `Permuted`
+                self._take(columns, segment, order.rows(picks.rows))  # type: ignore[arg-type]  # which are `LazyPermutation`
             else:
                 self._fill(columns, residents, *picks.by_row())
             over = self._stream.record()
@@ -383,7 +383,7 @@ class OnDevice:
         return _columns(self.device, layout, num_rows, offsets, buffer)
 
     def _fill(
-        self, columns: dict[int, Any], residents: Sequence[_Resident], rows: range | Index, which: Index | None
+        self, columns: dict[int, Any], residents: Sequence[_Resident], rows: range | Index, block_index: Index | None
     ) -> None:
         # Rows of residents to columns; in the order of the stream, and so after what went up in it. What computes at
         # once, as a GPU does not, has to wait for that.
@@ -396,7 +396,7 @@ class OnDevice:
             for leaf, column in columns.items():
                 column[...] = resident.segment.columns[leaf][start : start + len(rows), ...]
             return
-        places = np.zeros(1, np.intp) if which is None else which
+        places = np.zeros(1, np.intp) if block_index is None else block_index
         at = rows + np.array([resident.start for resident in residents])[places]
         segments = list({id(resident.segment): resident.segment for resident in residents}.values())
         numbers = {id(segment): number for number, segment in enumerate(segments)}

@@ -20,8 +20,8 @@ from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
-from daskdist.core.selection.intervals import Stretched
-from daskdist.core.selection.lazy_shuffle import Shuffled
+from daskdist.core.selection.intervals import RowIntervals
+from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.callers import Caller
@@ -172,7 +172,7 @@ class Interpreter:
         on: str | None,
         name: str,
         function: Callable[[Any], Any],
-        apart: bool = False,
+        unstacked: bool = False,
     ) -> Any:
         """Ask for what a function makes of the rows of a run, as one block, on a worker."""
         if isinstance(run, Zipped):
@@ -182,7 +182,7 @@ class Interpreter:
             run = self._brought_to(_with_used(run, on), on)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
-        return self.caller.call(gather, handles, picks, function, apart, on=on, name=name)
+        return self.caller.call(gather, handles, picks, function, unstacked, on=on, name=name)
 
     def refer(
         self, handle: Any, num_rows: int, nbytes: int, on: str | None, windows: Windows, recipe: Recipe
@@ -213,29 +213,29 @@ class Interpreter:
     ) -> Selection:
         # Of each worker the rows that are of some of its blocks, which all have some, made a block there. Block by
         # block they are put together by one copy.
-        stretches, num_blocks = selection.by_stretch(), len(selection.blocks)
+        intervals, num_blocks = selection.to_intervals(), len(selection.blocks)
         in_order = np.array([place for each in places.values() for place in each])
         rank = np.full(num_blocks, num_blocks)
         rank[in_order] = np.arange(len(in_order))
-        ranks = rank.take(stretches.which)
+        ranks = rank.take(intervals.block_index)
         order = np.argsort(ranks.astype(np.uint16) if num_blocks < 2**16 else ranks, kind="stable")
         # In that order: at which rank the blocks of each worker begin, and at which place their stretches.
         first_ranks = np.cumsum([0, *map(len, places.values())])
         cuts = np.searchsorted(ranks[order], first_ranks)
         order = order[: cuts[-1]]
-        bounds = np.concatenate([[0], np.cumsum(np.diff(stretches.bounds)[order])])
-        which, starts = stretches.which.copy(), stretches.starts.copy()
-        which[order] = np.repeat(np.arange(len(places)) + num_blocks, np.diff(cuts))
+        bounds = np.concatenate([[0], np.cumsum(np.diff(intervals.bounds)[order])])
+        block_index, starts = intervals.block_index.copy(), intervals.starts.copy()
+        block_index[order] = np.repeat(np.arange(len(places)) + num_blocks, np.diff(cuts))
         starts[order] = bounds[:-1] - np.repeat(bounds[cuts[:-1]], np.diff(cuts))
         blocks = list(selection.blocks)
         pieces = zip(places.items(), first_ranks.tolist(), pairwise(cuts.tolist()), strict=False)
         for (worker, own), first_rank, (start, stop) in pieces:
             at = order[start:stop]
-            part = Stretched(ranks[at] - first_rank, stretches.starts[at], bounds[start : stop + 1] - bounds[start])
+            part = RowIntervals(ranks[at] - first_rank, intervals.starts[at], bounds[start : stop + 1] - bounds[start])
             # A view would keep the whole block.
             rows = Selection.of(tuple([selection.blocks[place] for place in own]), part, is_view=False)
             blocks.append(self._put_together(rows, traced_back(described(rows)), worker, name, windows, by))
-        return Selection.of(tuple(blocks), Stretched(which, starts, stretches.bounds)).without_unused()
+        return Selection.of(tuple(blocks), RowIntervals(block_index, starts, intervals.bounds)).without_unused()
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
         """See `daskdist.core.primitive.Context`."""
@@ -244,10 +244,10 @@ class Interpreter:
         return self._rows_compacted(run, in_use)
 
     def _rows_compacted(self, selection: Selection, in_use: Iterable[Run]) -> Selection:
-        if not self.caller.compacts or selection.which is None:
+        if not self.caller.compacts or selection.block_index is None:
             return selection
         kept = {id(ref) for run in in_use for ref in (run.flat if isinstance(run, Groups) else run).blocks}
-        counts = np.bincount(selection.which, minlength=len(selection.blocks)).tolist()
+        counts = np.bincount(selection.block_index, minlength=len(selection.blocks)).tolist()
         few: dict[str | None, list[int]] = {}
         freed_bytes: dict[str | None, float] = {}
         for place, (ref, count) in enumerate(zip(selection.blocks, counts, strict=True)):
@@ -266,7 +266,7 @@ def _with_used(run: Run, on: str | None) -> Run:
     # To know which blocks rows in a random order are of, that has to be worked out. Where nothing is brought anywhere,
     # that can wait: there are surely some of nearly each of few blocks.
     flat = run.flat if isinstance(run, Groups) else run
-    can_wait = on is None and isinstance(flat, Shuffled) and len(flat) >= _MANY_ROWS * len(flat.blocks)
+    can_wait = on is None and isinstance(flat, ShuffledSelection) and len(flat) >= _MANY_ROWS * len(flat.blocks)
     return run if can_wait else run.without_unused()
 
 

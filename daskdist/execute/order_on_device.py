@@ -9,17 +9,17 @@ from typing import Any, Final, TypeGuard
 import numpy as np
 
 from daskdist.core.block import Block, Rows
-from daskdist.core.selection.intervals import Index, Stretched
-from daskdist.core.selection.lazy_shuffle import Permuted
+from daskdist.core.selection.intervals import Index, RowIntervals
+from daskdist.core.selection.lazy_shuffle import LazyPermutation
 from daskdist.devices import Device
 
 # Parts of an order that are worked out by a call each.
 _FEW: Final = 64
 
 
-def is_for_devices(rows: Any) -> TypeGuard[Permuted]:
+def is_for_devices(rows: Any) -> TypeGuard[LazyPermutation]:
     """Whether rows, as `Picks` has them, are for devices to work out: those of an order of many, in a few stretches."""
-    return isinstance(rows, Permuted) and rows.order.table is None and 1 <= len(rows.places.starts) <= _FEW
+    return isinstance(rows, LazyPermutation) and rows.order.table is None and 1 <= len(rows.places.starts) <= _FEW
 
 
 class OrderOnDevice:
@@ -37,7 +37,9 @@ class OrderOnDevice:
         Of each block where in the columns its rows begin.
     """
 
-    def __init__(self, device: Device, blocks: Sequence[Block], permuted: Permuted, starts: Sequence[int]) -> None:
+    def __init__(
+        self, device: Device, blocks: Sequence[Block], permuted: LazyPermutation, starts: Sequence[int]
+    ) -> None:
         self._device = device
         self._blocks = [weakref.ref(block) for block in blocks]
         # The rows before they are put in order: of some stretches, where each begins and how far off the columns' rows
@@ -45,18 +47,18 @@ class OrderOnDevice:
         self._bounds: Any = None
         self._shifts: Any = 0
         self._rows: Any = None
-        rows, which = permuted.rows, permuted.which
+        rows, block_index = permuted.rows, permuted.block_index
         if isinstance(rows, range):
             self._shifts = starts[0] + rows.start
-        elif isinstance(rows, Stretched):
-            shifts = rows.starts - rows.bounds[:-1] + np.array(starts)[rows.which]
+        elif isinstance(rows, RowIntervals):
+            shifts = rows.starts - rows.bounds[:-1] + np.array(starts)[rows.block_index]
             is_first = np.append(True, np.diff(shifts) != 0)
             if is_first.sum() == 1:
                 self._shifts = int(shifts[0])
             else:
                 self._bounds, self._shifts = self._there(rows.bounds[:-1][is_first]), self._there(shifts[is_first])
         else:
-            self._rows = self._there(rows + np.array(starts)[0 if which is None else which])
+            self._rows = self._there(rows + np.array(starts)[0 if block_index is None else block_index])
 
     def _there(self, numbers: Index) -> Any:
         return self._device.put(np.ascontiguousarray(numbers, np.int64))
@@ -67,7 +69,7 @@ class OrderOnDevice:
             ref() is block for ref, block in zip(self._blocks, blocks, strict=True)
         )
 
-    def rows(self, permuted: Permuted) -> Any:
+    def rows(self, permuted: LazyPermutation) -> Any:
         """The numbers of the columns' rows of a part of the order: an array of the device."""
         device = self._device
         parts = [device.permuted(permuted.order, start, stop) for start, stop in permuted.parts]

@@ -65,7 +65,7 @@ def with_blocks(run: Any, change: Any) -> Any:
         return Zipped(tuple(with_blocks(part, change) for part in run.parts), run.structure)
     if isinstance(run, Groups):
         return Groups(with_blocks(run.flat, change), run.bounds, run.inners)
-    return run.of_blocks(tuple(map(change, run.blocks)))
+    return run.with_blocks(tuple(map(change, run.blocks)))
 
 
 def described(run: Any) -> Any:
@@ -89,18 +89,20 @@ def traced_back(run: Selection) -> Selection:
     if all(recipe.path is not None for recipe in recipes):
         return run
     rows, places = run.row_numbers.copy(), run.places
-    which: Index = np.empty(len(rows), np.intp)
+    block_index: Index = np.empty(len(rows), np.intp)
     found: list[Any] = []
     for place, recipe in enumerate(recipes):
         at = np.flatnonzero(places == place)
         if recipe.path is None and isinstance(recipe.run, Selection):
             inner = recipe.run.take(rows[at])
-            rows[at], which[at] = inner.row_numbers, inner.places + len(found)
+            rows[at], block_index[at] = inner.row_numbers, inner.places + len(found)
             found += inner.blocks
         else:
-            which[at] = len(found)
+            block_index[at] = len(found)
             found.append(recipe)
-    back = Selection(tuple(found), rows, which).without_unused()
+    back = Selection(tuple(found), rows, block_index).without_unused()
     return Selection(
-        back.blocks, back.row_numbers.astype(np.int32), None if back.which is None else back.which.astype(np.int32)
+        back.blocks,
+        back.row_numbers.astype(np.int32),
+        None if back.block_index is None else back.block_index.astype(np.int32),
     )

@@ -45,7 +45,7 @@ class Account:
                 self._summing.release()
 
 
-class Window:
+class ByteWindow:
     """A budget of bytes, taken when something is asked for and given back when nothing refers to it.
 
     It is advice: whoever needs one thing more to make progress takes it although there is no room.
@@ -97,7 +97,7 @@ _accounts: Final[WeakValueDictionary[tuple[str, str | None], Account]] = WeakVal
 _opening: Final = Lock()
 
 
-class Windows(dict[str | None, Window]):
+class Windows(dict[str | None, ByteWindow]):
     """The windows of one pipeline by worker, None being this process; made when first asked for.
 
     Parameters
@@ -117,13 +117,13 @@ class Windows(dict[str | None, Window]):
         self._limit_bytes = limit_bytes
         self._shared_limit_bytes = shared_limit_bytes
 
-    def __missing__(self, worker: str | None) -> Window:
+    def __missing__(self, worker: str | None) -> ByteWindow:
         if self._shared_limit_bytes is None:
-            window = Window(self._limit_bytes)
+            window = ByteWindow(self._limit_bytes)
         else:
             with _opening:
                 account = _accounts.setdefault((self._kind, worker), Account())
-            window = Window(self._limit_bytes, account, self._shared_limit_bytes)
+            window = ByteWindow(self._limit_bytes, account, self._shared_limit_bytes)
         self[worker] = window
         return window
 

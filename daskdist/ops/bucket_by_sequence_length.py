@@ -90,7 +90,7 @@ class BucketBySequenceLength(Transformation):
         if self.padding is None:
             return batches
         pad = PadRows(self.padding, bucket.length_before if self.pad_to_boundary else None)
-        return Compute(batches, pad, self.name, factor=1, apart=True)
+        return Compute(batches, pad, self.name, factor=1, unstacked=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, 
 from daskdist.core.selection.runs import Run
 
 
-class Kept:
+class CachedElements:
     """What complete passes left: runs of elements, by what made them and where they lie."""
 
     def __init__(self) -> None:
@@ -23,10 +23,10 @@ class Kept:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In another process there is nothing yet.
-        return Kept, ()
+        return CachedElements, ()
 
     def __dask_tokenize__(self) -> object:
-        return "Kept"
+        return "CachedElements"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Cache(Transformation):
         What was kept.
     """
 
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: CachedElements = field(default_factory=CachedElements, repr=False)
 
     name = "cache"
     facts = Facts(keeps_count=True, keeps_spec=True, per_worker=True)
@@ -86,7 +86,7 @@ class CacheRows:
         The places of the operations below that count their passes.
     """
 
-    kept: Kept
+    kept: CachedElements
     key: tuple[Hashable, Hashable]
     places: tuple[int, ...]
 
@@ -109,7 +109,7 @@ class CacheCursor:
     """A pass that is kept when it is over, if it came from the start; or one that gives what another left."""
 
     source: Cursor | None
-    kept: Kept
+    kept: CachedElements
     key: tuple[Hashable, Hashable]
     replayed: list[Run] | None = None
     number: int = 0

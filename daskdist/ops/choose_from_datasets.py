@@ -22,8 +22,8 @@ from daskdist.core.primitive import (
     Fact,
     Opener,
     Primitive,
-    alike,
     gathered,
+    same_nesting,
 )
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import Run, RunQueue, concat
@@ -86,7 +86,7 @@ class ChooseFromDatasets(Node):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         *sources, choices = inputs
-        sources = list(alike(sources))
+        sources = list(same_nesting(sources))
         numbers = Fact(gathered(choices), column_of, f"{self.name}-choices")
         rows = ChooseRows(self.stop_on_empty_dataset)
         return Arrange((*sources, numbers), rows, sources[0].grouped, name=self.name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from daskdist.core import cardinality
 from daskdist.core.node import Facts, Node
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, alike
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive, same_nesting
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec
 
@@ -43,7 +43,7 @@ class Concatenate(Node):
         return cardinality.plus(self.first.cardinality, self.second.cardinality)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        inputs = alike(inputs)
+        inputs = same_nesting(inputs)
         return Arrange(inputs, ConcatenateRows(), inputs[0].grouped, name=self.name)
 
 

@@ -72,11 +72,11 @@ class GroupByWindow(DrawsForFunction):
 
     @property
     def spec(self) -> ElementSpec:
-        return self.reduce_function.outlook(self.source, self.make).spec_or_raise()
+        return self.reduce_function.nested_spec(self.source, self.make).spec_or_raise()
 
     @property
     def draws(self) -> bool:
-        return self.reduce_function.outlook(self.source, self.make).draws
+        return self.reduce_function.nested_spec(self.source, self.make).draws
 
     @property
     def cardinality(self) -> int:
@@ -97,7 +97,7 @@ class GroupByWindow(DrawsForFunction):
         keys = Fact(source, keys_of, f"{self.name}-keys")
         windows = Arrange((keys,), GroupRows(self.window_size), grouped=1, name=self.name)
         reduce_rows = ReduceWindows(self.key_function, reduce_function, self.make, known_spec(self.source))
-        return Compute(windows, reduce_rows, self.name, factor=None, apart=True)
+        return Compute(windows, reduce_rows, self.name, factor=None, unstacked=True)
 
 
 @dataclass(frozen=True)

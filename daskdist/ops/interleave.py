@@ -48,7 +48,7 @@ class Interleave(Expansion):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         calls, function = self._calls(gathered(inputs[0]))
-        if self.function.outlook(self.source).is_light:
+        if self.function.nested_spec(self.source).is_light:
             # Small datasets are made and read where their elements lie; how long each is, is all it takes here.
             source = Fact(calls, ExpandRows(function).with_lengths, self.name, makes_rows=True)
             rows = InterleaveRows(self.cycle_length, self.block_length, None)
@@ -89,7 +89,7 @@ class InterleaveRows:
 
 
 @dataclass
-class Slot:
+class InputSlot:
     """A dataset that is being read: what has come of it and was not handed on, and where more comes from."""
 
     queue: RunQueue
@@ -112,7 +112,7 @@ class InterleaveCursor:
     source: Cursor
     rows: InterleaveRows
     context: Context
-    slots: list[Slot | None]
+    slots: list[InputSlot | None]
     position: int = 0
     taken: int = 0
     is_input_over: bool = False
@@ -175,11 +175,11 @@ class InterleaveCursor:
             queue = RunQueue()
             if len(found):
                 queue.push(found)
-            self.slots[self.position] = Slot(queue)
+            self.slots[self.position] = InputSlot(queue)
         else:
             # The dataset knows by the words of its element which pass it is in.
             self.num_opened += 1
-            self.slots[self.position] = Slot(RunQueue(), self.context.open(found)((0,)))
+            self.slots[self.position] = InputSlot(RunQueue(), self.context.open(found)((0,)))
 
     def _pull_ready(self) -> None:
         noted = self.source.pull()

@@ -12,7 +12,7 @@ from daskdist.core.spec import ElementSpec
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedArray:
     """A block of rows on a worker.
 
     Parameters
@@ -45,7 +45,7 @@ class Placing:
         Tells their contents from others', wherever they are.
     """
 
-    blocks: tuple[Placed, ...]
+    blocks: tuple[PlacedArray, ...]
     token: str
 
     def __dask_tokenize__(self) -> object:

@@ -42,7 +42,7 @@ class AnyDataset(Protocol):
 
 
 @dataclass(frozen=True)
-class Outlook:
+class NestedSpec:
     """What can be said of the datasets before there are elements.
 
     Parameters
@@ -80,7 +80,7 @@ class NestedFunction(UserFunction):
 
     def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
         super().__init__(function, operation, narrow=narrow)
-        self._outlooks: dict[int, tuple[Node, Outlook]] = {}
+        self._outlooks: dict[int, tuple[Node, NestedSpec]] = {}
         self.has_words = False
 
     def with_words(self) -> NestedFunction:
@@ -110,14 +110,14 @@ class NestedFunction(UserFunction):
             dataset = dataset._with(in_pass(dataset.node, words[0] >> 1))
         return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]
 
-    def outlook(self, source: Node, make: MakeDataset | None = None) -> Outlook:
+    def nested_spec(self, source: Node, make: MakeDataset | None = None) -> NestedSpec:
         """What it makes of elements of a node, tried on a made-up one; or of a key and a dataset of such."""
         known = self._outlooks.get(id(source))
         if known is None or known[0] is not source:
             known = self._outlooks[id(source)] = source, self._look(source, make)
         return known[1]
 
-    def _look(self, source: Node, make: MakeDataset | None) -> Outlook:
+    def _look(self, source: Node, make: MakeDataset | None) -> NestedSpec:
         found: list[AnyDataset] = []
 
         def try_one(unknown: int, value: float | None) -> ElementSpec:
@@ -145,16 +145,16 @@ class NestedFunction(UserFunction):
             spec = unknown
         except Exception as error:
             # A file of the made-up name is not there.
-            return Outlook(SpecUnknown(str(error)), False, True if isinstance(error.__cause__, OSError) else None)
+            return NestedSpec(SpecUnknown(str(error)), False, True if isinstance(error.__cause__, OSError) else None)
         if not found:
-            return Outlook(spec, False)
+            return NestedSpec(spec, False)
         nodes = [node for made in found for node in walk(made.node)]
         is_light = all(each.is_light for each in nodes) and all(made.node.cardinality != INFINITE for made in found)
         # A dataset that was handed on says nothing where it was made up too.
         is_told = not any(isinstance(leaf, DatasetSpec) for leaf in source.spec.leaves)
         handed_on = any(isinstance(leaf, DatasetSpec) and leaf.draws for leaf in source.spec.leaves)
         draws = handed_on or any(each.draws for each in nodes)
-        return Outlook(spec, is_light, reads_files(found[0]) if is_told else None, draws)
+        return NestedSpec(spec, is_light, reads_files(found[0]) if is_told else None, draws)
 
     def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
         """The elements of a dataset it made, checked to be of the structure of those before, if there are any.
@@ -189,15 +189,15 @@ class Expansion(DrawsForFunction):
 
     @property
     def draws(self) -> bool:
-        return self.function.outlook(self.source).draws
+        return self.function.nested_spec(self.source).draws
 
     @property
     def background(self) -> bool:
-        return not self.function.outlook(self.source).is_light
+        return not self.function.nested_spec(self.source).is_light
 
     @property
     def spec(self) -> ElementSpec:
-        return self.function.outlook(self.source).spec_or_raise()
+        return self.function.nested_spec(self.source).spec_or_raise()
 
     @property
     def cardinality(self) -> int:
@@ -205,7 +205,7 @@ class Expansion(DrawsForFunction):
 
     @property
     def reads_files(self) -> bool | None:
-        return self.function.outlook(self.source).reads_files
+        return self.function.nested_spec(self.source).reads_files
 
     def _calls(self, elements: Primitive) -> tuple[Primitive, NestedFunction]:
         # What the function is called with, and the function to call. Words cost something, and few have a use for them.

@@ -182,7 +182,7 @@ class PaddedBatch(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = BatchRows(self.batch_size, self.drop_remainder)
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
-        return Compute(batches, PadRows(self.padding), self.name, factor=1, apart=True)
+        return Compute(batches, PadRows(self.padding), self.name, factor=1, unstacked=True)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class RaggedBatch(Transformation):
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
         is_ragged = None if self.element_spec is None else tuple(map(self._is_ragged, self.element_spec.leaves))
         function = RaggedRows(is_ragged, np.dtype(self.row_splits_dtype))
-        return Compute(batches, function, self.name, factor=1, apart=True)
+        return Compute(batches, function, self.name, factor=1, unstacked=True)
 
 
 def batch(source: Node, batch_size: int, drop_remainder: bool, label: str | None) -> Transformation:

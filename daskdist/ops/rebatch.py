@@ -59,7 +59,7 @@ class Rebatch(Transformation):
             leaves = row_spec(self.name, spec).leaves
             is_ragged = tuple(isinstance(leaf, RaggedRowSpec) for leaf in leaves)
             if any(is_ragged):
-                return Compute(batches, RaggedRows(is_ragged, np.dtype(np.int64)), self.name, factor=1, apart=True)
+                return Compute(batches, RaggedRows(is_ragged, np.dtype(np.int64)), self.name, factor=1, unstacked=True)
         # A batch without rows that is gathered is an element like others.
         return batches if all(self.sizes) else gathered(batches)
 

@@ -12,7 +12,7 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Facts, Node
 from daskdist.core.pass_numbers import PassNumber
-from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, alike
+from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, same_nesting
 from daskdist.core.seed import generator
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import RunQueue
@@ -77,7 +77,7 @@ class SampleFromDatasets(Node):
         return INFINITE if is_endless(each.cardinality == INFINITE for each in self.sources) else UNKNOWN
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        inputs = alike(inputs)
+        inputs = same_nesting(inputs)
         passes = self.passes if self.rerandomize_each_iteration else None
         rows = SampleRows(self.weights, self.seed, 1 + self.passes.stream, self.stop_on_empty_dataset, passes)
         return Arrange(inputs, rows, inputs[0].grouped, name=self.name)

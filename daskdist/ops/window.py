@@ -63,7 +63,7 @@ class Window(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = WindowRows(self.size, self.shift, self.stride, self.drop_remainder)
         windows = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
-        return Compute(windows, OpenWindows(self.make, known_spec(self.source)), self.name, factor=1, apart=True)
+        return Compute(windows, OpenWindows(self.make, known_spec(self.source)), self.name, factor=1, unstacked=True)
 
 
 @dataclass(frozen=True)

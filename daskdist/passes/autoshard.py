@@ -17,7 +17,7 @@ from daskdist.ops.with_options import merged_options
 from daskdist.passes.balance_files import deal
 from daskdist.passes.remainders import drops_groups, drops_remainder, level, remainder, uneven
 from daskdist.passes.zip_sharding import pairing, tied
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing, counted, decide
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Pairing, ShardingInput, counted, decide
 
 # Gives the first elements of a pipeline, so many at most.
 First = Callable[[Node, int], Sequence[Any]]
@@ -54,11 +54,11 @@ def autoshard(
         return Decision(AutoShardPolicy.OFF, "one worker reads everything"), [filled(node, 0, 1)]
     if policy in (AutoShardPolicy.FILE, AutoShardPolicy.AUTO):
         survey = _Survey(num_pipelines, first, node)
-        decision = decide(policy, survey.outlook())
+        decision = decide(policy, survey.sharding_input())
         if decision.policy is AutoShardPolicy.FILE:
             return _by_file(node, decision, survey)
     else:
-        decision = decide(policy, Outlook(num_pipelines, (), (), num_hints=num_hints))
+        decision = decide(policy, ShardingInput(num_pipelines, (), (), num_hints=num_hints))
     if decision.policy is AutoShardPolicy.DATA:
         return decision, [node]
     if decision.policy is AutoShardPolicy.OFF:
@@ -76,9 +76,9 @@ def filled(node: Node, index: int, num_shards: int) -> Node:
     return node.with_inputs(inputs).on_share(index, num_shards)
 
 
-def outlook(node: Node, num_pipelines: int, first: First | None = None) -> Outlook:
+def sharding_input(node: Node, num_pipelines: int, first: First | None = None) -> ShardingInput:
     """What a policy looks at."""
-    return _Survey(num_pipelines, first, node).outlook()
+    return _Survey(num_pipelines, first, node).sharding_input()
 
 
 def read_by(node: Node) -> Iterator[Sequence[Split]]:
@@ -118,8 +118,8 @@ class _Survey:
         self.skips_errors = merged_options(self.root).on_error == "skip"
         self.look(self.root)
 
-    def outlook(self) -> Outlook:
-        return Outlook(
+    def sharding_input(self) -> ShardingInput:
+        return ShardingInput(
             self.num_pipelines,
             tuple(self.sources),
             tuple(self.obstacles),

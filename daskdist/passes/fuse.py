@@ -39,7 +39,7 @@ def fuse(primitive: Primitive) -> Primitive:
     if not isinstance(primitive, Compute):
         return primitive
     source = fuse(primitive.source)
-    if not isinstance(source, (Read, Compute)) or primitive.apart or primitive.is_full:
+    if not isinstance(source, (Read, Compute)) or primitive.unstacked or primitive.is_full:
         return replace(primitive, source=source)
     changes: dict[str, Any] = {
         "function": Composed(source.function, primitive.function),

@@ -36,7 +36,7 @@ def plan(node: Node) -> Primitive:
     # What fails is left out where it fails, so nothing may move.
     primitive = skip_errors(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
     if options.locations is not None:
-        primitive = apart(primitive, options.locations)
+        primitive = split_by_location(primitive, options.locations)
     if options.deterministic is False:
         primitive = in_any_order(primitive)
     return fuse(primitive)
@@ -57,15 +57,15 @@ def in_any_order(primitive: Primitive) -> Primitive:
             return primitive
 
 
-def apart(primitive: Primitive, locations: Locations) -> Primitive:
+def split_by_location(primitive: Primitive, locations: Locations) -> Primitive:
     """The stream with no files read together that are on disks of different workers."""
     match primitive:
         case Read(splits=Joined()):
             splits = replace(primitive.splits, place=locations.names_of)  # type: ignore[type-var]
             return replace(primitive, splits=splits)
         case Compute() | Chain() | Fact():
-            return replace(primitive, source=apart(primitive.source, locations))
+            return replace(primitive, source=split_by_location(primitive.source, locations))
         case Arrange():
-            return replace(primitive, inputs=tuple(apart(each, locations) for each in primitive.inputs))
+            return replace(primitive, inputs=tuple(split_by_location(each, locations) for each in primitive.inputs))
         case _:
             return primitive

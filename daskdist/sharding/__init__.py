@@ -1,6 +1,6 @@
 """Sharding policies: which worker reads what.
 
-A policy is one sibling file with one pure function, ``decide(outlook) -> Decision``, which looks at numbers
+A policy is one sibling file with one pure function, ``decide(sharding_input) -> Decision``, which looks at numbers
 and names and at no data. How files are dealt by their sizes is in `daskdist.sharding.balance`.
 """
 
@@ -118,7 +118,7 @@ def _unknown(by_split: bool) -> Remainder | None:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class ShardingInput:
     """All a policy looks at.
 
     Parameters
@@ -210,7 +210,7 @@ def policy_of(value: object) -> AutoShardPolicy:
     raise ArgumentError(f"{value!r} is not a sharding policy; there are {names}")
 
 
-def decide(policy: AutoShardPolicy, outlook: Outlook) -> Decision:
+def decide(policy: AutoShardPolicy, sharding_input: ShardingInput) -> Decision:
     """What a policy comes to for a pipeline.
 
     Raises
@@ -218,7 +218,7 @@ def decide(policy: AutoShardPolicy, outlook: Outlook) -> Decision:
     ShardingError
         It cannot be followed; the message says why, and what can be done.
     """
-    decision: Decision = importlib.import_module(POLICIES[policy]).decide(outlook)
+    decision: Decision = importlib.import_module(POLICIES[policy]).decide(sharding_input)
     return decision
 
 

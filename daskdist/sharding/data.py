@@ -5,8 +5,8 @@ Order is the same for any number of workers; rows a worker needs of a block that
 
 from __future__ import annotations
 
-from daskdist.sharding import AutoShardPolicy, Decision, Outlook
+from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 
 
-def decide(outlook: Outlook) -> Decision:
+def decide(sharding_input: ShardingInput) -> Decision:
     return Decision(AutoShardPolicy.DATA, "asked for: each batch is split over all replicas")

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from daskdist.errors import ShardingError
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Remainder, counted
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Remainder, ShardingInput, counted
 
 _ALTERNATIVES = "Use AutoShardPolicy.DATA, which shards any dataset, or OFF"
 
 
-def decide(outlook: Outlook) -> Decision:
-    decision = try_to(outlook)
+def decide(sharding_input: ShardingInput) -> Decision:
+    decision = try_to(sharding_input)
     if decision.policy is not AutoShardPolicy.FILE:
         advice = f"{decision.advice}. " if decision.advice else ""
         raise ShardingError(f"FILE: {decision.reason}. {advice}{_ALTERNATIVES}")
-    found = list(losses(outlook, decision.by_split))
+    found = list(losses(sharding_input, decision.by_split))
     reason = "; ".join([decision.reason, *(loss.reason for loss in found)])
     return replace(decision, reason=reason, is_costly=bool(found))
 
@@ -44,21 +44,21 @@ class Loss:
     is_small: bool
 
 
-def losses(outlook: Outlook, by_split: bool) -> Iterator[Loss]:
+def losses(sharding_input: ShardingInput, by_split: bool) -> Iterator[Loss]:
     """What a pipeline that can be sharded by file would lose by it."""
-    if outlook.group_filters:
-        names = ", ".join(dict.fromkeys(outlook.group_filters))
+    if sharding_input.group_filters:
+        names = ", ".join(dict.fromkeys(sharding_input.group_filters))
         reason = f"{names} would keep or drop whole batches, and those of each worker's files are others"
         yield Loss(reason, f"apply {names} before batching", is_small=False)
-    if outlook.droppers:
-        names = ", ".join(dict.fromkeys(outlook.droppers))
+    if sharding_input.droppers:
+        names = ", ".join(dict.fromkeys(sharding_input.droppers))
         what = f"{names} with drop_remainder=True drops"
         yield from _loss(
-            what, "each worker's last partial batch", "leave drop_remainder out", outlook.remainder(by_split)
+            what, "each worker's last partial batch", "leave drop_remainder out", sharding_input.remainder(by_split)
         )
-    if outlook.drops_uneven:
+    if sharding_input.drops_uneven:
         what, advice = "drop_uneven drops", "leave drop_uneven out"
-        yield from _loss(what, "each worker's steps that others have none for", advice, outlook.uneven(by_split))
+        yield from _loss(what, "each worker's steps that others have none for", advice, sharding_input.uneven(by_split))
 
 
 def _loss(what: str, rest: str, advice: str, remainder: Remainder | None) -> Iterator[Loss]:
@@ -73,38 +73,38 @@ def _loss(what: str, rest: str, advice: str, remainder: Remainder | None) -> Ite
         )
 
 
-def try_to(outlook: Outlook) -> Decision:
+def try_to(sharding_input: ShardingInput) -> Decision:
     """FILE where that can be; else DATA, with why and what to do."""
     # Where nothing is read from files, there is nothing to gain.
-    is_costly = any(source.num_files is not None for source in outlook.sources)
-    for source in outlook.sources:
+    is_costly = any(source.num_files is not None for source in sharding_input.sources)
+    for source in sharding_input.sources:
         if source.num_files is None:
             advice = "Write its elements to files too" if is_costly else ""
             return _not(f"{source.name} reads no files", is_costly, advice)
         if source.objection:
             return _not(source.objection, is_costly, source.advice)
-    if outlook.obstacles:
-        names = ", ".join(dict.fromkeys(outlook.obstacles))
+    if sharding_input.obstacles:
+        names = ", ".join(dict.fromkeys(sharding_input.obstacles))
         return _not(
             f"{names} would mean something else on each worker's files",
             is_costly,
             f"Apply {names} to the names of the files, or leave it out",
         )
     by_split = False
-    for source in outlook.sources:
-        problem = _too_few(source, outlook.num_pipelines)
+    for source in sharding_input.sources:
+        problem = _too_few(source, sharding_input.num_pipelines)
         if problem is not None:
             return problem
-        by_split |= (source.num_files or 0) < outlook.num_pipelines
-    for pairing in outlook.pairings:
+        by_split |= (source.num_files or 0) < sharding_input.num_pipelines
+    for pairing in sharding_input.pairings:
         why = pairing.mismatch(by_split)
         if why is not None:
             advice = "Write both as files with the same numbers of rows"
             return _not(f"{pairing.name} would pair other rows on each worker's files: {why}", is_costly, advice)
     files = ", ".join(
-        dict.fromkeys(source.label or counted(source.num_files or 0, "file") for source in outlook.sources)
+        dict.fromkeys(source.label or counted(source.num_files or 0, "file") for source in sharding_input.sources)
     )
-    reason = f"{files} for {outlook.num_pipelines} workers"
+    reason = f"{files} for {sharding_input.num_pipelines} workers"
     reason += ", so sharded by splits within files" if by_split else ""
     return Decision(AutoShardPolicy.FILE, reason, by_split)
 

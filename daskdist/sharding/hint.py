@@ -5,11 +5,11 @@ Only where the places are is up to the user: before them each worker reads every
 
 from __future__ import annotations
 
-from daskdist.sharding import AutoShardPolicy, Decision, Outlook
+from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 
 
-def decide(outlook: Outlook) -> Decision:
-    if not outlook.num_hints:
+def decide(sharding_input: ShardingInput) -> Decision:
+    if not sharding_input.num_hints:
         return Decision(
             AutoShardPolicy.OFF,
             "HINT was asked for, and the dataset has no shard(SHARD_HINT, SHARD_HINT): each worker gets all of it",
@@ -17,5 +17,7 @@ def decide(outlook: Outlook) -> Decision:
             advice="Put dataset.shard(daskdist.SHARD_HINT, daskdist.SHARD_HINT) where it is to be sharded, "
             "or use AutoShardPolicy.OFF to say that this is meant",
         )
-    places = "a place" if outlook.num_hints == 1 else f"{outlook.num_hints} places"
-    return Decision(AutoShardPolicy.HINT, f"asked for: {outlook.num_pipelines} shards at {places} of the dataset")
+    places = "a place" if sharding_input.num_hints == 1 else f"{sharding_input.num_hints} places"
+    return Decision(
+        AutoShardPolicy.HINT, f"asked for: {sharding_input.num_pipelines} shards at {places} of the dataset"
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from daskdist.sharding import AutoShardPolicy, Decision, Outlook
+from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 
 
-def decide(outlook: Outlook) -> Decision:
+def decide(sharding_input: ShardingInput) -> Decision:
     return Decision(AutoShardPolicy.OFF, "asked for: each worker gets the whole dataset")

@@ -20,7 +20,7 @@ from daskdist.execute.send_functions import check_functions, sent_function
 from daskdist.execute.submit import Submit, workers_of
 from daskdist.files.locations import Addresses, Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
-from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, Placed, Placing
+from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placing
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
@@ -100,7 +100,7 @@ class ClusterInput:
             block = Block(rows.structure, rows.leaves, f"make_numpy_dataset rows {start} on")
             start += len(block)
             future = self._submit.place(copy.deepcopy(block) if is_shared else block, worker)
-            blocks.append(Placed(future.key, future, len(block), block.nbytes))
+            blocks.append(PlacedArray(future.key, future, len(block), block.nbytes))
         # Of the contents, for they are not at hand later.
         token = tokenize(node.structure, node.leaves)
         return MakeNumpyDataset(start, node.spec, Placing(tuple(blocks), token))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
-from daskdist.core.failures import Told, is_of_element
+from daskdist.core.failures import ReportedFailures, is_of_element
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.selection.block_ref import BlockRef
@@ -181,7 +181,7 @@ class DistributedIterator:
         self._caller = caller
         self._structure = spec.structure
         self._specs = spec.leaves
-        self._told = Told()
+        self._told = ReportedFailures()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
         feeds: list[_Feed] = []
         self._interpreters: list[Interpreter] = []

@@ -18,7 +18,7 @@ import optree
 
 from daskdist.core.block import writable_element
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.failures import FailedElement, PartlyFailed, Told, raw_item
+from daskdist.core.failures import FailedElement, PartlyFailed, ReportedFailures, raw_item
 from daskdist.core.function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.primitive import Epoch
@@ -171,7 +171,7 @@ class ReplicaIterator(Iterator[Any]):
         self._ahead: Ahead | None = None
         self._num_elements = 0
         self._is_over = False
-        self._told = Told()
+        self._told = ReportedFailures()
         # Whether the error that is raised is of an element behind which there are others.
         self._goes_on = False
         self.lock = RLock()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
-from daskdist.devices import Stream, are_loaded, named
+from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import CollectiveError
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.gang import Gang
@@ -83,7 +83,7 @@ class Calls:
         self._lock = threading.Lock()
         # What the caller's other threads do not have by themselves: its context, and its streams on the devices.
         self._context: contextvars.Context | None = None
-        self._streams: list[Stream] = []
+        self._streams: list[DeviceStream] = []
         if self._size > 1:
             self._context = contextvars.copy_context()
             if are_loaded():

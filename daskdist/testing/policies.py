@@ -6,77 +6,78 @@ import itertools
 from collections.abc import Iterator
 
 from daskdist.errors import ShardingError
-from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Outlook, Pairing
+from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Pairing, ShardingInput
 from daskdist.testing.equality import check
 
 
 class PolicyLaws:
     """Laws of a policy. Subclass it, and say what it decides; it is tried on every kind of pipeline."""
 
-    def decide(self, outlook: Outlook) -> Decision:
+    def decide(self, sharding_input: ShardingInput) -> Decision:
         """What the policy comes to."""
         raise NotImplementedError
 
-    def outlooks(self) -> Iterator[Outlook]:
+    def sharding_inputs(self) -> Iterator[ShardingInput]:
         """What it is tried on."""
         for num_pipelines in (2, 3, 8):
             for number in (1, 2):
                 for sources in itertools.combinations(_sources(), number):
                     for obstacles in ((), ("take",), ("take", "skip", "take")):
-                        yield Outlook(num_pipelines, sources, obstacles)
+                        yield ShardingInput(num_pipelines, sources, obstacles)
                     for pairing in _pairings():
-                        yield Outlook(num_pipelines, sources, (), (pairing,))
+                        yield ShardingInput(num_pipelines, sources, (), (pairing,))
             for num_hints in (1, 2):
-                yield Outlook(num_pipelines, _sources()[:1], (), num_hints=num_hints)
+                yield ShardingInput(num_pipelines, _sources()[:1], (), num_hints=num_hints)
 
-    def _outcomes(self) -> Iterator[tuple[Outlook, Decision | ShardingError]]:
-        for outlook in self.outlooks():
+    def _outcomes(self) -> Iterator[tuple[ShardingInput, Decision | ShardingError]]:
+        for sharding_input in self.sharding_inputs():
             try:
-                yield outlook, self.decide(outlook)
+                yield sharding_input, self.decide(sharding_input)
             except ShardingError as error:
-                yield outlook, error
+                yield sharding_input, error
 
     def test_is_pure(self) -> None:
-        for (outlook, first), (_, again) in zip(self._outcomes(), self._outcomes(), strict=True):
+        for (sharding_input, first), (_, again) in zip(self._outcomes(), self._outcomes(), strict=True):
             same = str(first) == str(again) if isinstance(first, Exception) else first == again
-            check(same, f"{outlook}: first {first}, then {again}")
+            check(same, f"{sharding_input}: first {first}, then {again}")
 
     def test_comes_to_something_that_can_be_done(self) -> None:
-        for outlook, found in self._outcomes():
+        for sharding_input, found in self._outcomes():
             if isinstance(found, Exception):
                 continue
-            check(isinstance(found, Decision), f"{outlook}: {found!r} is not a Decision")
-            check(found.policy is not AutoShardPolicy.AUTO, f"{outlook}: AUTO is no decision")
+            check(isinstance(found, Decision), f"{sharding_input}: {found!r} is not a Decision")
+            check(found.policy is not AutoShardPolicy.AUTO, f"{sharding_input}: AUTO is no decision")
             check(
                 found.policy is AutoShardPolicy.FILE or not found.by_split,
-                f"{outlook}: only FILE shards by split, not {found.policy.name}",
+                f"{sharding_input}: only FILE shards by split, not {found.policy.name}",
             )
 
     def test_says_why(self) -> None:
-        for outlook, found in self._outcomes():
+        for sharding_input, found in self._outcomes():
             text = str(found) if isinstance(found, Exception) else found.reason
-            check(text and "\n" not in text, f"{outlook}: {text!r} is not a line")
+            check(text and "\n" not in text, f"{sharding_input}: {text!r} is not a line")
             if isinstance(found, Decision):
-                check(not text.endswith("."), f"{outlook}: {text!r} is a sentence, and should be a clause")
+                check(not text.endswith("."), f"{sharding_input}: {text!r} is a sentence, and should be a clause")
 
     def test_an_error_says_what_to_do(self) -> None:
-        for outlook, found in self._outcomes():
+        for sharding_input, found in self._outcomes():
             if isinstance(found, Exception):
-                check("Use " in str(found) or "use " in str(found), f"{outlook}: no way out in {str(found)!r}")
+                check("Use " in str(found) or "use " in str(found), f"{sharding_input}: no way out in {str(found)!r}")
 
     def test_file_only_where_each_worker_gets_some(self) -> None:
-        for outlook, found in self._outcomes():
+        for sharding_input, found in self._outcomes():
             if isinstance(found, Exception) or found.policy is not AutoShardPolicy.FILE:
                 continue
-            check(not outlook.obstacles, f"{outlook}: FILE in spite of {outlook.obstacles}")
-            for pairing in outlook.pairings:
+            check(not sharding_input.obstacles, f"{sharding_input}: FILE in spite of {sharding_input.obstacles}")
+            for pairing in sharding_input.pairings:
                 why = pairing.mismatch(found.by_split)
-                check(why is None, f"{outlook}: FILE although {pairing.name} would pair other rows: {why}")
-            for source in outlook.sources:
+                check(why is None, f"{sharding_input}: FILE although {pairing.name} would pair other rows: {why}")
+            for source in sharding_input.sources:
                 parts = source.num_splits() if found.by_split and source.is_splittable else source.num_files
                 check(
-                    parts is not None and parts >= outlook.num_pipelines,
-                    f"{outlook}: FILE gives {parts} parts of {source.name} to {outlook.num_pipelines} workers",
+                    parts is not None and parts >= sharding_input.num_pipelines,
+                    f"{sharding_input}: FILE gives {parts} parts of {source.name} to "
+                    f"{sharding_input.num_pipelines} workers",
                 )
 
     def test_counts_splits_only_where_files_are_few(self) -> None:
@@ -86,7 +87,7 @@ class PolicyLaws:
         for num_files in (8, 9):
             source = FileSource("read_many", num_files, True, refuse)
             try:
-                self.decide(Outlook(8, (source,), ()))
+                self.decide(ShardingInput(8, (source,), ()))
             except ShardingError:
                 continue
 

@@ -12,7 +12,7 @@ Index = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretched:
+class RowIntervals:
     """Rows of blocks in stretches of consecutive ones.
 
     Parameters
@@ -25,7 +25,7 @@ class Stretched:
         Where among all rows each stretch begins and the last ends, shape ``(num_stretches + 1,)``.
     """
 
-    which: Index
+    block_index: Index
     starts: Index
     bounds: Index
 
@@ -35,11 +35,11 @@ class Stretched:
         return np.repeat(self.starts - self.bounds[:-1], np.diff(self.bounds)) + np.arange(self.bounds[-1])
 
     @property
-    def which_rows(self) -> Index:
+    def row_block_index(self) -> Index:
         """The place of each row's block."""
-        return np.repeat(self.which, np.diff(self.bounds))
+        return np.repeat(self.block_index, np.diff(self.bounds))
 
-    def taken(self, index: Index) -> tuple[Index, Index]:
+    def locate(self, index: Index) -> tuple[Index, Index]:
         """The row number of each of the rows in some places, and the place of its block."""
         length = int(self.bounds[1]) if len(self.starts) else 0
         if (np.diff(self.bounds[:-1]) == length).all() and self.bounds[-1] <= length * len(self.starts):
@@ -47,12 +47,12 @@ class Stretched:
             at = index // length
         else:
             at = np.searchsorted(self.bounds, index, "right") - 1
-        return index + (self.starts - self.bounds[:-1]).take(at), self.which.take(at)
+        return index + (self.starts - self.bounds[:-1]).take(at), self.block_index.take(at)
 
-    def spans(self, starts: Index, stops: Index) -> Stretched:
+    def spans(self, starts: Index, stops: Index) -> RowIntervals:
         """What is between each start and its stop."""
         if len(self.starts) == len(starts) == 1 and starts[0] < stops[0]:
-            return Stretched(self.which, self.starts + starts, np.array([0, stops[0] - starts[0]]))
+            return RowIntervals(self.block_index, self.starts + starts, np.array([0, stops[0] - starts[0]]))
         first = np.searchsorted(self.bounds, starts, "right") - 1
         counts = np.where(stops > starts, np.searchsorted(self.bounds, stops, "left") - first, 0)
         ends = np.cumsum(counts)
@@ -60,13 +60,15 @@ class Stretched:
         begins = self.bounds[at]
         cut = np.maximum(np.repeat(starts, counts), begins)
         lengths = np.minimum(np.repeat(stops, counts), self.bounds[at + 1]) - cut
-        return Stretched(self.which[at], self.starts[at] + cut - begins, np.concatenate([[0], np.cumsum(lengths)]))
+        return RowIntervals(
+            self.block_index[at], self.starts[at] + cut - begins, np.concatenate([[0], np.cumsum(lengths)])
+        )
 
     @staticmethod
-    def concat(parts: Sequence[Stretched], numbers: Sequence[Index]) -> Stretched:
+    def concat(parts: Sequence[RowIntervals], numbers: Sequence[Index]) -> RowIntervals:
         """All parts, one after the other; ``numbers`` are the new places of each one's blocks."""
         lengths = np.concatenate([np.diff(part.bounds) for part in parts])
-        which = np.concatenate([to.take(part.which) for part, to in zip(parts, numbers, strict=True)])
-        return Stretched(
-            which, np.concatenate([part.starts for part in parts]), np.concatenate([[0], np.cumsum(lengths)])
+        block_index = np.concatenate([to.take(part.block_index) for part, to in zip(parts, numbers, strict=True)])
+        return RowIntervals(
+            block_index, np.concatenate([part.starts for part in parts]), np.concatenate([[0], np.cumsum(lengths)])
         )

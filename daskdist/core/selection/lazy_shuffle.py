@@ -9,7 +9,7 @@ import numpy as np
 
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
-from daskdist.core.selection.intervals import Index, Stretched
+from daskdist.core.selection.intervals import Index, RowIntervals
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run
@@ -20,12 +20,12 @@ _AHEAD: Final = 2**14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Permuted:
+class LazyPermutation:
     """What stands in some places of a random order of rows of blocks.
 
     Parameters
     ----------
-    rows, which
+    rows, block_index
         The rows before they are put in order, as in a `Selection`, or in stretches.
     order
         Of all of them.
@@ -33,10 +33,10 @@ class Permuted:
         Which, in stretches; of what blocks they are it does not tell.
     """
 
-    rows: range | Index | Stretched
-    which: Index | None
+    rows: range | Index | RowIntervals
+    block_index: Index | None
     order: Permutation
-    places: Stretched
+    places: RowIntervals
 
     def __len__(self) -> int:
         return int(self.places.bounds[-1])
@@ -47,37 +47,37 @@ class Permuted:
         starts = self.places.starts
         return list(zip(starts.tolist(), (starts + np.diff(self.places.bounds)).tolist(), strict=True))
 
-    def part(self, start: int, stop: int) -> Permuted:
+    def part(self, start: int, stop: int) -> LazyPermutation:
         """What stands from one place to another in the order."""
-        return replace(self, places=Stretched(np.zeros(1, np.intp), np.array([start]), np.array([0, stop - start])))
+        return replace(self, places=RowIntervals(np.zeros(1, np.intp), np.array([start]), np.array([0, stop - start])))
 
     def by_row(self) -> tuple[Index, Index | None]:
-        """``rows`` and ``which`` of those, with a number for each row."""
+        """``rows`` and ``block_index`` of those, with a number for each row."""
         if len(self.places.starts) == 1:
             return self._rows_at(self.order.between(*self.parts[0]))
         return self._rows_at(self.order.at(self.places.rows))
 
-    def taken(self, index: Index) -> tuple[Index, Index | None]:
+    def locate(self, index: Index) -> tuple[Index, Index | None]:
         """The same, of some of them."""
-        return self._rows_at(self.order.at(self.places.taken(index)[0]))
+        return self._rows_at(self.order.at(self.places.locate(index)[0]))
 
-    def spans(self, starts: Index, stops: Index) -> Permuted:
+    def spans(self, starts: Index, stops: Index) -> LazyPermutation:
         """Those from each start to its stop, one span after the other."""
         return replace(self, places=self.places.spans(starts, stops))
 
     def _rows_at(self, places: Index) -> tuple[Index, Index | None]:
-        if isinstance(self.rows, Stretched):
-            return self.rows.taken(places)
+        if isinstance(self.rows, RowIntervals):
+            return self.rows.locate(places)
         if isinstance(self.rows, range):
             return places + self.rows.start if self.rows.start else places, None
-        return self.rows.take(places), None if self.which is None else self.which.take(places)
+        return self.rows.take(places), None if self.block_index is None else self.block_index.take(places)
 
 
 # Rows, and which blocks they are of, by the number of their stretch.
 _Ahead = dict[int, tuple[Index, Index | None]]
 
 
-class Shuffled(Selection):
+class ShuffledSelection(Selection):
     """A selection in a random order.
 
     Parameters
@@ -92,7 +92,7 @@ class Shuffled(Selection):
 
     __slots__ = ("_ahead", "_found", "permuted")
 
-    def __init__(self, blocks: tuple[BlockRef, ...], permuted: Permuted, ahead: _Ahead | None = None) -> None:
+    def __init__(self, blocks: tuple[BlockRef, ...], permuted: LazyPermutation, ahead: _Ahead | None = None) -> None:
         self.blocks = blocks
         self.permuted = permuted
         self._ahead = {} if ahead is None else ahead
@@ -100,12 +100,12 @@ class Shuffled(Selection):
 
     def __reduce__(self) -> tuple[Any, ...]:
         permuted = self.permuted
-        if permuted.order.table is None and isinstance(permuted.rows, (range, Stretched)):
-            return Shuffled, (self.blocks, permuted)
+        if permuted.order.table is None and isinstance(permuted.rows, (range, RowIntervals)):
+            return ShuffledSelection, (self.blocks, permuted)
         # Less than the whole order, and all rows that it is of.
-        rows, which = permuted.by_row()
-        found = Selection(self.blocks, rows, which if len(self.blocks) > 1 else None).without_unused()
-        return Selection, (found.blocks, found.rows, found.which)
+        rows, block_index = permuted.by_row()
+        found = Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None).without_unused()
+        return Selection, (found.blocks, found.rows, found.block_index)
 
     def __len__(self) -> int:
         return len(self.permuted)
@@ -113,8 +113,8 @@ class Shuffled(Selection):
     def by_row(self) -> Selection:
         """The same, worked out."""
         if self._found is None:
-            rows, which = self.permuted.by_row()
-            self._found = Selection(self.blocks, rows, which if len(self.blocks) > 1 else None)
+            rows, block_index = self.permuted.by_row()
+            self._found = Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
         return self._found
 
     @property
@@ -122,14 +122,14 @@ class Shuffled(Selection):
         return self.by_row().rows
 
     @property
-    def which(self) -> Index | None:  # type: ignore[override]
-        return self.by_row().which
+    def block_index(self) -> Index | None:  # type: ignore[override]
+        return self.by_row().block_index
 
     is_range = False
-    stretches = None
+    intervals = None
 
-    def of_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        return Shuffled(blocks, self.permuted, self._ahead)
+    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
+        return ShuffledSelection(blocks, self.permuted, self._ahead)
 
     def __getitem__(self, part: slice) -> Selection:
         start, stop, _ = part.indices(len(self))
@@ -139,26 +139,26 @@ class Shuffled(Selection):
             first = int(self.permuted.places.starts[0]) + start
             number, begin = divmod(first, _AHEAD)
             if begin + stop - start <= _AHEAD:
-                return self._stretch(number)[begin : begin + stop - start]
+                return self._worked_out(number)[begin : begin + stop - start]
         return self.spans(np.array([start]), np.array([max(start, stop)]))
 
-    def _stretch(self, number: int) -> Selection:
+    def _worked_out(self, number: int) -> Selection:
         found = self._ahead.get(number)
         if found is None:
             start = number * _AHEAD
             stop = min(start + _AHEAD, self.permuted.order.length)
-            rows, which = self.permuted.part(start, stop).by_row()
+            rows, block_index = self.permuted.part(start, stop).by_row()
             # One at a time: what comes next is after it.
             self._ahead.clear()
-            self._ahead[number] = found = rows, which if len(self.blocks) > 1 else None
+            self._ahead[number] = found = rows, block_index if len(self.blocks) > 1 else None
         return Selection(self.blocks, *found)
 
     def spans(self, starts: Index, stops: Index) -> Selection:
-        return Shuffled(self.blocks, self.permuted.spans(starts, stops), self._ahead)
+        return ShuffledSelection(self.blocks, self.permuted.spans(starts, stops), self._ahead)
 
     def take(self, index: Index) -> Selection:
-        rows, which = self.permuted.taken(index)
-        return Selection(self.blocks, rows, which if len(self.blocks) > 1 else None)
+        rows, block_index = self.permuted.locate(index)
+        return Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
 
     def without_unused(self) -> Selection:
         # All of an order are of all blocks.
@@ -170,7 +170,7 @@ def shuffled(run: Run, rng: np.random.Generator, most_drawn: int | None = None) 
     order = Permutation(len(run), rng, most_drawn)
     if order.table is not None or isinstance(run, Groups):
         return run.take(order.between(0, len(run)))
-    places = Stretched(np.zeros(1, np.intp), np.zeros(1, np.int64), np.array([0, len(run)]))
-    if run.stretches is not None and not run.is_range:
-        return Shuffled(run.blocks, Permuted(run.stretches, None, order, places))
-    return Shuffled(run.blocks, Permuted(run.rows, run.which, order, places))
+    places = RowIntervals(np.zeros(1, np.intp), np.zeros(1, np.int64), np.array([0, len(run)]))
+    if run.intervals is not None and not run.is_range:
+        return ShuffledSelection(run.blocks, LazyPermutation(run.intervals, None, order, places))
+    return ShuffledSelection(run.blocks, LazyPermutation(run.rows, run.block_index, order, places))

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.selection.block_ref import BlockRef
-from daskdist.core.selection.intervals import Index, Stretched
+from daskdist.core.selection.intervals import Index, RowIntervals
 
 # With fewer rows than so many in a stretch, on the average, a number for each row is no more.
 _MANY_ROWS: Final = 8
@@ -18,7 +18,7 @@ class Selection:
     """Rows of blocks, in order.
 
     Either contiguous (``rows`` is a range, within the one block there is) or scattered (``rows`` is an
-    integer array; ``which`` gives each row's block by its place in ``blocks``, or is None for just one).
+    integer array; ``block_index`` gives each row's block by its place in ``blocks``, or is None for just one).
 
     Parameters
     ----------
@@ -30,12 +30,12 @@ class Selection:
         One integer a row, an index into ``blocks``.
     """
 
-    __slots__ = ("blocks", "rows", "which")
+    __slots__ = ("block_index", "blocks", "rows")
 
-    def __init__(self, blocks: tuple[BlockRef, ...], rows: range | Index, which: Index | None = None) -> None:
+    def __init__(self, blocks: tuple[BlockRef, ...], rows: range | Index, block_index: Index | None = None) -> None:
         self.blocks = blocks
         self.rows = rows
-        self.which = which
+        self.block_index = block_index
 
     @classmethod
     def whole(cls, ref: BlockRef) -> Selection:
@@ -43,15 +43,15 @@ class Selection:
         return cls((ref,), range(ref.num_rows))
 
     @staticmethod
-    def of(blocks: tuple[BlockRef, ...], stretches: Stretched, *, is_view: bool = True) -> Selection:
+    def of(blocks: tuple[BlockRef, ...], intervals: RowIntervals, *, is_view: bool = True) -> Selection:
         """The rows of some stretches; of just one as a view, if that will do."""
-        num_rows, num_stretches = int(stretches.bounds[-1]), len(stretches.which)
-        if num_stretches == 1 and is_view:
-            start = int(stretches.starts[0])
-            return Selection((blocks[stretches.which[0]],), range(start, start + num_rows))
-        if num_rows >= _MANY_ROWS * num_stretches:
-            return Stretches(blocks, stretches)
-        return Selection(blocks, stretches.rows, None if len(blocks) == 1 else stretches.which_rows)
+        num_rows, num_intervals = int(intervals.bounds[-1]), len(intervals.block_index)
+        if num_intervals == 1 and is_view:
+            start = int(intervals.starts[0])
+            return Selection((blocks[intervals.block_index[0]],), range(start, start + num_rows))
+        if num_rows >= _MANY_ROWS * num_intervals:
+            return IntervalSelection(blocks, intervals)
+        return Selection(blocks, intervals.rows, None if len(blocks) == 1 else intervals.row_block_index)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -68,8 +68,8 @@ class Selection:
 
     @property
     def places(self) -> Index:
-        """``which`` as an array."""
-        return np.zeros(len(self.rows), np.intp) if self.which is None else self.which
+        """``block_index`` as an array."""
+        return np.zeros(len(self.rows), np.intp) if self.block_index is None else self.block_index
 
     @property
     def element_bytes(self) -> float:
@@ -77,35 +77,35 @@ class Selection:
         return max((ref.row_bytes for ref in self.blocks), default=0)
 
     def __getitem__(self, part: slice) -> Selection:
-        return Selection(self.blocks, self.rows[part], None if self.which is None else self.which[part])
+        return Selection(self.blocks, self.rows[part], None if self.block_index is None else self.block_index[part])
 
     @property
-    def stretches(self) -> Stretched | None:
+    def intervals(self) -> RowIntervals | None:
         """What tells the rows without a number for each; None where that takes one for each."""
         if not isinstance(self.rows, range):
             return None
-        return Stretched(np.zeros(1, np.intp), np.array([self.rows.start]), np.array([0, len(self.rows)]))
+        return RowIntervals(np.zeros(1, np.intp), np.array([self.rows.start]), np.array([0, len(self.rows)]))
 
-    def by_stretch(self) -> Stretched:
+    def to_intervals(self) -> RowIntervals:
         """The same, of one row each where there is no other way."""
-        return self.stretches or Stretched(self.places, self.row_numbers, np.arange(len(self) + 1))
+        return self.intervals or RowIntervals(self.places, self.row_numbers, np.arange(len(self) + 1))
 
-    def of_blocks(self, blocks: tuple[Any, ...]) -> Selection:
+    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
         """The same rows of other blocks."""
-        return Selection(blocks, self.rows, self.which)
+        return Selection(blocks, self.rows, self.block_index)
 
     def spans(self, starts: Index, stops: Index) -> Selection:
         """The elements from each start to its stop, one span after the other."""
-        stretches = self.stretches
-        if stretches is not None:
-            return Selection.of(self.blocks, stretches.spans(starts, stops))
+        intervals = self.intervals
+        if intervals is not None:
+            return Selection.of(self.blocks, intervals.spans(starts, stops))
         lengths = stops - starts
         return self.take(np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum()))
 
     def take(self, index: Index) -> Selection:
         """The elements at these places."""
         rows = index + self.rows.start if isinstance(self.rows, range) else self.rows.take(index)
-        return Selection(self.blocks, rows, None if self.which is None else self.which.take(index))
+        return Selection(self.blocks, rows, None if self.block_index is None else self.block_index.take(index))
 
     @staticmethod
     def concat(parts: Sequence[Selection]) -> Selection:
@@ -125,18 +125,18 @@ class Selection:
                     places[id(ref)] = len(refs)
                     refs.append(ref)
             numbers.append(np.array([places[id(ref)] for ref in part.blocks], np.intp))
-        stretches = [part.stretches for part in parts]
-        if None not in stretches:
-            return Selection.of(tuple(refs), Stretched.concat(stretches, numbers))  # type: ignore[arg-type]
+        intervals = [part.intervals for part in parts]
+        if None not in intervals:
+            return Selection.of(tuple(refs), RowIntervals.concat(intervals, numbers))  # type: ignore[arg-type]
         rows = np.concatenate([part.row_numbers for part in parts])
-        which = [to.take(part.places) for part, to in zip(parts, numbers, strict=True)]
-        return Selection(tuple(refs), rows, None if len(refs) == 1 else np.concatenate(which))
+        block_index = [to.take(part.places) for part, to in zip(parts, numbers, strict=True)]
+        return Selection(tuple(refs), rows, None if len(refs) == 1 else np.concatenate(block_index))
 
     def without_unused(self) -> Selection:
         """The same rows, holding on to no block that has none of them."""
-        if self.which is None:
+        if self.block_index is None:
             return self if len(self) else Selection((), range(0))
-        counts = np.bincount(self.which, minlength=len(self.blocks))
+        counts = np.bincount(self.block_index, minlength=len(self.blocks))
         used = np.flatnonzero(counts)
         if len(used) == len(self.blocks):
             return self
@@ -145,7 +145,7 @@ class Selection:
             return Selection(blocks, self.rows)
         places = np.zeros(len(self.blocks), np.intp)
         places[used] = np.arange(len(used))
-        return Selection(blocks, self.rows, places.take(self.which))
+        return Selection(blocks, self.rows, places.take(self.block_index))
 
     def keep(self) -> None:
         """Let its blocks no longer count as outstanding."""
@@ -158,7 +158,7 @@ class Selection:
             ref.is_kept = True
 
 
-class Stretches(Selection):
+class IntervalSelection(Selection):
     """A selection whose rows come in long stretches.
 
     Parameters
@@ -169,35 +169,35 @@ class Stretches(Selection):
         Which rows.
     """
 
-    __slots__ = ("_num_rows", "_stretches")
+    __slots__ = ("_intervals", "_num_rows")
 
-    def __init__(self, blocks: tuple[BlockRef, ...], stretches: Stretched) -> None:
+    def __init__(self, blocks: tuple[BlockRef, ...], intervals: RowIntervals) -> None:
         self.blocks = blocks
-        self._stretches = stretches
-        self._num_rows = int(stretches.bounds[-1])
+        self._intervals = intervals
+        self._num_rows = int(intervals.bounds[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stretches, (self.blocks, self._stretches)
+        return IntervalSelection, (self.blocks, self._intervals)
 
     def __len__(self) -> int:
         return self._num_rows
 
     @property
     def rows(self) -> Index:  # type: ignore[override]
-        return self._stretches.rows
+        return self._intervals.rows
 
     @property
-    def which(self) -> Index | None:  # type: ignore[override]
-        return self._stretches.which_rows if len(self.blocks) > 1 else None
+    def block_index(self) -> Index | None:  # type: ignore[override]
+        return self._intervals.row_block_index if len(self.blocks) > 1 else None
 
     is_range = False
 
     @property
-    def stretches(self) -> Stretched:
-        return self._stretches
+    def intervals(self) -> RowIntervals:
+        return self._intervals
 
-    def of_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        return Stretches(blocks, self._stretches)
+    def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
+        return IntervalSelection(blocks, self._intervals)
 
     def __getitem__(self, part: slice) -> Selection:
         start, stop, _ = part.indices(len(self))
@@ -206,19 +206,19 @@ class Stretches(Selection):
         return self.spans(np.array([start]), np.array([max(stop, start)]))
 
     def take(self, index: Index) -> Selection:
-        rows, which = self._stretches.taken(index)
-        return Selection(self.blocks, rows, which if len(self.blocks) > 1 else None)
+        rows, block_index = self._intervals.locate(index)
+        return Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
 
     def without_unused(self) -> Selection:
-        stretches = self._stretches
+        intervals = self._intervals
         if len(self.blocks) == 1 and len(self):
             return self
-        is_used = np.bincount(stretches.which, minlength=len(self.blocks)) > 0
+        is_used = np.bincount(intervals.block_index, minlength=len(self.blocks)) > 0
         if is_used.all():
             return self
         blocks = tuple([self.blocks[place] for place in np.flatnonzero(is_used).tolist()])
-        which = (np.cumsum(is_used) - 1).take(stretches.which)
-        return Stretches(blocks, Stretched(which, stretches.starts, stretches.bounds))
+        block_index = (np.cumsum(is_used) - 1).take(intervals.block_index)
+        return IntervalSelection(blocks, RowIntervals(block_index, intervals.starts, intervals.bounds))
 
 
 def _join_ranges(parts: Sequence[Selection]) -> Selection | None:

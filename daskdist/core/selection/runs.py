@@ -76,7 +76,7 @@ class RunQueue:
 
     def pop(self, num_elements: int) -> Run:
         """The first elements, at most so many; there must be one."""
-        taken = []
+        locate = []
         missing = min(num_elements, self.num_elements)
         self.num_elements -= missing
         while missing:
@@ -84,9 +84,9 @@ class RunQueue:
             if len(run) > missing:
                 self.runs.appendleft(run[missing:])
                 run = run[:missing]
-            taken.append(run)
+            locate.append(run)
             missing -= len(run)
-        return concat(taken)
+        return concat(locate)
 
 
 def concat(runs: Sequence[Run]) -> Run:

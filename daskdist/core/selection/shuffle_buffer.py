@@ -112,15 +112,15 @@ class RowBuffer:
     def _coded(self, rows: Selection) -> Index:
         # One number a row, the block's place here above the row's in the block: half as much to move about.
         places = np.array([self._place(ref) for ref in rows.blocks], np.int64) << 32
-        if rows.which is None:
+        if rows.block_index is None:
             return rows.row_numbers.astype(np.int64) + (places[0] if len(places) else 0)
-        codes: Index = places.take(rows.which)
+        codes: Index = places.take(rows.block_index)
         codes += rows.row_numbers
         return codes
 
     def _decoded(self, codes: Index, dtype: Any = np.int64) -> Selection:
-        rows, which = (codes & 0xFFFFFFFF).astype(dtype, copy=False), (codes >> 32).astype(dtype, copy=False)
-        return Selection(tuple(self._blocks), rows, which)
+        rows, block_index = (codes & 0xFFFFFFFF).astype(dtype, copy=False), (codes >> 32).astype(dtype, copy=False)
+        return Selection(tuple(self._blocks), rows, block_index)
 
     def _place(self, ref: BlockRef) -> int:
         place = self._place_of.setdefault(id(ref), len(self._blocks))

@@ -21,7 +21,7 @@ from daskdist.core.node import Node, lower
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import SpecUnknown, TensorSpec
 from daskdist.core.structure import Leaves, Nested, Structure
-from daskdist.core.vectorize.interpreter import Interpreter
+from daskdist.core.vectorize.interpreter import FunctionInterpreter
 from daskdist.core.vectorize.proof import problem, same_bits
 from daskdist.core.vectorize.rules import RULES
 from daskdist.core.vectorize.tracer import Flagged, NotVectorisable, Trace
@@ -215,7 +215,7 @@ def traced(function: UserFunction, structure: Structure, leaves: Sequence[Any], 
     for leaf in leaves:
         if isinstance(leaf, Ragged):
             raise NotVectorisable("its elements differ in length")
-    interpreter = Interpreter(trace)
+    interpreter = FunctionInterpreter(trace)
     result = interpreter.call_with(function.function, structure.pack([trace.enter(leaf) for leaf in leaves]))
     found, of_result = Structure.of(tuple(result) if type(result) is list else result)
     columns = [trace.leaf(leaf) for leaf in found]

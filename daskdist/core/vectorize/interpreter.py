@@ -27,7 +27,7 @@ _MOST_STEPS: Final = 20_000
 _DEEPEST: Final = 40
 
 
-class Interpreter(Machine):
+class FunctionInterpreter(Machine):
     """One run of a function.
 
     Parameters

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Final
 
 from daskdist.core.block import Rows
-from daskdist.core.primitive import Elements, Exhausted
+from daskdist.core.primitive import ElementStream, Exhausted
 from daskdist.core.structure import Leaves
 from daskdist.execute.stream.element_reader import PATIENCE_S, bytes_of
 
@@ -27,10 +27,10 @@ class ElementPuller:
         The most bytes to take at a time. One element is taken whatever its size.
     """
 
-    def __init__(self, start: Callable[[], Elements], limit_bytes: int) -> None:
+    def __init__(self, start: Callable[[], ElementStream], limit_bytes: int) -> None:
         self._start = start
         self._limit_bytes = limit_bytes
-        self._elements: Elements | None = None
+        self._elements: ElementStream | None = None
         self._iterator: Iterator[Leaves] = iter(())
         self._num_taken = 0
         self._failure: Exception | None = None

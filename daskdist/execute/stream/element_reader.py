@@ -12,7 +12,7 @@ from typing import Final
 
 from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.primitive import Elements, Exhausted, NotReady
+from daskdist.core.primitive import ElementStream, Exhausted, NotReady
 from daskdist.core.structure import Leaves
 
 # Elements that the generator has given are handed on after so long, though more of them were asked for.
@@ -29,9 +29,9 @@ class _Buffer:
     The thread holds this and nothing else, so that the reader can be let go of while it runs.
     """
 
-    def __init__(self, start: Callable[[], Elements], limit_bytes: int) -> None:
+    def __init__(self, start: Callable[[], ElementStream], limit_bytes: int) -> None:
         self.start = start
-        self.elements: Elements | None = None
+        self.elements: ElementStream | None = None
         # Bytes of each; None where they differ.
         self.element_bytes: int | None = None
         self.items: deque[Leaves] = deque()
@@ -113,7 +113,7 @@ class ElementReader:
         Whether elements are pulled while nobody waits for them.
     """
 
-    def __init__(self, start: Callable[[], Elements], limit_bytes: int, *, is_ahead: bool) -> None:
+    def __init__(self, start: Callable[[], ElementStream], limit_bytes: int, *, is_ahead: bool) -> None:
         self._buffer = buffer = _Buffer(start, limit_bytes)
         self._is_ahead = is_ahead
         self._num_taken = 0
