@@ -185,7 +185,7 @@ def files(number: int) -> tuple[str, ...]:
 def dataset_of(paths: tuple[str, ...], policy: str, batch_rows: int) -> daskdist.Dataset:
     options = daskdist.Options()
     options.auto_shard_policy = policy
-    return daskdist.Dataset(ReadFiles(StubFormat(), paths)).batch(batch_rows).with_options(options)
+    return daskdist.Dataset(ReadFiles(paths, StubFormat())).batch(batch_rows).with_options(options)
 
 
 # --- what is measured ---

@@ -1275,7 +1275,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         ArgumentError
             Its elements are not of ``element_spec``.
         """
-        loaded = cls._of(ReadFiles(Saved(), (_absolute(path),), label=name))
+        loaded = cls._of(ReadFiles((_absolute(path),), Saved(), label=name))
         found = loaded.spec
         if element_spec is not None:
             leaves, structure = Structure.of(element_spec)

@@ -316,7 +316,7 @@ def test_each_worker_reads_its_own_files(folder):
     node = read_images(folder).node
     labels = []
     for index in range(2):
-        share = node.sharded(index, 2, by_split=False)
+        share = node.shard_of_files(index, 2, by_split=False)
         read = share.lower(())
         assert len(read.splits()) == 1
         assert [split.file for split in share.splits()] == list(range(index, 5, 2))

@@ -58,9 +58,9 @@ class TestReadFiles(NodeLaws):
             whole,
             daskdist.read_parquet(self.paths[:1]).node,
             daskdist.read_parquet(self.paths, columns=("a", ["a", "a"])).node,
-            whole.sharded(0, 2, by_split=False),
-            whole.sharded(1, 2, by_split=False),
-            whole.sharded(1, 2, by_split=True),
+            whole.shard_of_files(0, 2, by_split=False),
+            whole.shard_of_files(1, 2, by_split=False),
+            whole.shard_of_files(1, 2, by_split=True),
         ]
 
     @pytest.mark.parametrize("by_split", [False, True])
@@ -69,7 +69,7 @@ class TestReadFiles(NodeLaws):
         whole = daskdist.read_parquet(self.paths).node
         if is_listed:
             whole.splits()
-        shares = [whole.sharded(index, 3, by_split=by_split) for index in range(3)]
+        shares = [whole.shard_of_files(index, 3, by_split=by_split) for index in range(3)]
         labels = [split.label for share in shares for split in share.splits()]
         assert sorted(labels) == sorted(split.label for split in whole.splits())
         assert len(set(labels)) == 9

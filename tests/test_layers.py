@@ -290,6 +290,20 @@ def _is_node_of(each: object, module: object) -> bool:
     return isinstance(each, type) and issubclass(each, Node) and each.__module__ == module.__name__
 
 
+@each_file
+def test_passes_read_facts(path):
+    # A pass may build an operation, but it does not look for one.
+    if unit_of(path) != "passes":
+        return
+    tree = tree_of(path)
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    operations = {name.name for node in imported if node.module.startswith("daskdist.ops") for name in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            classes = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            assert not classes & operations, f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
+
+
 def test_interpreter_and_callers_know_no_operation():
     for name in ("interpreter", "callers", "submit", "window", "delivery", "gather", "graph", "embedded"):
         for module, line, _ in imports_of(PACKAGE / "execute" / f"{name}.py"):

@@ -702,7 +702,7 @@ def test_empty_files_do_not_all_go_to_one_worker():
 def test_workers_share_one_list_of_files(tmp_path, balance):
     # Of a list of 20,000, only what is asked for is looked at: none, but for sizes.
     paths = texts(tmp_path, [1] * 3)
-    ds = Dataset(ReadFiles(read_text(paths).node.format, (*paths, *[paths[0]] * 20_000)))
+    ds = Dataset(ReadFiles((*paths, *[paths[0]] * 20_000), read_text(paths).node.format))
     _, nodes = autoshard(ds.with_options(Options(balance=balance)).node, AutoShardPolicy.FILE, 1000)
     found = sources(nodes)
     assert all(node.paths is found[0].paths for node in found)

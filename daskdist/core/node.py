@@ -46,6 +46,8 @@ class Facts:
     leaves_out_failed
         Elements upstream that fail are left out where they fail: what is computed before what counts or reorders
         cannot change places with it.
+    on_device
+        It is computed by a replica on its device, when the replica is given the element.
     """
 
     compute: bool = False
@@ -59,6 +61,7 @@ class Facts:
     regroups: bool = False
     levels: int = 0
     leaves_out_failed: bool = False
+    on_device: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,21 @@ class Node:
     def group_size(self) -> int | None:
         """Of how many elements of its input each of its elements is made, but for the last; None where that differs."""
         return None
+
+    @property
+    def drops_remainder(self) -> bool:
+        """Return whether elements that are left over at its end are dropped."""
+        return False
+
+    @property
+    def is_shard_hint(self) -> bool:
+        """Return whether it is a place where `on_share` puts a worker's shard."""
+        return False
+
+    @property
+    def is_worker_share(self) -> bool:
+        """Return whether its elements are one worker's share, and other workers have the others."""
+        return False
 
     @property
     def may_have_ragged_rows(self) -> bool:
@@ -213,6 +231,21 @@ class Transformation(Node):
         if not (self.facts.keeps_count or self.facts.keeps_rows):
             raise NotImplementedError
         return self.source.cardinality
+
+
+@dataclass(frozen=True, eq=False)
+class ExpandingNode(Transformation):
+    """A node that makes a dataset of each element, and gives the elements of those."""
+
+    def nested_pipeline(self, element: Any) -> Node | None:
+        """Return the pipeline made of an element; None where a file that it is to read is not there.
+
+        Raises
+        ------
+        UserFunctionError
+            The function fails otherwise.
+        """
+        raise NotImplementedError
 
 
 def walk(node: Node) -> Iterator[Node]:

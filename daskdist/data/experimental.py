@@ -115,7 +115,7 @@ def SqlDataset(  # noqa: N802
     dtypes = dict(zip(names, output_types, strict=True))
     missing = {name: nothing_of(dtype) for name, dtype in dtypes.items()}
     form = Sql(query, columns=tuple(names), missing=missing, dtypes=dtypes, login=login)
-    return Dataset(ReadFiles(form, (path,)))
+    return Dataset(ReadFiles((path,), form))
 
 
 def choose_from_datasets(

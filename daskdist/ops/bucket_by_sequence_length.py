@@ -68,6 +68,10 @@ class BucketBySequenceLength(Transformation):
             raise ArgumentError("bucket_by_sequence_length: pad_to_bucket_boundary is True without bucket_boundaries")
 
     @property
+    def drops_remainder(self) -> bool:
+        return self.drop_remainder
+
+    @property
     def spec(self) -> ElementSpec:
         sizes = set(self.batch_sizes)
         size = self.batch_sizes[0] if len(sizes) == 1 and self.drop_remainder else None

@@ -88,7 +88,7 @@ class MapOnDevice(Map):
     """
 
     # Nothing changes places with it: it is taken off at the end.
-    facts = Facts(keeps_count=True, per_worker=True)
+    facts = Facts(keeps_count=True, per_worker=True, on_device=True)
 
     @property
     def note(self) -> str:

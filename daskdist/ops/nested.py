@@ -12,7 +12,7 @@ import numpy as np
 from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.function import UserFunction, numbers_in
-from daskdist.core.node import Facts, Node, walk
+from daskdist.core.node import ExpandingNode, Facts, Node, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
@@ -178,7 +178,7 @@ class NestedFunction(UserFunction):
 
 
 @dataclass(frozen=True, eq=False)
-class Expansion(DrawsForFunction):
+class Expansion(DrawsForFunction, ExpandingNode):
     """A node that makes a dataset of each element, and gives the elements of those."""
 
     function: NestedFunction
@@ -213,7 +213,7 @@ class Expansion(DrawsForFunction):
             return self._paired(elements), self.function.with_words()
         return elements, self.function
 
-    def made_of(self, element: Any) -> Node | None:
+    def nested_pipeline(self, element: Any) -> Node | None:
         """The pipeline made of an element; None where a file that it is to read is not there.
 
         Raises

@@ -168,6 +168,10 @@ class PaddedBatch(Transformation):
         yes_or_no(self.name, "drop_remainder", self.drop_remainder)
 
     @property
+    def drops_remainder(self) -> bool:
+        return self.drop_remainder
+
+    @property
     def group_size(self) -> int:
         return self.batch_size
 

@@ -54,6 +54,10 @@ class RaggedBatch(Transformation):
             raise ArgumentError(f"ragged_batch: row_splits_dtype is {self.row_splits_dtype!r}; give int32 or int64")
 
     @property
+    def drops_remainder(self) -> bool:
+        return self.drop_remainder
+
+    @property
     def group_size(self) -> int:
         return self.batch_size
 

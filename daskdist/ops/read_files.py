@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
-from daskdist.core.node import Facts, Source
+from daskdist.core.file_backed_source import FileBackedSource, FileShare
+from daskdist.core.node import Facts
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.skip_errors import SkipErrorsRead
 from daskdist.core.spec import ElementSpec
@@ -23,48 +24,31 @@ from daskdist.files.storage import Storage, is_remote
 from daskdist.formats import Format, InDirectories, Joins, Salvages
 
 
-@dataclass(frozen=True)
-class Dealt:
-    """The files that are dealt to one worker by their sizes.
-
-    Parameters
-    ----------
-    files
-        Their numbers, in order.
-    parts
-        Of files that several workers share, by number: which of their splits are this worker's, in order.
-    """
-
-    files: Sequence[int]
-    parts: Mapping[int, Sequence[int]]
-
-
 @dataclass(frozen=True, eq=False)
-class ReadFiles(Source):
+class ReadFiles(FileBackedSource):
     """The elements of files of one format.
 
     Parameters
     ----------
-    format
-        How they are read.
     paths
-        Which, in order.
+        The files, in order.
+    format
+        Their format, which reads them.
     shard
         ``(index, num_shards)``: only every ``num_shards``-th file, or split where ``by_split``, from the
         ``index``-th on; None for all.
     by_split
         Whether shards are of splits, for want of files.
-    dealt
-        Which files the shard is of, where they are dealt otherwise.
+    file_share
+        The files of the shard, where they are divided by their sizes.
     whole
         What it is a shard of; what that has found out is not found out again.
     """
 
     format: Format
-    paths: tuple[str, ...]
     shard: tuple[int, int] | None = None
     by_split: bool = False
-    dealt: Dealt | None = field(default=None, repr=False)
+    file_share: FileShare | None = field(default=None, repr=False)
     whole: ReadFiles | None = field(default=None, repr=False)
 
     facts = Facts(per_worker=True)
@@ -75,6 +59,10 @@ class ReadFiles(Source):
     @property
     def name(self) -> str:  # type: ignore[override]
         return f"read_{self.format.name}"
+
+    @property
+    def is_splittable(self) -> bool:
+        return self.format.is_splittable
 
     @property
     def may_have_ragged_rows(self) -> bool:
@@ -94,15 +82,15 @@ class ReadFiles(Source):
             return (self.whole or replace(self, shard=None)).splits()[self.shard[0] :: self.shard[1]]
         return self._listed(self._list_own)
 
-    def lenient_splits(self) -> Sequence[Split]:
+    def valid_splits(self) -> Sequence[Split]:
         """As `splits`, where files that cannot be listed have a split all the same."""
-        return self._lenient_splits
+        return self._valid_splits
 
     @cached_property
-    def _lenient_splits(self) -> Sequence[Split]:
+    def _valid_splits(self) -> Sequence[Split]:
         if self.shard is not None and self.by_split:
-            return (self.whole or replace(self, shard=None)).lenient_splits()[self.shard[0] :: self.shard[1]]
-        return self._listed(lambda file: self._leniently(self._list_own, file))
+            return (self.whole or replace(self, shard=None)).valid_splits()[self.shard[0] :: self.shard[1]]
+        return self._listed(lambda file: self._or_unlisted(self._list_own, file))
 
     def _listed(self, list_file: Callable[[int], Sequence[Split]]) -> FileSplits:
         # What is far away is waited for most of the time; here, threads would only be in each other's way.
@@ -111,16 +99,16 @@ class ReadFiles(Source):
     @property
     def files(self) -> Sequence[int]:
         """The numbers of the files it is of, in order."""
-        if self.dealt is not None:
-            return self.dealt.files
+        if self.file_share is not None:
+            return self.file_share.files
         index, num_shards = (0, 1) if self.shard is None or self.by_split else self.shard
         return range(index, len(self.paths), num_shards)
 
     def _list_own(self, file: int) -> Sequence[Split]:
         whole = self.whole or self
-        part = self.dealt.parts.get(file) if self.dealt is not None else None
+        part = self.file_share.parts.get(file) if self.file_share is not None else None
         if part is not None:
-            splits = whole.listed_once(file)
+            splits = whole.splits_of_file(file)
             return [splits[number] for number in part]
         known = whole._known.get(file)
         return whole.list_file(file) if known is None else known
@@ -136,17 +124,17 @@ class ReadFiles(Source):
         path, spec = next(readable(self.paths, self.format.spec))
         return First(path, spec)
 
-    def listed_once(self, file: int) -> Sequence[Split]:
+    def splits_of_file(self, file: int) -> Sequence[Split]:
         """The same, kept for others."""
         if file not in self._known:
             self._known[file] = self.list_file(file)
         return self._known[file]
 
-    def list_file_leniently(self, file: int) -> Sequence[Split]:
+    def valid_splits_of_file(self, file: int) -> Sequence[Split]:
         """The same; of a file that has none, because it is damaged say, one that cannot be read."""
-        return self._leniently(self.listed_once, file)
+        return self._or_unlisted(self.splits_of_file, file)
 
-    def _leniently(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
+    def _or_unlisted(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
         try:
             return list_file(file)
         except FileError as error:
@@ -169,20 +157,20 @@ class ReadFiles(Source):
         storage = getattr(self.format, "storage", None)
         if isinstance(storage, Storage) and not isinstance(self.format, InDirectories):
             return storage.sizes(self.paths)
-        listed = map(self.list_file_leniently, range(len(self.paths)))
+        listed = map(self.valid_splits_of_file, range(len(self.paths)))
         return [sum(split.num_bytes or 0 for split in splits) for splits in listed]
 
     def state(self) -> Any:
         storage = getattr(self.format, "storage", None)
         return (storage if isinstance(storage, Storage) else Storage()).states(self.paths)
 
-    def sharded(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
+    def shard_of_files(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
         """One worker's share; files already listed are not listed again."""
         return replace(self, shard=(index, num_shards), by_split=by_split, whole=self)
 
-    def dealt_to(self, index: int, num_shards: int, dealt: Dealt) -> ReadFiles:
-        """The share of a worker to which those files are dealt."""
-        return replace(self, shard=(index, num_shards), dealt=dealt, whole=self)
+    def share_of_files(self, index: int, num_shards: int, share: FileShare) -> ReadFiles:
+        """Return the share of a worker that reads the given files."""
+        return replace(self, shard=(index, num_shards), file_share=share, whole=self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Elsewhere, what others read is of no use.
@@ -190,8 +178,8 @@ class ReadFiles(Source):
 
     def __str__(self) -> str:
         shard = ""
-        if self.shard is not None and self.dealt is not None:
-            shard = f", {len(self.dealt.files)} files by size, {self.shard[0]} of {self.shard[1]}"
+        if self.shard is not None and self.file_share is not None:
+            shard = f", {len(self.file_share.files)} files by size, {self.shard[0]} of {self.shard[1]}"
         elif self.shard is not None:
             shard = f", {'splits' if self.by_split else 'files'} {self.shard[0]} mod {self.shard[1]}"
         first = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files: {self.paths[0]} ..."
@@ -202,9 +190,9 @@ class ReadFiles(Source):
         if isinstance(self.format, Joins):
             most = self.format.num_joined
             # Of what is read together, a file that cannot be is left out by itself.
-            lenient = Read(Joined(self.lenient_splits, most), ReadJoined(SkipErrorsRead(salvage)), self.name)
+            lenient = Read(Joined(self.valid_splits, most), ReadJoined(SkipErrorsRead(salvage)), self.name)
             return Read(Joined(self.splits, most), ReadJoined(self.format.read), self.name, lenient=lenient)
-        lenient = Read(self.lenient_splits, salvage, self.name)
+        lenient = Read(self.valid_splits, salvage, self.name)
         return Read(self.splits, self.format.read, self.name, lenient=lenient)
 
 

@@ -42,6 +42,10 @@ class Rebatch(Transformation):
             row_spec(self.name, self.source.spec)
 
     @property
+    def drops_remainder(self) -> bool:
+        return self.drop_remainder
+
+    @property
     def spec(self) -> ElementSpec:
         size = self.sizes[0] if len(set(self.sizes)) == 1 and self.drop_remainder else None
         return row_spec(self.name, self.source.spec).grouped(size)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from daskdist.core import cardinality
 from daskdist.core.arguments import whole_number
-from daskdist.core.node import Facts, Transformation
+from daskdist.core.node import Facts, Node, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive
 from daskdist.core.selection.runs import Run
 from daskdist.errors import ArgumentError, ShardingError
@@ -26,20 +26,20 @@ class Shard(Transformation):
         How many shards there are; `SHARD_HINT` for a place that the policy HINT fills in, whatever the index.
     index
         Which one this is.
-    is_share
+    is_worker_share
         Whether it is one worker's, and other workers count the same elements for theirs.
     """
 
     num_shards: int
     index: int
-    is_share: bool = field(default=False, repr=False)
+    is_worker_share: bool = field(default=False, repr=False)
 
     name = "shard"
     facts = Facts(keeps_spec=True)
 
     def __post_init__(self) -> None:
         whole_number(self.name, "num_shards", self.num_shards)
-        if self.is_hint:
+        if self.is_shard_hint:
             return
         whole_number(self.name, "num_shards", self.num_shards, at_least=1)
         whole_number(self.name, "index", self.index, at_least=0)
@@ -47,26 +47,31 @@ class Shard(Transformation):
             raise ArgumentError(f"shard: index is {self.index}; of {self.num_shards} shards it is below that")
 
     @property
-    def is_hint(self) -> bool:
+    def is_shard_hint(self) -> bool:
         """Whether it is a place for a shard."""
         return self.num_shards == SHARD_HINT
 
+    def on_share(self, index: int, num_shards: int) -> Node:
+        if not self.is_shard_hint:
+            return self
+        return replace(self, num_shards=num_shards, index=index, is_worker_share=True)
+
     @property
     def cardinality(self) -> int:
-        if self.is_hint:
+        if self.is_shard_hint:
             return cardinality.UNKNOWN
         rest = cardinality.beyond(self.source.cardinality, self.index)
         return cardinality.divide(rest, self.num_shards, drop_remainder=False)
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        if self.is_hint:
+        if self.is_shard_hint:
             raise ShardingError(
                 "shard(SHARD_HINT, SHARD_HINT) is a place that AutoShardPolicy.HINT fills in when the dataset is "
                 "distributed, and this is not that: iterate over strategy.distribute_dataset(dataset.with_options("
                 "Options(auto_shard_policy='hint'))), or use shard(num_shards, index) with numbers"
             )
         rows = ShardRows(self.num_shards, self.index)
-        return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=self.is_share)
+        return Arrange(inputs, rows, inputs[0].grouped, name=self.name, is_counted=self.is_worker_share)
 
 
 @dataclass(frozen=True)

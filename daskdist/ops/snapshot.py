@@ -148,7 +148,7 @@ class SnapshotRows:
                 f"load_state_dict: the position is in a pass that read {directory}, and what was written there is "
                 f"{state}; begin a new pass, or load a position from before it was complete"
             )
-        return ReadFiles(Saved(), (directory,)).lower(())
+        return ReadFiles((directory,), Saved()).lower(())
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         snapshot = self.snapshot

@@ -48,6 +48,10 @@ class Window(Transformation):
         yes_or_no(self.name, "drop_remainder", self.drop_remainder)
 
     @property
+    def drops_remainder(self) -> bool:
+        return self.drop_remainder
+
+    @property
     def spec(self) -> ElementSpec:
         spec = self.source.spec
         leaves = [DatasetSpec(element=ElementSpec(LONE, (leaf,)), make=self.make) for leaf in spec.leaves]

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.node import Node, Source, walk
+from daskdist.core.file_backed_source import FileBackedSource
+from daskdist.core.node import ExpandingNode, Node, Source, walk
 from daskdist.core.primitive import Split
 from daskdist.errors import ShardingError, UserFunctionError
-from daskdist.ops.nested import Expansion
-from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.shard import Shard
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.balance_files import deal
-from daskdist.passes.remainders import drops_groups, drops_remainder, level, remainder, uneven
+from daskdist.passes.remainders import drops_groups, level, remainder, uneven
 from daskdist.passes.zip_sharding import pairing, tied
 from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Pairing, ShardingInput, counted, decide
 
@@ -44,7 +43,7 @@ def autoshard(
     ShardingError
         The policy cannot be followed.
     """
-    num_hints = sum(isinstance(each, Shard) and each.is_hint for each in walk(node))
+    num_hints = sum(each.is_shard_hint for each in walk(node))
     if num_hints and policy is not AutoShardPolicy.HINT:
         raise ShardingError(
             f"the dataset has shard(SHARD_HINT, SHARD_HINT), which AutoShardPolicy.HINT fills in, and its policy is "
@@ -69,9 +68,7 @@ def autoshard(
 def filled(node: Node, index: int, num_shards: int) -> Node:
     """The pipeline with a worker's shard at every place that was left for one."""
     inputs = tuple(filled(each, index, num_shards) for each in node.inputs)
-    if isinstance(node, Shard) and node.is_hint:
-        return replace(node, source=inputs[0], num_shards=num_shards, index=index, is_share=True)
-    if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+    if not node.is_shard_hint and all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
         return node
     return node.with_inputs(inputs).on_share(index, num_shards)
 
@@ -83,7 +80,7 @@ def sharding_input(node: Node, num_pipelines: int, first: First | None = None) -
 
 def read_by(node: Node) -> Iterator[Sequence[Split]]:
     """What a pipeline reads, a sequence for each source; of files that a function reads, one split for each."""
-    if isinstance(node, Expansion) and _is_dealt(node):
+    if isinstance(node, ExpandingNode) and node.source.is_worker_share and node.reads_files is not False:
         number = node.source.cardinality
         label = f"a file that {node.name} reads"
         yield [Split(label, None, file=file) for file in range(number)] if number >= 0 else [Split(label, None)]
@@ -93,10 +90,6 @@ def read_by(node: Node) -> Iterator[Sequence[Split]]:
     else:
         for each in node.inputs:
             yield from read_by(each)
-
-
-def _is_dealt(node: Expansion) -> bool:
-    return isinstance(node.source, Shard) and node.source.is_share and node.reads_files is not False
 
 
 @dataclass
@@ -139,13 +132,13 @@ class _Survey:
         if not node.inputs:
             self.sources.append(_source(node))
             return
-        if isinstance(node, Expansion) and self._reads_files(node):
+        if isinstance(node, ExpandingNode) and self._reads_files(node):
             self.readers.add(id(node))
             self.sources.append(self._by_name(node))
             return
-        if drops_remainder(node):
+        if node.drops_remainder:
             self.droppers.append(node.name)
-        if isinstance(node, Expansion) and level(node.source):
+        if isinstance(node, ExpandingNode) and level(node.source):
             # It may give nothing for some, and so is a filter.
             self.group_filters.append(node.name)
         if drops_groups(node, skips_errors=self.skips_errors):
@@ -160,16 +153,16 @@ class _Survey:
             self.look(each)
 
     def _reads_files(self, node: Node) -> bool:
-        if node.reads_files is not None or not isinstance(node, Expansion) or not _is_repeatable(node.source):
+        if node.reads_files is not None or not isinstance(node, ExpandingNode) or not _is_repeatable(node.source):
             return bool(node.reads_files)
         try:
-            made = [node.made_of(element) for element in self._first(node.source, 1)]
+            made = [node.nested_pipeline(element) for element in self._first(node.source, 1)]
         except UserFunctionError:
             # It shows when it is iterated over.
             return False
         return any(each is None or any(map(self._reads_files, walk(each))) for each in made)
 
-    def _by_name(self, node: Expansion) -> FileSource:
+    def _by_name(self, node: ExpandingNode) -> FileSource:
         if not _is_repeatable(node.source):
             names = ", ".join(each.name for each in walk(node.source) if not each.is_repeatable)
             why = f"{node.name} reads files whose names come from {names}, which may give each worker others"
@@ -203,29 +196,29 @@ def _is_repeatable(node: Node) -> bool:
 
 
 def _source(node: Node) -> FileSource:
-    if not isinstance(node, ReadFiles):
+    if not isinstance(node, FileBackedSource):
         return FileSource(node.name, None, False, lambda: 0)
-    return FileSource(node.name, len(node.paths), node.format.is_splittable, lambda: len(node.lenient_splits()))
+    return FileSource(node.name, len(node.paths), node.is_splittable, lambda: len(node.valid_splits()))
 
 
 def _by_file(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, list[Node]]:
     number = survey.num_pipelines
-    dealt: dict[int, list[ReadFiles]] = {}
+    dealt: dict[int, list[FileBackedSource]] = {}
     if merged_options(node).balance == "bytes":
         decision, dealt = _balanced(node, decision, survey)
 
     def share(each: Node, index: int) -> Node:
         if id(each) in survey.readers:
-            return each.with_inputs((Shard(each.inputs[0], number, index, is_share=True),))
-        if isinstance(each, ReadFiles):
+            return each.with_inputs((Shard(each.inputs[0], number, index, is_worker_share=True),))
+        if isinstance(each, FileBackedSource):
             known = dealt.get(id(each))
-            return known[index] if known else each.sharded(index, number, by_split=decision.by_split)
+            return known[index] if known else each.shard_of_files(index, number, by_split=decision.by_split)
         return each.with_inputs(tuple(share(source, index) for source in each.inputs)).on_share(index, number)
 
     return decision, [share(node, index) for index in range(number)]
 
 
-def _balanced(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, dict[int, list[ReadFiles]]]:
+def _balanced(node: Node, decision: Decision, survey: _Survey) -> tuple[Decision, dict[int, list[FileBackedSource]]]:
     groups = list(tied(node, lambda each: id(each) in survey.readers))
     reason, dealt = decision.reason, {}
     if groups:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from daskdist.ops.read_files import Dealt, ReadFiles
+from daskdist.core.file_backed_source import FileBackedSource, FileShare
 from daskdist.sharding.balance import Numbers, excess, largest_first
 
 # The most a worker has is this at most, as a multiple of the mean, unless what cannot be cut is larger: a unit of a
@@ -28,7 +28,7 @@ class Shares:
         The most bytes a worker has, as a multiple of the mean.
     """
 
-    by_source: dict[int, list[ReadFiles]]
+    by_source: dict[int, list[FileBackedSource]]
     excess: float
 
 
@@ -41,7 +41,7 @@ class _Units:
     sizes: Numbers
 
 
-def deal(groups: Sequence[Sequence[ReadFiles]], num_workers: int, *, by_split: bool) -> Shares:
+def deal(groups: Sequence[Sequence[FileBackedSource]], num_workers: int, *, by_split: bool) -> Shares:
     """The files of all sources dealt together, the largest first.
 
     Parameters
@@ -63,17 +63,17 @@ def deal(groups: Sequence[Sequence[ReadFiles]], num_workers: int, *, by_split: b
         cut_most = excess(cut.sizes, cut_owners, num_workers)
         if by_split or cut_most < most:
             units, owners, most = cut, cut_owners, cut_most
-    found: dict[int, list[ReadFiles]] = {}
+    found: dict[int, list[FileBackedSource]] = {}
     for number, group in enumerate(groups):
         for worker, dealt in enumerate(_dealt(units, owners, number, num_workers)):
             for source in group:
-                found.setdefault(id(source), []).append(source.dealt_to(worker, num_workers, dealt))
+                found.setdefault(id(source), []).append(source.share_of_files(worker, num_workers, dealt))
     return Shares(found, most)
 
 
-def _apart(groups: Sequence[Sequence[ReadFiles]]) -> list[list[ReadFiles]]:
+def _apart(groups: Sequence[Sequence[FileBackedSource]]) -> list[list[FileBackedSource]]:
     # A source may be in a pipeline more than once: what is to be cut like it there is one group with it.
-    apart: list[dict[int, ReadFiles]] = []
+    apart: list[dict[int, FileBackedSource]] = []
     for group in groups:
         joined = {id(source): source for source in group}
         for other in [each for each in apart if each.keys() & joined.keys()]:
@@ -83,7 +83,7 @@ def _apart(groups: Sequence[Sequence[ReadFiles]]) -> list[list[ReadFiles]]:
     return [list(each.values()) for each in apart]
 
 
-def _files(groups: Sequence[Sequence[ReadFiles]]) -> _Units:
+def _files(groups: Sequence[Sequence[FileBackedSource]]) -> _Units:
     sizes = [np.sum([np.asarray(source.file_bytes(), np.int64) for source in group], axis=0) for group in groups]
     return _Units(
         np.repeat(np.arange(len(groups)), [len(each) for each in sizes]),
@@ -93,9 +93,9 @@ def _files(groups: Sequence[Sequence[ReadFiles]]) -> _Units:
     )
 
 
-def _cut(groups: Sequence[Sequence[ReadFiles]], units: _Units, most_bytes: float, *, by_split: bool) -> _Units:
+def _cut(groups: Sequence[Sequence[FileBackedSource]], units: _Units, most_bytes: float, *, by_split: bool) -> _Units:
     # Sources that are to be cut alike have files alike; their splits are so only where that was seen to.
-    can_be = np.array([all(each.format.is_splittable for each in group) for group in groups])
+    can_be = np.array([all(each.is_splittable for each in group) for group in groups])
     can_be &= np.array([by_split or len(group) == 1 for group in groups])
     large = np.flatnonzero((units.sizes > most_bytes) & can_be[units.group])
     parts: list[tuple[int, int, int, int]] = []
@@ -113,16 +113,16 @@ def _cut(groups: Sequence[Sequence[ReadFiles]], units: _Units, most_bytes: float
     return _Units(*[np.concatenate([old, new]) for old, new in zip(kept, added, strict=True)])
 
 
-def _part_sizes(group: Sequence[ReadFiles], file: int, num_bytes: int) -> list[int]:
+def _part_sizes(group: Sequence[FileBackedSource], file: int, num_bytes: int) -> list[int]:
     # What splits say of their sizes is of memory; of the bytes of the file they have shares in proportion.
-    sizes = np.sum([[split.num_bytes or 0 for split in each.list_file_leniently(file)] for each in group], axis=0)
+    sizes = np.sum([[split.num_bytes or 0 for split in each.valid_splits_of_file(file)] for each in group], axis=0)
     if not len(sizes):
         return []
     shares = sizes / sizes.sum() if sizes.sum() else np.full(len(sizes), 1 / len(sizes))
     return [int(share * num_bytes) for share in shares]
 
 
-def _dealt(units: _Units, owners: Numbers, group: int, num_workers: int) -> Iterator[Dealt]:
+def _dealt(units: _Units, owners: Numbers, group: int, num_workers: int) -> Iterator[FileShare]:
     chosen = np.flatnonzero(units.group == group)
     order = chosen[np.lexsort((units.part[chosen], units.file[chosen], owners[chosen]))]
     stops = np.cumsum(np.bincount(owners[chosen], minlength=num_workers))
@@ -132,4 +132,4 @@ def _dealt(units: _Units, owners: Numbers, group: int, num_workers: int) -> Iter
         for unit in mine[units.part[mine] >= 0].tolist():
             parts.setdefault(int(units.file[unit]), []).append(int(units.part[unit]))
         files = units.file[mine].tolist()
-        yield Dealt(list(dict.fromkeys(files)) if parts else files, parts)
+        yield FileShare(list(dict.fromkeys(files)) if parts else files, parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from daskdist.core.node import Node, upstream, walk
 from daskdist.errors import ArgumentError
 from daskdist.ops.map import MapOnDevice
@@ -16,13 +18,14 @@ def check_device_maps(node: Node) -> None:
         Something is.
     """
     for each in walk(node):
-        if each.facts.keeps_order or isinstance(each, MapOnDevice):
+        if each.facts.keeps_order or each.facts.on_device:
             continue
         for source in each.inputs:
-            found = upstream(source)
-            if isinstance(found, MapOnDevice):
+            mapped = upstream(source)
+            if mapped.facts.on_device:
+                function = cast(MapOnDevice, mapped).function
                 raise ArgumentError(
-                    f"{each.name}: it comes after map({found.function}, device=True), which is called when a replica "
+                    f"{each.name}: it comes after map({function}, device=True), which is called when a replica "
                     f"is given its element; only more of such, prefetch and with_options can follow. Put {each.name} "
                     "before it, or leave device=True out"
                 )
@@ -41,10 +44,10 @@ def without_device_maps(node: Node) -> tuple[Node, tuple[MapOnDevice, ...]]:
 
 
 def _taken_off(node: Node) -> tuple[Node, tuple[MapOnDevice, ...]]:
-    if isinstance(node, MapOnDevice):
-        source, maps = _taken_off(node.source)
-        return source, (*maps, node)
-    if not node.facts.keeps_order or not isinstance(upstream(node), MapOnDevice):
+    if node.facts.on_device:
+        source, maps = _taken_off(node.inputs[0])
+        return source, (*maps, cast(MapOnDevice, node))
+    if not node.facts.keeps_order or not upstream(node).facts.on_device:
         return node, ()
     source, maps = _taken_off(node.inputs[0])
     return node.with_inputs((source,)), maps

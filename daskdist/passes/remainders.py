@@ -13,11 +13,6 @@ from daskdist.sharding import Remainder
 _ROWS: Final = "rows"
 
 
-def drops_remainder(node: Node) -> bool:
-    """Whether an operation drops the elements that are left over at its end."""
-    return bool(getattr(node, "drop_remainder", False))
-
-
 def level(node: Node) -> int:
     """How many levels of groups the elements of a node are: 0 for what its sources give, 1 for batches of that.
 
@@ -98,7 +93,7 @@ def uneven(shares: Sequence[Node]) -> Remainder | None:
 
 def _last_droppers(node: Node) -> Iterator[Node]:
     # On each way to a source the last that drops: how many elements come to it tells what those before it have dropped.
-    if drops_remainder(node):
+    if node.drops_remainder:
         yield node
         return
     for each in node.inputs:
@@ -138,7 +133,7 @@ def _num_rows(node: Node) -> int:
     if size is None or level(node) > 1:
         return UNKNOWN
     number = node.inputs[0].cardinality
-    return number - number % size if number >= 0 and drops_remainder(node) else number
+    return number - number % size if number >= 0 and node.drops_remainder else number
 
 
 def _has_plain_groups(node: Node) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from daskdist.core.node import Node, Source
+from daskdist.core.node import Node
 
 
 def simplify(node: Node) -> Node:
@@ -60,7 +60,7 @@ def compute_before_reordering(node: Any) -> Node | None:
     below = node.source.source
     while below.facts.keeps_rows:
         below = below.source
-    if not (isinstance(below, Source) or below.facts.compute):
+    if below.inputs and not below.facts.compute:
         return None
     order = node.source
     better: Node = order.with_inputs((node.with_inputs(order.inputs),))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from daskdist.core.file_backed_source import FileBackedSource
 from daskdist.core.node import Node
 from daskdist.core.primitive import Split
-from daskdist.ops.read_files import ReadFiles
 from daskdist.sharding import Pairing, counted
 
 
@@ -24,9 +24,9 @@ def pairing(node: Node) -> Pairing:
     return Pairing(node.name, mismatch)
 
 
-def tied(node: Node, is_left_out: Callable[[Node], bool]) -> Iterator[tuple[ReadFiles, ...]]:
+def tied(node: Node, is_left_out: Callable[[Node], bool]) -> Iterator[tuple[FileBackedSource, ...]]:
     """The sources of a pipeline, those together whose shares are to be cut alike; without what is left out."""
-    if isinstance(node, ReadFiles):
+    if isinstance(node, FileBackedSource):
         yield (node,)
     if is_left_out(node):
         return
@@ -62,11 +62,11 @@ def _match_within(node: Node, by_split: bool) -> None:
 
 def _compare(one: Node, other: Node, by_split: bool) -> None:
     one, other = _passed(one), _passed(other)
-    if isinstance(one, ReadFiles) and isinstance(other, ReadFiles):
+    if isinstance(one, FileBackedSource) and isinstance(other, FileBackedSource):
         _compare_files(one, other, by_split)
         return
     for each in (one, other):
-        if not isinstance(each, ReadFiles) and len(each.inputs) < 2 and each.group_size is None:
+        if not isinstance(each, FileBackedSource) and len(each.inputs) < 2 and each.group_size is None:
             raise _Unlike(f"where an element is from is not known after {each.name}")
     if _shape(one) != _shape(other):
         raise _Unlike(f"{one.name} is not matched by {other.name}")
@@ -83,18 +83,17 @@ def _passed(node: Node) -> Node:
 
 
 def _shape(node: Node) -> Any:
-    drops = getattr(node, "drop_remainder", False)
-    return len(node.inputs), node.group_size, drops, node.facts.per_worker
+    return len(node.inputs), node.group_size, node.drops_remainder, node.facts.per_worker
 
 
-def _compare_files(one: ReadFiles, other: ReadFiles, by_split: bool) -> None:
+def _compare_files(one: FileBackedSource, other: FileBackedSource, by_split: bool) -> None:
     if len(one.paths) != len(other.paths):
         raise _Unlike(f"one is of {counted(len(one.paths), 'file')} and the other of {len(other.paths)}")
     if one is other:
         return
     find = _rows_of_splits if by_split else _rows_of_file
     for file, path in enumerate(one.paths):
-        rows, others = find(one.listed_once, file, path), find(other.listed_once, file, other.paths[file])
+        rows, others = find(one.splits_of_file, file, path), find(other.splits_of_file, file, other.paths[file])
         if rows != others:
             raise _Unlike(f"{path} has {_said(rows)} rows and {other.paths[file]} {_said(others)}")
 

@@ -110,7 +110,7 @@ def of_files(form: Format, paths: tuple[str, ...], name: str | None = None) -> D
 
 def read_node(form: Format, paths: tuple[str, ...], name: str | None = None) -> ReadFiles:
     """The node of such a dataset, for datasets of a class of their own."""
-    node = ReadFiles(form, paths, label=name)
+    node = ReadFiles(paths, form, label=name)
     node.spec  # noqa: B018 - a file that is not of the format, or a column that is not there, shows now
     return node
 

@@ -1,0 +1,67 @@
+"""Sources that read files, which can be divided among workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from daskdist.core.node import Source
+from daskdist.core.primitive import Split
+
+
+@dataclass(frozen=True)
+class FileShare:
+    """The files that one worker reads, when files are divided by their sizes.
+
+    Parameters
+    ----------
+    files
+        Their numbers, in order.
+    parts
+        The splits to read of files that several workers share: split numbers in order, by file number.
+    """
+
+    files: Sequence[int]
+    parts: Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class FileBackedSource(Source):
+    """A source that reads files, which can be divided among workers.
+
+    Parameters
+    ----------
+    paths
+        The files, in order.
+    """
+
+    paths: tuple[str, ...]
+
+    @property
+    def is_splittable(self) -> bool:
+        """Return whether a file can be read in several splits."""
+        raise NotImplementedError
+
+    def file_bytes(self) -> Sequence[int]:
+        """Return the size of each file: on disk, or in memory where an element of ``paths`` is no single file."""
+        raise NotImplementedError
+
+    def splits_of_file(self, file: int) -> Sequence[Split]:
+        """Return the splits of a file by its number; they are listed once and kept."""
+        raise NotImplementedError
+
+    def valid_splits_of_file(self, file: int) -> Sequence[Split]:
+        """Return the same, and for a file that cannot be listed one split whose reading fails."""
+        raise NotImplementedError
+
+    def valid_splits(self) -> Sequence[Split]:
+        """Return the splits of all files, as `valid_splits_of_file` does."""
+        raise NotImplementedError
+
+    def shard_of_files(self, index: int, num_shards: int, *, by_split: bool) -> FileBackedSource:
+        """Return a worker's share: every ``num_shards``-th file, or split where ``by_split``, from the ``index``-th."""
+        raise NotImplementedError
+
+    def share_of_files(self, index: int, num_shards: int, share: FileShare) -> FileBackedSource:
+        """Return the share of a worker that reads the given files."""
+        raise NotImplementedError
