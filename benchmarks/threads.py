@@ -48,6 +48,12 @@ def _shortened(line: Any) -> str:
     return str(line).upper()[:20]
 
 
+def _asked(line: Any) -> str:
+    # As one that asks a service.
+    time.sleep(5e-4)
+    return str(line)
+
+
 def _scaled(row: Any) -> Any:
     # A value that is looked at can decide anything: such a function is called for each row.
     return row * 2 + row.mean() if float(row[0]) > 0 else row
@@ -89,15 +95,17 @@ _CASES: Final[dict[str, tuple[Callable[[str, int], Dataset], int]]] = {
     "lines of JSON, parsed": (_lines(_parsed), 200_000),
     "lines of text, shortened": (_lines(_shortened), 400_000),
     "rows of 16 float32, NumPy": (_arrays, 100_000),
+    "lines of text, with a wait of 0.5 ms": (_lines(_asked), 1_600),
 }
 
 
 def by_default(part: float, repeats: int) -> Iterator[Figure]:
     """Rows a second of the default number of threads beside those of one thread, in pairs.
 
-    Python runs in one thread at a time, so that a second one gains little or nothing here. Without a limit on how many
-    call a function at the same time, it had small images decoded at 0.65 to 0.75 of the speed, for 1.7 times the
-    processor time: the decoder lets other threads run several times an image, and each waits for its turn then.
+    Python runs in one thread at a time, so that a second one gains nothing but where a function waits, or decodes
+    larger images. Without a limit on how many work at the same time, small images are decoded at 0.6 to 0.75 of the
+    speed, for twice the processor time: the decoder lets other threads run several times an image, and each waits for
+    its turn then.
     """
     for what, (make, most_rows) in _CASES.items():
         num_rows = max(int(most_rows * part), _NUM_FILES * 8)

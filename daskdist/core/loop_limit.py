@@ -1,45 +1,50 @@
-"""A limit of the threads that call a function row by row at the same time, chosen by measuring.
+"""A limit of the threads of a pool that work at the same time where they call a function row by row, by measuring.
 
 Python runs in one thread at a time. A function that runs Python for most of its time gains nothing from a second
 thread; one that often gives other threads a turn for a few microseconds, as the decoders of small images do, becomes
-slower by it, because threads then wait for each other at each call. One that waits, or computes outside of Python for
-long, becomes faster. Which it is cannot be told from the code, so that some of the rows are computed either way.
+slower by it, because threads then wait for each other at each call: also for one that only reads the next rows. One
+that waits, or computes outside of Python for long, becomes faster. Which it is cannot be told from the code. So one
+thread works at first, and more where some of the rows, computed either way in turns, prove to take less time by that.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from itertools import islice
-from statistics import median
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
+from itertools import chain, islice
+from operator import length_hint
 from time import perf_counter
 from typing import Any, Final
 
-# A phase of a comparison takes at least so long, and so many pieces of the loop. Pieces that are not done at its end,
-# such as those of a thread that waits for Python, are not counted: in a short one that makes many threads look faster.
-_PHASE_S: Final = 0.08
-_PHASE_PIECES: Final = 3
-# Phases of each of both limits that are compared.
-_NUM_PAIRS: Final = 5
-# How long the outcome of a comparison holds: at first, and at most.
-_FIRST_HOLD_S: Final = 4.0
-_LONGEST_HOLD_S: Final = 60.0
-# More threads are taken where they give so much more: they take processor time from others.
+# A phase of one of two limits that are compared takes at least so long, so many rows of each thread, and a whole call
+# of each, with what that does before and after its rows; where calls take long, part of one.
+_PHASE_S: Final = 0.05
+_PHASE_ROWS: Final = 4
+_LONGEST_PHASE_S: Final = 2.0
+# More threads are taken where they make rows so much faster: they take processor time from others.
 _GAIN: Final = 1.1
-# A piece of a loop takes about so long.
+# More threads are taken once so many more pairs of phases were for them than against them; fewer, the other way round.
+# So noise seldom decides, and least of all for more threads.
+_LEAD_OF_MORE: Final = 3
+_LEAD_OF_FEWER: Final = 2
+# How long functions run before the first comparison, and between two of them: at first, and at most.
+_FIRST_REST_S: Final = 0.1
+_REST_S: Final = 4.0
+_LONGEST_REST_S: Final = 60.0
+# A piece of a loop takes about so long; in between, threads change.
 _PIECE_S: Final = 0.002
 _MOST_ROWS: Final = 4096
-# Threads that wait for their turn go on when no other has finished a piece for so long: they may be waited for.
+# Threads that wait go on when none of those that work has finished a piece for so long: they may be waited for.
 _PATIENCE_S: Final = 1.0
 
 
 class LimitChooser:
-    """The choice of a limit, by what pieces of loops took under different limits.
+    """The choice of a limit, by how fast loops are under different limits.
 
     It knows no clock and no thread. `limit` is what counts at the moment; in a comparison that is in turns one limit
-    and the other.
+    and the other: fewer, more, more, fewer, and so on, so that rows that become slower do not favour one of them.
 
     Parameters
     ----------
@@ -48,101 +53,119 @@ class LimitChooser:
     """
 
     def __init__(self, num_threads: int) -> None:
-        powers: list[int] = [1 << k for k in range(num_threads.bit_length())]
+        powers = [1 << k for k in range(num_threads.bit_length())]
         self._levels = [*(power for power in powers if power < num_threads), num_threads]
-        self._chosen = len(self._levels) - 1
-        self._other: int | None = None
-        self._is_up = True
-        # Raised with each change of the limit: pieces that began before it tell nothing.
-        self.phase = 0
-        self._rates: tuple[list[float], list[float]] = [], []
-        self._num_rows = self._num_pieces = 0
-        self._seconds = 0.0
-        self._hold_s = _FIRST_HOLD_S
+        self._chosen = 0
         # First all threads against one.
-        self._begin(0)
+        self._other = len(self._levels) - 1
+        self._is_upwards = True
+        # How long it is to the next comparison, and was from the last one.
+        self._left_s, self._rest_s = _FIRST_REST_S, _REST_S
+        self._is_comparing = False
+        self._phase = 0
+        self._rates: dict[int, float] = {}
+        self._lead = 0
+        self._clear()
 
     @property
     def limit(self) -> int:
-        """Return the number of threads that may call the function now."""
-        return self._levels[self._chosen if self._other is None or self.phase % 2 == 0 else self._other]
+        """Return the number of threads that may work now."""
+        return self._levels[self._level if self._is_comparing else self._chosen]
 
     @property
     def chosen(self) -> int:
         """The limit that was the best so far."""
         return self._levels[self._chosen]
 
-    def note(self, num_rows: int, seconds: float, num_running: int) -> None:
-        """Note what a piece of a loop took.
+    @property
+    def _level(self) -> int:
+        return sorted((self._chosen, self._other))[self._phase % 4 in (1, 2)]
+
+    def note(self, num_rows: int, num_over: int, seconds: float, num_running: int, num_waiting: int) -> None:
+        """Note what was done in a time in which the threads were the same.
 
         Parameters
         ----------
         num_rows
-            The rows of the piece.
+            The rows of all threads.
+        num_over
+            The calls that were over at its end.
         seconds
-            The time it took its thread.
+            The time.
         num_running
-            The number of threads that called the function in that time.
+            The number of threads that worked in that time, one or more.
+        num_waiting
+            The number of those that wanted to.
         """
-        self._num_rows += num_rows
-        self._num_pieces += 1
-        # Each thread stands for a share of the time that went by.
-        self._seconds += seconds / num_running
-        if self._other is None:
-            if self._seconds >= self._hold_s:
-                self._begin(self._neighbour())
-        elif self._seconds >= _PHASE_S and self._num_pieces >= _PHASE_PIECES * self.limit:
-            self._rates[self.phase % 2].append(self._num_rows / max(self._seconds, 1e-9))
-            self._next_phase()
-            if len(self._rates[1]) == _NUM_PAIRS:
-                self._decide(self._other)
+        if not self._is_comparing:
+            self._left_s -= seconds
+            if self._left_s <= 0:
+                self._is_comparing, self._phase, self._lead = True, 0, 0
+                self._clear()
+        elif num_running == min(self.limit, num_running + num_waiting):
+            # Else threads that the phase before had, or not, still have to stop, or to begin.
+            self._num_rows += num_rows
+            self._num_over += num_over
+            self._seconds += seconds
+            is_whole = self._num_over >= num_running or self._seconds >= _LONGEST_PHASE_S
+            if is_whole and self._seconds >= _PHASE_S and self._num_rows >= _PHASE_ROWS * num_running:
+                self._end_phase()
 
-    def _neighbour(self) -> int:
-        self._is_up = not self._is_up
-        places = [self._chosen + 1, self._chosen - 1] if self._is_up else [self._chosen - 1, self._chosen + 1]
-        return next(place for place in places if 0 <= place < len(self._levels))
+    def give_up(self) -> None:
+        """Let all threads work, longer each time."""
+        self._chosen = len(self._levels) - 1
+        self._other = self._chosen - 1
+        self._left_s = self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+        self._is_comparing = False
 
-    def _begin(self, other: int) -> None:
-        self._other = other
-        self._rates = [], []
-        self._next_phase()
-        # The chosen one is first.
-        self.phase += self.phase % 2
+    def _end_phase(self) -> None:
+        self._rates[self._level] = self._num_rows / self._seconds
+        self._clear()
+        self._phase += 1
+        if self._phase % 2 == 0:
+            fewer, more = sorted(self._rates)
+            self._lead += 1 if self._rates[more] > _GAIN * self._rates[fewer] else -1
+            self._rates.clear()
+            if self._lead in (_LEAD_OF_MORE, -_LEAD_OF_FEWER):
+                self._decide(more if self._lead > 0 else fewer)
 
-    def _next_phase(self) -> None:
-        self.phase += 1
-        self._num_rows = self._num_pieces = 0
-        self._seconds = 0.0
+    def _clear(self) -> None:
+        self._num_rows, self._num_over, self._seconds = 0, 0, 0.0
 
-    def _decide(self, compared: int) -> None:
-        ratio = median(other / chosen for chosen, other in zip(*self._rates, strict=True))
-        gain = ratio if compared > self._chosen else 1 / max(ratio, 1e-9)
-        fewer, more = sorted((compared, self._chosen))
-        best = more if gain > _GAIN else fewer
-        self._hold_s = min(2 * self._hold_s, _LONGEST_HOLD_S) if best == self._chosen else _FIRST_HOLD_S
-        self._chosen, self._other = best, None
-        self._next_phase()
+    def _decide(self, best: int) -> None:
+        before, self._chosen = self._chosen, best
+        is_same = best == before
+        if is_same:
+            self._is_upwards = not self._is_upwards
+        elif best == len(self._levels) - 1:
+            self._is_upwards = False
+        step = 1 if self._is_upwards else -1
+        self._other = best + step if 0 <= best + step < len(self._levels) else best - step
+        self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S) if is_same else _REST_S
+        # Where the choice changed, the next limit in that direction may be better still.
+        self._left_s = self._rest_s if is_same or self._other == before else 0.0
+        self._is_comparing = False
 
 
 class LoopLimit:
-    """The threads of pools that call one function row by row, held to the limit that proves the fastest."""
+    """The threads that call one function row by row, held to the limit that proves the fastest."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self._chooser: LimitChooser | None = None
-        self._waiting: deque[object] = deque()
-        self._num_running = 0
+        self._running: list[_Call] = []
+        self._waiting: deque[_Call] = deque()
+        # As it was when it was last looked at, and the rows of those that are not running.
+        self._seen_s, self._seen_rows, self._num_rows = 0.0, 0, 0
         self._num_pieces = 0
         self._piece_rows = 1
-        self._is_off = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of another process it tells nothing.
         return LoopLimit, ()
 
-    @contextmanager
-    def loop(self, elements: Iterable[Any], num_rows: int) -> Iterator[Iterable[Any]]:
-        """Give the elements that the function is to be called with, a turn at a time.
+    def loop(self, elements: Iterable[Any], num_rows: int) -> Iterable[Any]:
+        """Give the elements that the function is to be called with, when it is this thread's turn.
 
         Outside of the threads of a pool, and where that has one only, they are given as they are.
 
@@ -153,59 +176,85 @@ class LoopLimit:
         num_rows
             How many there are.
         """
-        num_threads = getattr(_pool, "num_threads", 1)
-        if num_threads < 2 or self._is_off:
-            yield elements
-            return
-        with self._changed:
-            if self._chooser is None:
-                self._chooser = LimitChooser(num_threads)
-            chooser = self._chooser
-            self._wait(chooser)
-        try:
-            yield self._pieces(iter(elements), num_rows, chooser)
-        finally:
-            with self._changed:
-                self._num_running -= 1
-                self._changed.notify_all()
+        call: _Call | None = getattr(_current, "call", None)
+        if call is None or call.pool.num_threads < 2 or not num_rows:
+            return elements
+        limit = call.limit
+        if limit is None:
+            limit = call.limit = call.pool.limit or self
+            limit.enter(call)
+        return chain.from_iterable(limit.pieces(call, iter(elements), num_rows))
 
-    def _pieces(self, elements: Iterator[Any], num_rows: int, chooser: LimitChooser) -> Iterator[Any]:
+    def enter(self, call: _Call) -> None:
+        """Wait until a call may go on."""
+        with self.changed:
+            self._chooser = self._chooser or LimitChooser(call.pool.num_threads)
+            self._waiting.append(call)
+            self._wait(call)
+
+    def leave(self, call: _Call) -> None:
+        """Let others go on, as a call is over."""
+        with self.changed:
+            self._look(num_over=1)
+            self._stop(call)
+            self.changed.notify_all()
+
+    def pieces(self, call: _Call, elements: Iterator[Any], num_rows: int) -> Iterator[Iterator[Any]]:
+        """Yield iterators over pieces of some elements, and let others go on in between where they are to."""
         while num_rows > 0:
-            piece_rows, num_running, phase = min(self._piece_rows, num_rows), self._num_running, chooser.phase
+            piece_rows = min(self._piece_rows, num_rows)
             start = perf_counter()
-            yield from islice(elements, piece_rows)
+            yield call.begin(list(islice(elements, piece_rows)))
             seconds = perf_counter() - start
-            num_rows -= piece_rows
             self._piece_rows = _next_rows(piece_rows, seconds)
-            with self._changed:
+            call.loop_s += seconds
+            num_rows -= piece_rows
+            with self.changed:
                 self._num_pieces += 1
-                if num_running == self._num_running and phase == chooser.phase:
-                    chooser.note(piece_rows, seconds, num_running)
-                    if phase != chooser.phase:
-                        self._changed.notify_all()
-                if num_rows > 0 and self._num_running > chooser.limit:
+                self._look()
+                if num_rows > 0 and len(self._running) > self._limit:
                     # Those that come later wait longer.
-                    self._num_running -= 1
-                    self._wait(chooser, is_first=True)
+                    self._stop(call)
+                    self._waiting.appendleft(call)
+                    self._wait(call)
 
-    def _wait(self, chooser: LimitChooser, *, is_first: bool = False) -> None:
-        # Called with the lock; afterwards this thread is one that runs.
-        ticket = object()
-        if is_first:
-            self._waiting.appendleft(ticket)
-        else:
-            self._waiting.append(ticket)
+    @property
+    def _limit(self) -> int:
+        return self._chooser.limit if self._chooser else 1
+
+    def _look(self, *, num_over: int = 0) -> None:
+        # With the lock, before anything changes, and at times when nothing does.
+        now, num_rows = perf_counter(), self._num_rows + sum(call.num_rows for call in self._running)
+        if self._running and self._chooser:
+            before = self._limit
+            seen = num_rows - self._seen_rows, num_over, now - self._seen_s
+            self._chooser.note(*seen, len(self._running), len(self._waiting))
+            if before < self._limit:
+                self.changed.notify_all()
+        self._seen_s, self._seen_rows = now, num_rows
+
+    def _stop(self, call: _Call) -> None:
+        self._running.remove(call)
+        self._num_rows += call.num_rows
+
+    def _wait(self, call: _Call) -> None:
+        # With the lock, by one that waits; afterwards it is one that runs.
+        start = perf_counter()
         try:
-            while not self._is_off and not (self._waiting[0] is ticket and self._num_running < chooser.limit):
+            while not call.pool.is_closed and (self._waiting[0] is not call or len(self._running) >= self._limit):
                 num_pieces = self._num_pieces
-                if not self._changed.wait(_PATIENCE_S) and num_pieces == self._num_pieces:
-                    # Whoever runs may wait for this one, or takes so long for a row that turns do not matter.
-                    self._is_off = True
-                    self._changed.notify_all()
+                if not self.changed.wait(_PATIENCE_S) and num_pieces == self._num_pieces:
+                    # Whoever works may wait for this one, or for something else, or takes so long that it matters less.
+                    if self._chooser:
+                        self._chooser.give_up()
+                    self.changed.notify_all()
         finally:
-            self._waiting.remove(ticket)
-            self._num_running += 1
-            self._changed.notify_all()
+            self._look()
+            self._waiting.remove(call)
+            self._num_rows -= call.num_rows
+            self._running.append(call)
+            self.changed.notify_all()
+            call.waiting_s += perf_counter() - start
 
 
 def _next_rows(num_rows: int, seconds: float) -> int:
@@ -214,9 +263,72 @@ def _next_rows(num_rows: int, seconds: float) -> int:
     return max(1, min(fitting, 2 * num_rows, _MOST_ROWS))
 
 
-_pool: Final = threading.local()
+class _Call:
+    """A call in a thread of a pool, and how far it has come, which other threads look at."""
+
+    def __init__(self, pool: LoopPool) -> None:
+        self.pool = pool
+        # Where it is one of those that are held to it.
+        self.limit: LoopLimit | None = None
+        self.loop_s = self.waiting_s = 0.0
+        self._num_rows = 0
+        self._piece: Iterator[Any] = iter(())
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that functions were called with."""
+        return self._num_rows - length_hint(self._piece)
+
+    def begin(self, piece: list[Any]) -> Iterator[Any]:
+        """Return an iterator over a piece."""
+        self._num_rows += len(piece)
+        self._piece = iter(piece)
+        return self._piece
 
 
-def enter_pool(num_threads: int) -> None:
-    """Note that this thread is one of so many that make the calls of a pipeline."""
-    _pool.num_threads = num_threads
+class LoopPool:
+    """What the threads of a pool have in common.
+
+    Parameters
+    ----------
+    num_threads
+        How many there are.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        # What calls are held to from their beginning on, as they do little else than loops: then also what they do
+        # before and after should not be done beside a loop. Reading that takes longer goes on beside loops.
+        self.limit: LoopLimit | None = None
+        self._loop_s = self._busy_s = 0.0
+        self.is_closed = False
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function(*args)`` in a thread of the pool, when it is its turn."""
+        call, start = _Call(self), perf_counter()
+        call.limit = self.limit
+        if call.limit:
+            call.limit.enter(call)
+        _current.call = call
+        try:
+            if self.is_closed:
+                raise CancelledError
+            return function(*args)
+        finally:
+            _current.call = None
+            # Threads may do this at the same time: then one of the calls does not count.
+            self._busy_s += perf_counter() - start - call.waiting_s
+            self._loop_s += call.loop_s
+            if call.limit:
+                self.limit = call.limit if self._loop_s > self._busy_s / 2 else None
+                call.limit.leave(call)
+
+    def close(self) -> None:
+        """Let calls that have not begun end without beginning."""
+        self.is_closed = True
+        if self.limit is not None:
+            with self.limit.changed:
+                self.limit.changed.notify_all()
+
+
+_current: Final = threading.local()

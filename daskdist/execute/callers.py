@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.failures import FailedElement, failed_of, raw_item
-from daskdist.core.loop_limit import enter_pool
+from daskdist.core.loop_limit import LoopPool
 from daskdist.core.node import Node, walk
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Read, Split
@@ -249,7 +249,8 @@ class Threads:
     def __init__(self, number: int | None = None, bring: Bring | None = None) -> None:
         self._bring = bring
         number = self.num_ahead = number or num_threads()
-        self._pool = ThreadPoolExecutor(number, "daskdist", enter_pool, (number,))
+        self._pool = ThreadPoolExecutor(number, "daskdist")
+        self._loops = LoopPool(number)
 
     def call(
         self,
@@ -282,7 +283,7 @@ class Threads:
                 _run(*made)
                 return
             try:
-                self._pool.submit(_run, *made)
+                self._pool.submit(self._loops.run, _run, *made)
             except RuntimeError:
                 # The pool was closed in the meantime; nobody is waiting any more.
                 made[0].cancel()
@@ -290,14 +291,14 @@ class Threads:
         for handle in handles:
             handle.add_done_callback(one_is_there)
         if not handles:
-            self._pool.submit(_run, *call.pop())
+            self._pool.submit(self._loops.run, _run, *call.pop())
         return result
 
     def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
-        return self._pool.submit(function, *args)
+        return self._pool.submit(self._loops.run, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
-        return self._pool.submit(compute_key, graph(), key, self._bring)
+        return self._pool.submit(self._loops.run, compute_key, graph(), key, self._bring)
 
     def places(self, read: Read) -> Places | None:
         return None
@@ -323,6 +324,7 @@ class Threads:
         return [handle.result() for handle in handles]
 
     def close(self) -> None:
+        self._loops.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -145,11 +145,7 @@ class MapRows:
     function: UserFunction
 
     def __call__(self, rows: Rows) -> Rows:
-        # With what makes columns of the results: that gives other threads a turn at each row, too.
-        with self.function.loop_limit.loop(rows.elements(), len(rows)) as elements:
-            return self._made(rows, elements)
-
-    def _made(self, rows: Rows, elements: Iterable[Any]) -> Rows:
+        elements = self.function.loop_limit.loop(rows.elements(), len(rows))
         values: list[Any] = []
         with SeedsInCall() as seeds:
             structure = self._call_each(rows, elements, values, seeds)
