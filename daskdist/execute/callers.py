@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -142,6 +143,10 @@ class Caller(Protocol):
         """Whether a result is there."""
         ...
 
+    def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        """Wait until one of several results is there."""
+        ...
+
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         """What is known of a result; None where it is not there yet and ``wait`` is False."""
         ...
@@ -213,6 +218,9 @@ class Now:
 
     def is_done(self, handle: Handle) -> bool:
         return True
+
+    def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        pass
 
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         return report_of(handle)
@@ -314,6 +322,9 @@ class Threads:
     def is_done(self, handle: Future[Any]) -> bool:
         return handle.done()
 
+    def wait_for_one(self, handles: Sequence[Future[Any]]) -> None:
+        futures.wait(handles, return_when=futures.FIRST_COMPLETED)
+
     def report(self, handle: Future[Rows], *, wait: bool) -> Report | None:
         return report_of(handle.result()) if wait or handle.done() else None
 
@@ -350,7 +361,7 @@ class NeverRun:
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise DaskdistError("a call was made where none may be")
 
-    call = source = upstream = stream = is_done = report = result = results = _refuse
+    call = source = upstream = stream = is_done = wait_for_one = report = result = results = _refuse
 
     def places(self, read: Read) -> Places | None:
         return None

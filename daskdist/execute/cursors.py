@@ -134,6 +134,8 @@ class BlockCursor:
 
     def _first(self) -> BlockRef:
         if not self.in_order:
+            if self.interpreter.waits:
+                self.interpreter.caller.wait_for_one([ref.handle for ref in self.pending])
             for ref in self.pending:
                 if self.interpreter.caller.is_done(ref.handle):
                     return ref

@@ -85,6 +85,9 @@ class Record:
     def is_done(self, handle: Handle) -> bool:
         return False
 
+    def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        pass
+
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         if not wait:
             return None

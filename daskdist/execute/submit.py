@@ -216,6 +216,9 @@ class Submit:
     def is_done(self, handle: Future) -> bool:
         return bool(handle.done())
 
+    def wait_for_one(self, handles: Sequence[Future]) -> None:
+        self.wait(handles, is_one_enough=True)
+
     def _submit(
         self, name: str, on: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
     ) -> Future:
@@ -286,8 +289,8 @@ class Submit:
         finally:
             task.cancel()
 
-    def wait(self, handles: Sequence[Future]) -> None:
-        """Wait until calls are over, however they end.
+    def wait(self, handles: Sequence[Future], *, is_one_enough: bool = False) -> None:
+        """Wait until calls are over, or one of them where that is enough, however they end.
 
         Raises
         ------
@@ -296,9 +299,10 @@ class Submit:
             needs is no longer there.
         """
         self._check_open()
-        if all(handle.status in ("finished", "error") for handle in handles):
+        enough = any if is_one_enough else all
+        if enough(handle.status in ("finished", "error") for handle in handles):
             return
-        with self.waiting(handles) as are_over:
+        with self.waiting(handles, "FIRST_COMPLETED" if is_one_enough else "ALL_COMPLETED") as are_over:
             try:
                 while not are_over(LOOK_EVERY_S):
                     self._check_workers()
@@ -314,15 +318,19 @@ class Submit:
                 handle.result()
 
     @contextlib.contextmanager
-    def waiting(self, handles: Sequence[Future]) -> Iterator[Callable[[float], bool]]:
-        """What waits for calls for some seconds, and tells whether they are all over, however they ended.
+    def waiting(
+        self, handles: Sequence[Future], return_when: str = "ALL_COMPLETED"
+    ) -> Iterator[Callable[[float], bool]]:
+        """What waits for calls for some seconds, and tells whether all or one of them are over, however they ended.
 
         It raises Dask's error if what one needs is no longer there.
         """
         # Not `distributed.wait`: to tell it the client, `Client.as_current` sets Dask's scheduler for the whole
         # process, and for good where two threads wait. Nor its timeout: each time that is over there is an error in
         # whose frames the futures stay until the garbage collector comes.
-        task = asyncio.run_coroutine_threadsafe(_wait(list(handles)), self.client.loop.asyncio_loop)
+        task = asyncio.run_coroutine_threadsafe(
+            _wait(list(handles), return_when=return_when), self.client.loop.asyncio_loop
+        )
 
         def are_over(within_s: float) -> bool:
             if not futures_wait([task], timeout=within_s).done:
