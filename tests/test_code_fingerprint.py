@@ -19,7 +19,7 @@ from conftest import mirrored
 
 import daskdist
 from daskdist import Dataset
-from daskdist.core.code_fingerprint import code_fingerprint, fingerprint_of
+from daskdist.core.functions.code_fingerprint import code_fingerprint, fingerprint_of
 
 _NUMBERS = itertools.count()
 
@@ -133,7 +133,7 @@ def test_pickled_by_value_it_is_the_same(project, way):
 
 def test_it_is_the_same_in_every_process(project):
     program = """
-        from daskdist.core.code_fingerprint import fingerprint_of
+        from daskdist.core.functions.code_fingerprint import fingerprint_of
         import enum, functools, datetime, numpy as np
         K = 3
         class Color(enum.Enum):
@@ -209,7 +209,7 @@ def test_iterators_of_itertools_are_not_pickled(recwarn):
 
 
 def test_versions_of_installed_packages_count(monkeypatch):
-    from daskdist.core import installed_packages as module
+    from daskdist.core.functions import installed_packages as module
 
     def f(x):
         return np.log(x)

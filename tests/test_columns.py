@@ -10,7 +10,7 @@ import pytest
 from daskdist import Dataset, errors
 from daskdist.core.block import Block, from_items
 from daskdist.core.columns import column_of, plain_leaves_of
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.structure import Structure, as_array
 from daskdist.ops.map import MapRows
 from daskdist.testing import same_elements

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset, MirroredStrategy, PerReplicaSpec, Ragged, TensorSpec, errors
-from daskdist.core.function import numbers_in
+from daskdist.core.functions.user_function import numbers_in
 from daskdist.core.structure import Structure
 
 WORDS = np.array(["a b c", "d", "e f", ""], np.dtypes.StringDType())

@@ -13,7 +13,7 @@ import pytest
 
 import daskdist
 from daskdist import Dataset
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.errors import UserFunctionError
 
 FACTOR = 2

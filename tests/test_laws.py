@@ -14,7 +14,7 @@ import pytest
 import daskdist
 from daskdist import Dataset, Ragged, TensorSpec
 from daskdist.core.block import Block, Bundle
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute
 from daskdist.core.spec import ElementSpec

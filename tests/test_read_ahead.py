@@ -12,7 +12,7 @@ from conftest import mirrored, threads_of_passes
 
 import daskdist
 from daskdist import Dataset, Options, TensorSpec
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.execute.stream.element_puller import ElementPuller
 from daskdist.execute.stream.element_reader import ElementReader

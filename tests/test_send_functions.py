@@ -12,7 +12,7 @@ import pytest
 
 import daskdist
 from daskdist import Dataset, errors
-from daskdist.core.code_fingerprint import fingerprint_of
+from daskdist.core.functions.code_fingerprint import fingerprint_of
 from daskdist.errors import ArgumentError
 
 RNG = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as hnp
 
 from daskdist import Dataset, Options
 from daskdist.core.block import Batches, Block, Bundle
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import SpecUnknown
 from daskdist.core.structure import Nested, Structure

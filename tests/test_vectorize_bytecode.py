@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.structure import Structure
 from daskdist.core.vectorize import bytecode, instructions
 from daskdist.core.vectorize.apply import traced

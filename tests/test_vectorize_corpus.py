@@ -19,7 +19,7 @@ import pytest
 
 from daskdist import Dataset
 from daskdist.core.block import Block
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.structure import Structure, call_with
 from daskdist.core.vectorize import apply
 from daskdist.core.vectorize.apply import Vectorised

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from daskdist.core.code_fingerprint import fingerprint_of
-from daskdist.core.fixed_values import with_views
-from daskdist.core.function import functions_of, location
+from daskdist.core.functions.code_fingerprint import fingerprint_of
+from daskdist.core.functions.fixed_values import with_views
+from daskdist.core.functions.user_function import functions_of, location
 from daskdist.core.node import Node
 from daskdist.errors import ArgumentError
 from daskdist.execute.pickling import culprit, dumps_on_host, kind_of

@@ -11,7 +11,7 @@ import numpy as np
 from daskdist.core.arguments import whole_numbers, yes_or_no
 from daskdist.core.block import Rows
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Compute, Fact, Primitive, gathered
 from daskdist.core.selection.intervals import Index

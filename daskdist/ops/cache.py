@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import code_of
+from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import Facts, Transformation, counting, walk
 from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive

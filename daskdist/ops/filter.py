@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Rows
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.seed import SeedsInCall

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Source
 from daskdist.core.origin import Origin
 from daskdist.core.primitive import Primitive, Stream

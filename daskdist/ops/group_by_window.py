@@ -12,7 +12,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Batches, Block, Bundle, Rows, merge
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts
 from daskdist.core.primitive import (
     Arrange,

@@ -9,7 +9,7 @@ from typing import Any
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.columns import column_of, plain_leaves_of
-from daskdist.core.function import UserFunction, numbers_in
+from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
 from daskdist.core.seed import SeedsInCall

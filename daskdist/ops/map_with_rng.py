@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from daskdist.core.arguments import whole_number
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Compute, Primitive

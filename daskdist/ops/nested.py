@@ -11,7 +11,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
-from daskdist.core.function import UserFunction, numbers_in
+from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import ExpandingNode, Facts, Node, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.seed import SeedsInCall

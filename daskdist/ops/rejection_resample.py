@@ -11,7 +11,7 @@ import numpy as np
 from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, from_items
-from daskdist.core.function import UserFunction, numbers_in
+from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Chain, Primitive
 from daskdist.core.seed import SeedsInCall

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, gathered
 from daskdist.core.selection.runs import Run

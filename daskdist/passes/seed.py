@@ -8,7 +8,7 @@ from typing import Any
 
 from dask.base import tokenize
 
-from daskdist.core.function import code_of
+from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import Node, Source, walk
 
 

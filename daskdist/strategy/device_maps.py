@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure

@@ -19,7 +19,7 @@ import optree
 from daskdist.core.block import writable_element
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failures import FailedElement, PartlyFailed, ReportedFailures, raw_item
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.primitive import Epoch
 from daskdist.core.spec import ElementSpec, PerReplicaSpec

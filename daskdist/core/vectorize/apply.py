@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from daskdist.core.block import Batches, Block, Bundle, Rows, from_items
-from daskdist.core.function import UserFunction
+from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Node, lower
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import SpecUnknown, TensorSpec

@@ -30,9 +30,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.code_references import Chain, Import, references_of
-from daskdist.core.installed_packages import package_of
-from daskdist.core.random_generators import GeneratorUses
+from daskdist.core.functions.code_references import Chain, Import, references_of
+from daskdist.core.functions.installed_packages import package_of
+from daskdist.core.functions.random_generators import GeneratorUses
 
 # Names by which functions make generators of their own.
 _MAKING_GENERATORS: Final = frozenset({"default_rng", "Generator", "RandomState", "Random", "SeedSequence"})

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.code_references import references_of
-from daskdist.core.installed_packages import package_of
+from daskdist.core.functions.code_references import references_of
+from daskdist.core.functions.installed_packages import package_of
 
 _PLAIN: Final = (
     int,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Final, Self
 
-from daskdist.core.code_fingerprint import Fingerprint, fingerprint_of
-from daskdist.core.fixed_values import FixedValues, with_values
+from daskdist.core.functions.code_fingerprint import Fingerprint, fingerprint_of
+from daskdist.core.functions.fixed_values import FixedValues, with_values
 from daskdist.core.loop_limit import LoopLimit
 from daskdist.core.node import Node, walk
 from daskdist.core.structure import Structure

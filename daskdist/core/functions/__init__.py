@@ -1,0 +1,1 @@
+"""Functions of users: what they refer to, their fingerprints, and how they are called."""
