@@ -4,39 +4,69 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import uuid
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from distributed import Worker
-from distributed.comm import Comm, connect
+from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
 from daskdist.strategy.steps.outbox import packed, unpacked
 
 _OPERATION: Final = "daskdist_results"
+_ACKNOWLEDGED_WITHIN_S: Final = 0.05
+# Connections in a row by which nothing came to be acknowledged.
+_MOST_IN_VAIN: Final = 3
+# Senders of which it is remembered what came last.
+_MOST_SENDERS: Final = 4096
 
 
 class _Link:
-    """Messages that wait to be sent to one worker, each with a function that is told why it could not be."""
+    """Messages to one worker, each kept until that has acknowledged it."""
 
     def __init__(self) -> None:
-        self.unsent: list[tuple[Any, Callable[[str], None]]] = []
+        self.name = uuid.uuid4().hex
+        # Each with a function that is told why it could not be sent.
+        self.kept: deque[tuple[Any, Callable[[str], None]]] = deque()
         self.event = asyncio.Event()
+        # Messages that are acknowledged, and how many of those that are kept were written to the comm.
+        self.num_acknowledged = self._num_written = 0
 
     async def write_all(self, comm: Comm) -> None:
-        """Send messages for as long as the comm is open."""
+        """Send all messages that are kept, and those that come, for as long as the comm is open."""
+        self._num_written = 0
+        self.event.set()
         while True:
             await self.event.wait()
             self.event.clear()
-            while self.unsent:
-                batch = [message for message, _ in self.unsent]
-                await comm.write(packed(batch, comm))
-                del self.unsent[: len(batch)]
+            while self._num_written < len(self.kept):
+                batch = [message for message, _ in itertools.islice(self.kept, self._num_written, None)]
+                first = self.num_acknowledged + self._num_written + 1
+                self._num_written = len(self.kept)
+                await comm.write(packed([first, *batch], comm))
+
+    async def read_all(self, comm: Comm) -> None:
+        """Drop the messages that are acknowledged, for as long as the comm is open."""
+        while True:
+            self.acknowledge(await comm.read())
+
+    def acknowledge(self, number: int) -> None:
+        """Drop the messages up to a number: they came."""
+        while self.num_acknowledged < number:
+            self.kept.popleft()
+            self.num_acknowledged += 1
+            self._num_written -= 1
 
 
 class Peers:
     """The connections by which one worker sends results to others.
+
+    Each message arrives once and in order, though a connection breaks: it is numbered, kept until it is acknowledged,
+    and sent again by the next connection. Kept are results of calls that are under way, and of those just over.
 
     Parameters
     ----------
@@ -51,6 +81,8 @@ class Peers:
         self._receive = receive
         self._links: dict[str, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # By the name of a sender's link, the number of the last message that came.
+        self._last: OrderedDict[str, int] = OrderedDict()
         worker.handlers[_OPERATION] = self._serve
 
     def send(self, address: str, message: Any, failed: Callable[[str], None]) -> None:
@@ -58,39 +90,73 @@ class Peers:
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = _Link()
-            task = asyncio.ensure_future(self._write(address, link))
+            task = asyncio.ensure_future(self._send_all(address, link))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        link.unsent.append((message, failed))
+        link.kept.append((message, failed))
         link.event.set()
 
-    async def _write(self, address: str, link: _Link) -> None:
-        comm: Comm | None = None
-        why = "it was closed"
+    async def _send_all(self, address: str, link: _Link) -> None:
+        why, num_in_vain = "it was closed", 0
         try:
-            comm = await connect(address, **self._worker.connection_args)
-            await comm.write({"op": _OPERATION, "reply": False})
-            # Nothing comes: reading ends when the connection does.
-            ends = [asyncio.ensure_future(each) for each in (link.write_all(comm), comm.read())]
-            try:
-                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                next(iter(done)).result()
-            finally:
-                for each in ends:
-                    each.cancel()
-                await asyncio.gather(*ends, return_exceptions=True)
+            while num_in_vain < _MOST_IN_VAIN:
+                before = link.num_acknowledged
+                try:
+                    await self._send_by_one(address, link)
+                except CommClosedError as error:
+                    why = f"{type(error).__name__}: {error}"
+                if not link.kept:
+                    break
+                num_in_vain = num_in_vain + 1 if link.num_acknowledged == before else 0
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         finally:
             del self._links[address]
-            if comm is not None:
-                comm.abort()
-            for _, failed in link.unsent:
+            for _, failed in link.kept:
                 failed(why)
 
-    async def _serve(self, comm: Comm) -> Any:
-        with contextlib.suppress(OSError):
-            while True:
-                for message in unpacked(await comm.read()):
-                    self._receive(message)
+    async def _send_by_one(self, address: str, link: _Link) -> None:
+        comm, ends = await connect(address, **self._worker.connection_args), []
+        try:
+            await comm.write({"op": _OPERATION, "reply": False, "link": link.name})
+            link.acknowledge(await comm.read())
+            ends = [asyncio.ensure_future(each) for each in (link.write_all(comm), link.read_all(comm))]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            next(iter(done)).result()
+        finally:
+            for each in ends:
+                each.cancel()
+            comm.abort()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _serve(self, comm: Comm, link: str) -> Any:
+        came = asyncio.Event()
+        acknowledging = asyncio.ensure_future(self._acknowledge(comm, link, came))
+        # What it raises, reading raises too.
+        acknowledging.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            with contextlib.suppress(OSError):
+                # By connections before.
+                await comm.write(self._last.get(link, 0))
+                while True:
+                    first, *messages = unpacked(await comm.read())
+                    for number, message in enumerate(messages, first):
+                        # The connection before may still bring it, too.
+                        if number > self._last.get(link, 0):
+                            self._last[link] = number
+                            self._receive(message)
+                    came.set()
+        finally:
+            acknowledging.cancel()
         return Status.dont_reply
+
+    async def _acknowledge(self, comm: Comm, link: str, came: asyncio.Event) -> None:
+        while True:
+            await came.wait()
+            # Together with those that come soon.
+            await asyncio.sleep(_ACKNOWLEDGED_WITHIN_S)
+            came.clear()
+            await comm.write(self._last[link])
+            self._last.move_to_end(link)
+            if len(self._last) > _MOST_SENDERS:
+                self._last.popitem(last=False)
