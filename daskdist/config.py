@@ -51,6 +51,15 @@ DEFAULTS: Final[dict[str, Any]] = {
     # waited for; loops over distributed datasets may take as long as they like. A worker that does not answer for so
     # long, or for five minutes, is lost.
     "timeouts": {"connect": 8, "workers": 30, "collective": 300, "step": 3600},
+    # The data service: for how many seconds a job is kept that nobody reads; the most bytes of elements that a worker
+    # keeps of one task, produced and not acknowledged; the most that are on their way to one consumer from one worker;
+    # and the most that a cache which trainers share keeps on one worker.
+    "service": {
+        "job-gc-timeout": 600,
+        "buffer-bytes": "64 MiB",
+        "window-bytes": "32 MiB",
+        "cache-bytes": "256 MiB",
+    },
 }
 
 dask.config.update_defaults({"daskdist": DEFAULTS})

@@ -102,8 +102,11 @@ from daskdist.passes.plan import plan
 from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_fingerprints
 from daskdist.passes.simplify import simplify
+from daskdist.service.request import ServiceRequest
+from daskdist.sharding import AutoShardPolicy
 
 if TYPE_CHECKING:
+    from daskdist.service.modes import CrossTrainerCache
     from daskdist.strategy.strategy import Strategy
 
 logger: Final = logging.getLogger("daskdist")
@@ -1582,6 +1585,78 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         2
         """
         return function(self, *args, **options)
+
+    def serve(
+        self,
+        service: Any = None,
+        processing_mode: Any = "distributed_epoch",
+        job_name: str | None = None,
+        *,
+        consumer_index: int | None = None,
+        num_consumers: int | None = None,
+        max_outstanding_requests: int | None = None,
+        compression: str | None = "AUTO",
+        cross_trainer_cache: CrossTrainerCache | None = None,
+        target_workers: str = "AUTO",
+        on_consumer_loss: str = "redeliver",
+    ) -> Dataset:
+        """Return the elements, produced by a cluster's workers; what is applied to them after it runs in this process.
+
+        Each iteration begins a job, or takes part in the one of the given name.
+
+        Parameters
+        ----------
+        service
+            A Dask client or cluster, the address of a scheduler, a scheduler file; this program's client if None.
+        processing_mode
+            ``"distributed_epoch"``: each element once. ``"parallel_epochs"``: all of them from each worker, each in its
+            own shuffle order. Or a `daskdist.data.service.ShardingPolicy`.
+        job_name
+            Datasets of one job name share its elements: each goes to whoever asks first. Each iteration and each
+            repetition is a job of its own, by its number. A job of its own for each iteration if None.
+        consumer_index, num_consumers
+            For reads in rounds: in each round, each of the consumers gets one element of the same worker, by its index.
+        max_outstanding_requests
+            The most elements that are sent from one worker and not used; bounded by bytes only if None.
+        compression
+            ``"AUTO"`` compresses what goes to another host.
+        cross_trainer_cache
+            Has trainers with different ids read the same elements, which are produced once.
+        target_workers
+            ``"LOCAL"`` to read from workers of this host only.
+        on_consumer_loss
+            What becomes of elements that a consumer had taken when its process was lost: ``"redeliver"`` gives them to
+            others, ``"drop"`` does not.
+
+        Raises
+        ------
+        ArgumentError
+            An argument is none of those allowed, or does not go with others or the dataset.
+
+        Notes
+        -----
+        Where no process is lost each element comes as often as the mode says. Where a worker is lost, its elements are
+        produced again and come exactly once to consumers that live; in ``"parallel_epochs"`` at least once, from other
+        workers.
+        """
+        from daskdist.service.address import service_address
+        from daskdist.service.served import served
+
+        request = ServiceRequest.of(
+            processing_mode,
+            job_name=job_name,
+            consumer_index=consumer_index,
+            num_consumers=num_consumers,
+            max_outstanding_requests=max_outstanding_requests,
+            compression=compression,
+            cross_trainer_cache=cross_trainer_cache,
+            target_workers=target_workers,
+            on_consumer_loss=on_consumer_loss,
+        )
+        node = served(self._node, self._spec, self._fingerprint, request, service_address(service))
+        made = type(self)(node)
+        # A job that is shared deals its elements out itself.
+        return made if job_name is None else made.with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
 
     # --- options ---
 

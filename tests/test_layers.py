@@ -42,7 +42,7 @@ RANKS = {
     "tpu": 7,
     "strategy": 6,
     "tensorflow": 6.5,
-    "service": 6,
+    "service": 4.5,
     "cli": 7,
     "frameworks": 7,
     "preload": 7,
@@ -75,13 +75,21 @@ LAZY = {
 }
 
 # Files of ours that import such a library at their top.
-HEAVY = {"daskdist.execute.submit", "daskdist.strategy.multi_worker", "daskdist.display.dashboard"}
+HEAVY = {
+    "daskdist.execute.submit",
+    "daskdist.strategy.multi_worker",
+    "daskdist.display.dashboard",
+    "daskdist.service.address",
+    "daskdist.service.served",
+    "daskdist.service.scheduler_plugin",
+}
 
 # Library -> where it may be imported.
 HOMES = {
     "distributed": (
         "execute/submit.py",
         "execute/bringing.py",
+        "execute/outbox.py",
         "strategy/cluster_resolver.py",
         "strategy/asking.py",
         "strategy/desk.py",

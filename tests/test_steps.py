@@ -20,10 +20,10 @@ from distributed.protocol import deserialize
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
+from daskdist.execute.outbox import packed, unpacked
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.executor import Executor, run_ready
-from daskdist.strategy.steps.outbox import packed, unpacked
 from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
 from daskdist.strategy.tree import list_spec
 

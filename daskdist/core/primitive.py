@@ -212,6 +212,31 @@ class ElementStream(Protocol):
         ...
 
 
+class RowReader(Protocol):
+    """Elements that come one after the other, as rows."""
+
+    def take(self, num_rows: int, *, wait: bool) -> Rows:
+        """Return the next elements, at most so many.
+
+        Raises
+        ------
+        Exhausted
+            There are no more.
+        NotReady
+            Not to ``wait``, and none are there yet.
+        """
+        ...
+
+    def take_exactly(self, num_rows: int) -> Rows:
+        """Return so many elements, however long they take; fewer at the end."""
+        ...
+
+    @property
+    def close(self) -> Callable[[], None]:
+        """Let go of what gives them."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Stream:
     """Elements that come one after the other and from this process only, as a generator's do.
@@ -227,12 +252,15 @@ class Stream:
     begin
         Starts a pass of what is held, on that worker: ``begin([value], epoch)`` gives what has the method
         ``pull(num_rows)``.
+    read
+        Starts a pass of elements that come as rows, instead of ``start``.
     """
 
     start: Callable[[], ElementStream]
     name: str
     held: Any = None
     begin: Callable[[Sequence[Any], Epoch], Any] | None = None
+    read: Callable[[Epoch], RowReader] | None = None
     grouped = 0
 
 

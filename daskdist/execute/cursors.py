@@ -22,6 +22,7 @@ from daskdist.core.primitive import (
     Exhausted,
     NotReady,
     Read,
+    RowReader,
     Split,
     Stream,
     payload_itself,
@@ -357,7 +358,7 @@ class StreamCursor(BlockCursor):
         self.stream = stream
         # The number of the next element, and how many were taken here, where it was gone on from a position.
         self._number = self._num_taken = 0
-        self._reader: ElementReader | ElementPuller | None = None
+        self._reader: RowReader | None = None
         # Of one that an operation opened for an element: the place of that operation, whatever the element.
         self._place = tuple([step for step in path if not isinstance(step, Key)])
         self._is_nested = len(self._place) < len(path)
@@ -388,7 +389,10 @@ class StreamCursor(BlockCursor):
         return block
 
     @property
-    def _elements(self) -> ElementReader | ElementPuller:
+    def _elements(self) -> RowReader:
+        if self._reader is None and self.stream.read is not None:
+            self._reader = self.stream.read(self.epoch)
+            self.interpreter.note_reader(self._reader)
         if self._reader is None:
             interpreter = self.interpreter
             limit_bytes = min(interpreter.caller.bundle_bytes, interpreter.most_bytes)

@@ -95,7 +95,7 @@ class ElementIterator(Iterator[Any]):
         self._is_over = False
         self.lock = RLock()
         # Also where it was never begun.
-        Finalizer(self, caller.close)
+        Finalizer(self, self._interpreter.close)
 
     def __next__(self) -> Any:
         with self.lock:
@@ -118,7 +118,7 @@ class ElementIterator(Iterator[Any]):
                 if interpreter.num_skipped and not self._is_over:
                     logger.warning("left out %d elements in all", interpreter.num_skipped)
                 self._is_over = True
-                interpreter.caller.close()
+                interpreter.close()
                 break
         raise StopIteration
 
@@ -128,7 +128,7 @@ class ElementIterator(Iterator[Any]):
 
         A thread that is taking an element is waited for.
         """
-        self._interpreter.caller.close()
+        self._interpreter.close()
         self._delivery, self._current = None, _Current()
 
     @property
@@ -323,4 +323,4 @@ def rows_by(
             if rows is not None:
                 yield rows
     finally:
-        caller.close()
+        interpreter.close()

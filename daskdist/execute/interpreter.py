@@ -11,13 +11,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle, pairwise
 from typing import Any, Final
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.origin import Skipped
-from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
+from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, RowReader, Stream
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import RowIntervals
@@ -90,6 +90,18 @@ class Interpreter:
         self.num_skipped = 0
         self.skipped_of: Counter[str] = Counter()
         self._turns = cycle(workers)
+        # What gives elements that come one after the other.
+        self._readers: WeakSet[RowReader] = WeakSet()
+
+    def note_reader(self, reader: RowReader) -> None:
+        """Have a reader closed at the end."""
+        self._readers.add(reader)
+
+    def close(self) -> None:
+        """Make no calls any more, and let go of what gives elements."""
+        for reader in list(self._readers):
+            reader.close()
+        self.caller.close()
 
     def open(self, primitive: Primitive, path: Path = ()) -> Opener:
         """What starts a stream of the primitive's elements for an epoch; ``path`` is how it is reached."""

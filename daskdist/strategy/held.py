@@ -97,7 +97,7 @@ class Pass:
         self._interpreter = _Noting(caller, budget_bytes=dataset.options().memory_budget_bytes)
         self._rows = rows_by(self._interpreter, dataset.primitive, epoch, lambda: _without_rows(dataset))
         self._rest: Rows | None = None
-        Finalizer(self, caller.close)
+        Finalizer(self, self._interpreter.close)
 
     def pull(self, num_rows: int) -> Rows:
         """The next elements, at most so many; none at the end."""

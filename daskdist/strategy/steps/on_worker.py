@@ -22,12 +22,12 @@ from distributed.worker import _worker_cvar
 from daskdist.config import sent
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.failure import Failure
+from daskdist.execute.outbox import Outbox, unpacked
 from daskdist.execute.pickling import load_sent
 from daskdist.strategy.desk import Desk, desk_of
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.data_keys import DataKeys, data_keys_of
 from daskdist.strategy.steps.executor import Executor, run_ready
-from daskdist.strategy.steps.outbox import Outbox, unpacked
 from daskdist.strategy.steps.outcomes import Failed, loaded_structure, received, travelling
 from daskdist.strategy.steps.peers import Peers
 from daskdist.strategy.steps.replica_call import LOOP, ReplicaSlot, call_replica

@@ -1,0 +1,1 @@
+"""The data service: pipelines that run on a cluster's workers and are read from anywhere."""

@@ -1,0 +1,118 @@
+"""Where the service is."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from distributed import Client, Security, get_worker
+from distributed.client import _get_global_client
+from distributed.deploy import Cluster
+
+from daskdist.errors import ArgumentError, ClusterError
+
+# What TensorFlow's programs have for its own protocol.
+_PROTOCOLS: Final = {"grpc": "tcp", "grpc+local": "tcp"}
+
+
+@dataclass(frozen=True)
+class ServiceAddress:
+    """The scheduler that has the service.
+
+    Parameters
+    ----------
+    address
+        Its address, such as ``"tcp://10.0.0.1:8786"``.
+    security
+        How to connect to it; what Dask's configuration says if None.
+    """
+
+    address: str
+    security: Security | None = field(default=None, repr=False, compare=False)
+
+    def connection_args(self) -> dict[str, Any]:
+        """Return the arguments of `distributed.comm.connect`."""
+        args: dict[str, Any] = (self.security or Security()).get_connection_args("client")
+        return args
+
+
+def service_address(service: Any) -> ServiceAddress:
+    """Return the address of a service.
+
+    Parameters
+    ----------
+    service
+        A Dask client or cluster; an address such as ``"tcp://host:8786"``, ``"tls://..."``, or ``"grpc://..."``, which
+        is taken as ``tcp``; ``"host:8786"``; a pair of a protocol and an address; the path of a scheduler file; or None
+        for the client of this program, or the scheduler of this worker.
+
+    Raises
+    ------
+    ArgumentError
+        It is none of these.
+    ClusterError
+        It is None, and there is neither a client nor a worker; or the client is closed.
+    """
+    if service is None:
+        return _current()
+    if isinstance(service, ServiceAddress):
+        return service
+    if isinstance(service, Client):
+        if service.scheduler is None:
+            raise ClusterError("the client that was given as the service is closed; give one that is connected")
+        return ServiceAddress(service.scheduler.address, service.security)
+    if isinstance(service, Cluster):
+        return ServiceAddress(service.scheduler_address, service.security)
+    if isinstance(service, os.PathLike):
+        return _of_file(os.fspath(service))
+    if isinstance(service, tuple) and len(service) == 2 and all(isinstance(each, str) for each in service):
+        protocol, rest = service
+        return service_address(rest if "://" in rest else f"{protocol}://{rest}")
+    if isinstance(service, str):
+        return _of_text(service)
+    target = getattr(service, "target", None)
+    if isinstance(target, str):
+        # A `DispatchServer`.
+        return _of_text(target)
+    raise ArgumentError(
+        f"service is of type {type(service).__name__}; give a Dask client or cluster, an address such as "
+        "'tcp://host:8786', or the path of a scheduler file"
+    )
+
+
+def _current() -> ServiceAddress:
+    client = _get_global_client()
+    if client is not None and client.scheduler is not None:
+        return ServiceAddress(client.scheduler.address, client.security)
+    try:
+        worker = get_worker()
+    except ValueError:
+        raise ClusterError(
+            "no service was given, and there is no Dask client; make one, or give the address of a scheduler, such as "
+            "service='tcp://host:8786'"
+        ) from None
+    return ServiceAddress(worker.scheduler.address, worker.security)
+
+
+def _of_text(text: str) -> ServiceAddress:
+    if text.endswith(".json") and "://" not in text:
+        return _of_file(text)
+    protocol, separator, rest = text.partition("://")
+    if not separator:
+        protocol, rest = "tcp", text
+    if not rest or not protocol or "://" in rest:
+        raise ArgumentError(f"service is {text!r}; give an address such as 'tcp://host:8786'")
+    if ":" not in rest.rpartition("]")[2] and protocol in ("tcp", "tls", *_PROTOCOLS):
+        raise ArgumentError(f"service is {text!r}, which has no port; give one, such as '{text}:8786'")
+    return ServiceAddress(f"{_PROTOCOLS.get(protocol, protocol)}://{rest}")
+
+
+def _of_file(path: str) -> ServiceAddress:
+    try:
+        with open(path) as file:
+            address = json.load(file)["address"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"the scheduler file {path!r} cannot be read: {type(error).__name__}: {error}") from error
+    return ServiceAddress(address)

@@ -1,0 +1,297 @@
+"""What a worker does for a task: it produces the elements, keeps them until they are acknowledged, and sends them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import cloudpickle
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Block, Rows
+from daskdist.core.node import Node
+from daskdist.core.primitive import Primitive
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers import Caller, embedded
+from daskdist.execute.embedded import rows_by
+from daskdist.execute.failure import Failure
+from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.roster import Roster
+from daskdist.execute.submit import Submit
+from daskdist.ops.with_options import Options, WithOptions, merged_options
+from daskdist.passes.autoshard import autoshard
+from daskdist.passes.plan import plan
+from daskdist.passes.seed import drawn_seeds, with_drawn
+from daskdist.service.delivery import Action, Consumer, Done, End, Forget, Recall, Send, delivery_of
+from daskdist.service.dispatcher import TaskSpec
+from daskdist.service.intervals import Intervals
+from daskdist.service.modes import ShardingPolicy
+from daskdist.sharding import AutoShardPolicy
+
+logger: Final = logging.getLogger("daskdist")
+
+_SHARED_OUT: Final = {ShardingPolicy.FILE: AutoShardPolicy.FILE, ShardingPolicy.HINT: AutoShardPolicy.HINT}
+
+
+@dataclass
+class _Part:
+    """Elements that are kept."""
+
+    first: int
+    rows: Rows
+    num_bytes: int
+    num_left: int
+
+
+class Producer:
+    """Produces the elements of a task in a thread; all else is done in the worker's event loop.
+
+    Parameters
+    ----------
+    spec
+        The task.
+    pickled
+        The dataset's node.
+    make_client
+        Connects to the scheduler, where the elements are produced by all workers.
+    call_soon
+        Has a function called in the event loop.
+    send
+        Sends a message to a consumer, by its name.
+    tell
+        Tells the dispatcher: ``("progress", pairs)`` or ``("done",)``.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        pickled: bytes,
+        make_client: Callable[[], Any],
+        call_soon: Callable[..., Any],
+        send: Callable[..., None],
+        tell: Callable[..., None],
+    ) -> None:
+        self.spec = spec
+        self.delivery = delivery_of(spec.options, spec.done, spec.expected)
+        self.failure: Failure | None = None
+        self.is_done = False
+        self.num_produced = 0
+        self.kept_bytes = 0
+        self._send = send
+        self._tell = tell
+        self._parts: dict[int, _Part] = {}
+        self._firsts: list[int] = []
+        self._limit_bytes = in_bytes("service.buffer-bytes")
+        self._room = threading.Condition()
+        self._is_stopped = False
+        self._is_wanted = self.delivery.is_wanted
+        self._unreported = Intervals()
+        self._thread = threading.Thread(
+            target=_produce,
+            args=(weakref.ref(self), spec, pickled, make_client, call_soon),
+            name="daskdist-service",
+            daemon=True,
+        )
+
+    def start(self) -> None:
+        """Begin to produce."""
+        self._thread.start()
+
+    # --- in the thread that produces ---
+
+    def wait_for_room(self) -> bool:
+        """Wait until more is to be produced; return whether that is so, and not stopped."""
+        with self._room:
+            self._room.wait_for(lambda: self._is_stopped or (self._is_wanted and self.kept_bytes < self._limit_bytes))
+            return not self._is_stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the task was stopped."""
+        return self._is_stopped
+
+    # --- in the event loop ---
+
+    def add(self, first: int, rows: Rows) -> None:
+        """Take rows that were produced, the first of them of a number."""
+        stop, num_bytes = first + len(rows), rows.nbytes
+        self.num_produced = stop
+        self._parts[first] = _Part(first, rows, num_bytes, len(rows))
+        self._firsts.append(first)
+        self._carry_out(self.delivery.produced(first, stop, num_bytes))
+
+    def end(self, failure: Failure | None) -> None:
+        """Note that no more are produced."""
+        self.failure = failure
+        self._carry_out(self.delivery.finished())
+
+    def join(self, consumer: Consumer, done: list[tuple[int, int]]) -> None:
+        """Add a consumer, and what it has acknowledged before."""
+        self._unreported.update(done)
+        try:
+            actions = self.delivery.joined(consumer, done)
+        except ArgumentError as error:
+            self._send(consumer.name, ("failed", self.spec.id, Failure.of(error)))
+            return
+        self._carry_out(actions)
+
+    def acknowledge(self, name: str, pairs: list[tuple[int, int]]) -> None:
+        """Note what a consumer is done with."""
+        self._unreported.update(pairs)
+        self._carry_out(self.delivery.acknowledged(name, pairs))
+
+    def take_back(self, name: str, pairs: list[tuple[int, int]]) -> None:
+        """Note what a consumer gives back."""
+        self._carry_out(self.delivery.returned(name, pairs))
+
+    def lose(self, name: str) -> None:
+        """Remove a consumer."""
+        self._carry_out(self.delivery.lost(name, redeliver=self.spec.options.redelivers))
+
+    def report(self) -> None:
+        """Tell the dispatcher what was acknowledged since the last time."""
+        pairs, self._unreported = list(self._unreported), Intervals()
+        if pairs and not self.is_done:
+            self._tell("progress", self.spec, pairs)
+
+    def stop(self) -> None:
+        """End the thread, and free everything; nothing is waited for."""
+        self._is_stopped = True
+        self._parts.clear()
+        with self._room:
+            self._room.notify_all()
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(name, first, stop):
+                    for begin, rows in self._rows(first, stop):
+                        self._send(name, ("rows", self.spec.id, begin, rows), rows.nbytes)
+                case Forget(first, stop):
+                    self._forget(first, stop)
+                case Recall(name):
+                    self._send(name, ("recall", self.spec.id))
+                case End(name) if self.failure is not None:
+                    self._send(name, ("failed", self.spec.id, self.failure))
+                case End(name):
+                    self._send(name, ("end", self.spec.id))
+                case Done() if self.failure is None:
+                    self.report()
+                    self.is_done = True
+                    self._tell("done", self.spec)
+        with self._room:
+            self._is_wanted = self.delivery.is_wanted
+            self._room.notify_all()
+
+    def _rows(self, first: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        for part in self._parts_of(first, stop):
+            begin, end = max(first, part.first), min(stop, part.first + len(part.rows))
+            is_all = end - begin == len(part.rows)
+            yield begin, _plain(part.rows if is_all else part.rows.slice(begin - part.first, end - part.first))
+
+    def _parts_of(self, first: int, stop: int) -> list[_Part]:
+        return [part for part in self._parts.values() if part.first < stop and first < part.first + len(part.rows)]
+
+    def _forget(self, first: int, stop: int) -> None:
+        for part in self._parts_of(first, stop):
+            part.num_left -= min(stop, part.first + len(part.rows)) - max(first, part.first)
+            if part.num_left <= 0:
+                del self._parts[part.first]
+                self.kept_bytes -= part.num_bytes
+
+    def count(self, num_bytes: int) -> None:
+        """Count bytes that are about to be added."""
+        with self._room:
+            self.kept_bytes += num_bytes
+
+
+def _plain(rows: Rows) -> Rows:
+    """Return rows without the notes on where each came from, which need not travel."""
+    return Block(rows.structure, rows.leaves, rows.label) if isinstance(rows, Block) else rows
+
+
+def _produce(
+    ref: weakref.ref[Producer],
+    spec: TaskSpec,
+    pickled: bytes,
+    make_client: Callable[[], Any],
+    call_soon: Callable[..., Any],
+) -> None:
+    # The producer may go away: the thread does not keep it.
+    failure: Failure | None = None
+    client: Any = None
+    try:
+        node: Node = cloudpickle.loads(pickled)
+        if spec.options.mode in (ShardingPolicy.DYNAMIC, ShardingPolicy.DATA):
+            client = make_client()
+        number = 0
+        done = Intervals(spec.done)
+        for rows in _rows_of(node, spec, client):
+            for begin, stop in done.missing(number, number + len(rows)):
+                part = rows if stop - begin == len(rows) else rows.slice(begin - number, stop - number)
+                producer = ref()
+                if producer is None or not producer.wait_for_room():
+                    return
+                producer.count(part.nbytes)
+                call_soon(_add, ref, begin, part)
+                del producer
+            number += len(rows)
+            producer = ref()
+            if producer is None or producer.is_stopped:
+                return
+            del producer
+    except BaseException as error:
+        error.add_note(f"raised while the data service produced elements, in its task {spec.id}")
+        failure = Failure.of(error)
+    finally:
+        if client is not None:
+            client.close(timeout=1)
+    call_soon(_end, ref, failure)
+
+
+def _add(ref: weakref.ref[Producer], first: int, rows: Rows) -> None:
+    producer = ref()
+    if producer is not None and not producer.is_stopped:
+        producer.add(first, rows)
+
+
+def _end(ref: weakref.ref[Producer], failure: Failure | None) -> None:
+    producer = ref()
+    if producer is not None and not producer.is_stopped:
+        producer.end(failure)
+
+
+def _rows_of(node: Node, spec: TaskSpec, client: Any) -> Iterator[Rows]:
+    primitive, caller = _planned(node, spec, client)
+    interpreter = Interpreter(caller, budget_bytes=merged_options(node).memory_budget_bytes)
+    return rows_by(interpreter, primitive, (spec.iteration,))
+
+
+def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller]:
+    # Element k is the same whoever produces it again.
+    node = WithOptions(node, Options(deterministic=True))
+    policy = _SHARED_OUT.get(spec.options.mode)
+    if policy is not None:
+        _, shares = autoshard(node, policy, spec.count)
+        node = shares[spec.index % len(shares)]
+    if spec.options.mode is ShardingPolicy.OFF:
+        # Each copy in an order of its own.
+        node = with_drawn(node, [seed + spec.index for seed in drawn_seeds(node)])
+    if client is not None:
+        return plan(node), _OnAllWorkers(client)
+    return plan(node), embedded(node, merged_options(node).num_threads)
+
+
+class _OnAllWorkers(Submit):
+    """Calls as tasks of whichever workers there are at the time."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client, Roster(list(client.scheduler_info(n_workers=-1)["workers"])))
+
+    def missing(self) -> list[str]:
+        """Return no worker: what was on one that is lost, Dask makes again on another."""
+        return []

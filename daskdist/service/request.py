@@ -1,0 +1,82 @@
+"""What a program asks of the service, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from daskdist.core.arguments import whole_number
+from daskdist.errors import ArgumentError
+from daskdist.service.modes import CrossTrainerCache, ShardingPolicy, checked_mode
+
+_COMPRESSIONS: Final = (None, "AUTO", "SNAPPY", "LZ4", "ZSTD")
+_LOSSES: Final = ("redeliver", "drop")
+_TARGETS: Final = ("AUTO", "ANY", "LOCAL")
+
+
+@dataclass(frozen=True)
+class ServiceRequest:
+    """How a dataset is read from the service; see `Dataset.serve` for what each means.
+
+    Raises
+    ------
+    ArgumentError
+        An argument is none of those allowed, or does not go with another.
+    """
+
+    mode: ShardingPolicy
+    job_name: str | None = None
+    consumer_index: int | None = None
+    num_consumers: int | None = None
+    max_outstanding_requests: int | None = None
+    compression: str | None = "AUTO"
+    cross_trainer_cache: CrossTrainerCache | None = None
+    target_workers: str = "AUTO"
+    on_consumer_loss: str = "redeliver"
+
+    @classmethod
+    def of(cls, processing_mode: Any, **options: Any) -> ServiceRequest:
+        """Return the request of arguments as users give them."""
+        target, compression = options.get("target_workers", "AUTO"), options.get("compression", "AUTO")
+        if isinstance(target, str):
+            options["target_workers"] = target.upper()
+        if isinstance(compression, str):
+            options["compression"] = compression.upper()
+        return cls(checked_mode(processing_mode), **options)
+
+    def __post_init__(self) -> None:
+        if self.job_name is not None and (not isinstance(self.job_name, str) or not self.job_name):
+            raise ArgumentError(f"job_name is {self.job_name!r}; give a non-empty string, or None")
+        for name, value, allowed in (
+            ("compression", self.compression, _COMPRESSIONS),
+            ("target_workers", self.target_workers, _TARGETS),
+            ("on_consumer_loss", self.on_consumer_loss, _LOSSES),
+        ):
+            if value not in allowed:
+                raise ArgumentError(f"{name} is {value!r}; give one of {', '.join(map(repr, allowed))}")
+        if self.max_outstanding_requests is not None:
+            whole_number("serve", "max_outstanding_requests", self.max_outstanding_requests, at_least=1)
+        self._check_consumers()
+        cache = self.cross_trainer_cache
+        if cache is not None:
+            if not isinstance(cache, CrossTrainerCache):
+                raise ArgumentError(f"cross_trainer_cache is {cache!r}; give CrossTrainerCache(trainer_id)")
+            if self.job_name is None:
+                raise ArgumentError("cross_trainer_cache needs a job_name, which all trainers have in common")
+            if self.num_consumers is not None:
+                raise ArgumentError("cross_trainer_cache and num_consumers do not go together; give one of them")
+
+    def _check_consumers(self) -> None:
+        if (self.consumer_index is None) != (self.num_consumers is None):
+            raise ArgumentError("consumer_index and num_consumers are given together, or neither of them")
+        if self.num_consumers is None or self.consumer_index is None:
+            return
+        whole_number("serve", "num_consumers", self.num_consumers, at_least=1)
+        whole_number("serve", "consumer_index", self.consumer_index, at_least=0)
+        if self.consumer_index >= self.num_consumers:
+            raise ArgumentError(
+                f"consumer_index is {self.consumer_index} of {self.num_consumers} consumers; give one from 0 to "
+                f"{self.num_consumers - 1}"
+            )
+        if self.job_name is None:
+            raise ArgumentError("consumers that read in rounds need a job_name in common; give one")

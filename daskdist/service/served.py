@@ -1,0 +1,190 @@
+"""``Dataset.serve``: a dataset that is read from the service."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import cloudpickle
+
+from daskdist.config import in_bytes
+from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.node import Facts, Node, Source
+from daskdist.core.pass_numbers import PassNumber
+from daskdist.core.primitive import Epoch, Primitive, Stream
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, ShardingError
+from daskdist.execute.pickling import culprit
+from daskdist.passes.autoshard import autoshard
+from daskdist.service.address import ServiceAddress
+from daskdist.service.consumer import ServedDataset, ServiceReader
+from daskdist.service.dispatcher import JobOptions, Join
+from daskdist.service.modes import ShardingPolicy
+from daskdist.service.request import ServiceRequest
+from daskdist.sharding import AutoShardPolicy
+
+_NO_LIMIT: Final = 2**62
+# In rounds elements are sent one by one.
+_AHEAD_IN_ROUNDS: Final = 16
+_BY_FILE: Final = (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
+
+
+class IterationNumbers:
+    """Numbers the iterations of a served dataset, each repetition for itself, from 0 on.
+
+    A pickled copy counts for itself.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Epoch, int] = {}
+        self._lock = threading.Lock()
+
+    def of(self, epoch: Epoch) -> int:
+        """Return the number of a pass; all who ask for one get the same."""
+        with self._lock:
+            return self._numbers.setdefault(epoch, len(self._numbers))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IterationNumbers, ()
+
+    def __dask_tokenize__(self) -> object:
+        return "IterationNumbers"
+
+
+@dataclass(frozen=True, eq=False)
+class Served(Source):
+    """The elements of a dataset that the service produces.
+
+    Parameters
+    ----------
+    request
+        How it is read.
+    address
+        Where the service is.
+    dataset_id
+        Its name in the service.
+    fingerprint
+        Of the pipeline that produces it.
+    known_spec, known_cardinality
+        Those of the dataset.
+    pipeline
+        What is registered where the service does not have it; None where it is known by its name alone.
+    """
+
+    request: ServiceRequest
+    address: ServiceAddress
+    dataset_id: str
+    fingerprint: str
+    known_spec: ElementSpec = field(repr=False)
+    known_cardinality: int = field(repr=False)
+    pipeline: Node | None = field(default=None, repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
+    numbers: IterationNumbers = field(default_factory=IterationNumbers, repr=False)
+
+    name = "serve"
+    facts = Facts()
+    is_listed = False
+    is_light = False
+    is_repeatable = False
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.known_spec
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE if self.known_cardinality == INFINITE else UNKNOWN
+
+    @property
+    def may_have_ragged_rows(self) -> bool:
+        return self.known_spec.has_ragged_rows
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Stream(_never, self.name, read=self._read)
+
+    def _read(self, epoch: Epoch) -> ServiceReader:
+        request = self.request
+        pipeline = self.pipeline
+        facts = cloudpickle.dumps((self.known_spec, self.known_cardinality))
+        dataset = ServedDataset(
+            self.dataset_id, self.fingerprint, None if pipeline is None else partial(_pickled, pipeline), facts
+        )
+        joining = {
+            "window_elements": request.max_outstanding_requests
+            or (_NO_LIMIT if request.num_consumers is None else _AHEAD_IN_ROUNDS),
+            "window_bytes": in_bytes("service.window-bytes"),
+            "index": request.consumer_index or 0,
+            "trainer": "" if request.cross_trainer_cache is None else request.cross_trainer_cache.trainer_id,
+        }
+        iteration = self.numbers.of(self.passes.of(epoch))
+        in_turn = request.num_consumers is not None
+        return ServiceReader(self.address, dataset, partial(self._join, iteration), joining, in_turn=in_turn)
+
+    def _join(self, iteration: int, name: str, num_workers: int, host: str) -> Join:
+        request = self.request
+        cache = None if request.cross_trainer_cache is None else in_bytes("service.cache-bytes")
+        options = JobOptions(
+            self._mode(num_workers),
+            request.num_consumers,
+            cache,
+            "LOCAL" if request.target_workers == "LOCAL" else "ANY",
+            request.on_consumer_loss == "redeliver",
+        )
+        return Join(name, self.dataset_id, request.job_name, iteration, options, host, request.consumer_index)
+
+    def _mode(self, num_workers: int) -> ShardingPolicy:
+        mode = self.request.mode
+        if mode not in _BY_FILE or self.pipeline is None:
+            return ShardingPolicy.FILE if mode in _BY_FILE else mode
+        try:
+            # One worker would read everything.
+            autoshard(self.pipeline, AutoShardPolicy.FILE, max(num_workers, 2))
+        except ShardingError:
+            if mode is ShardingPolicy.FILE:
+                raise
+            return ShardingPolicy.DATA
+        return ShardingPolicy.FILE
+
+
+def _never() -> Any:
+    raise ArgumentError("the elements of a served dataset come as rows")
+
+
+def _pickled(node: Node) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(node)
+    except Exception as error:
+        raise ArgumentError(
+            f"serve: the dataset cannot be sent to workers: {type(error).__name__}: {error}{culprit(node)}"
+        ) from error
+    return pickled
+
+
+def served(node: Node, spec: ElementSpec, fingerprint: str, request: ServiceRequest, address: ServiceAddress) -> Served:
+    """Return the node of a dataset that the service is to produce.
+
+    Raises
+    ------
+    ArgumentError
+        The request does not go with the dataset.
+    """
+    check_endless(request, node.cardinality)
+    return Served(request, address, fingerprint, fingerprint, spec, node.cardinality, node)
+
+
+def check_endless(request: ServiceRequest, cardinality: int) -> None:
+    """Refuse a dataset that has an end where readers would wait for others at it.
+
+    Raises
+    ------
+    ArgumentError
+        It has an end.
+    """
+    if cardinality == INFINITE:
+        return
+    if request.num_consumers is not None:
+        raise ArgumentError("consumers that read in rounds need a dataset without end; call repeat() before serve()")
+    if request.cross_trainer_cache is not None:
+        raise ArgumentError("cross_trainer_cache needs a dataset without end; call repeat() before serve()")

@@ -1,0 +1,310 @@
+"""The data service on real clusters: modes, jobs, consumers and workers that are lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+
+import dask
+import numpy as np
+import pytest
+from conftest import eventually
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import Dataset, errors
+from daskdist.data.service import CrossTrainerCache, ShardingPolicy, distribute
+
+pytestmark = pytest.mark.cluster
+
+
+def job() -> str:
+    """Return a name that no other job has."""
+    return uuid.uuid4().hex
+
+
+def numbers(elements) -> list[int]:
+    """Return elements as Python's own numbers."""
+    return [int(each) for each in elements]
+
+
+# --- the examples of TensorFlow's page ---
+
+
+def test_what_comes_before_runs_on_workers_and_what_comes_after_here(client):
+    here = os.getpid()
+    dataset = daskdist.data.Dataset.range(5)
+    dataset = dataset.map(lambda x: (x * x, os.getpid()))
+    dataset = dataset.apply(distribute("parallel_epochs", client.scheduler.address.replace("tcp", "grpc")))
+    dataset = dataset.map(lambda x, pid: (x + 1, pid, os.getpid()))
+    found = list(dataset)
+    # Each of the two workers produces all of it.
+    assert sorted(int(x) for x, *_ in found) == sorted(2 * [1, 2, 5, 10, 17])
+    assert len({int(pid) for _, pid, _ in found}) == 2
+    assert here not in {int(pid) for _, pid, _ in found}
+    assert {int(pid) for *_, pid in found} == {here}
+
+
+CONSUMER = """
+import sys
+from daskdist.data import Dataset
+from daskdist.data.service import distribute
+service, job = sys.argv[1:]
+dataset = Dataset.range(5).apply(distribute("distributed_epoch", service, job_name=job))
+for iteration in range(3):
+    print(*map(int, dataset), flush=True)
+"""
+
+
+def test_two_processes_share_the_iterations_of_a_job(client):
+    arguments = [sys.executable, "-c", CONSUMER, client.scheduler.address, job()]
+    processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=60)[0].split("\n") for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    for iteration in range(3):
+        shares = [numbers(lines[iteration].split()) for lines in told]
+        assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3, 4]
+
+
+def test_a_job_that_is_over_gives_no_elements(client, caplog):
+    name = job()
+    assert sorted(numbers(Dataset.range(5).serve(client, job_name=name))) == [0, 1, 2, 3, 4]
+    assert not list(Dataset.range(5).serve(client, job_name=name))
+    assert "was over before" in caplog.text
+
+
+# --- modes ---
+
+
+@pytest.mark.parametrize("mode", ["distributed_epoch", "one_epoch", ShardingPolicy.DYNAMIC, ShardingPolicy.DATA])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds,
+        lambda ds: ds.batch(7),
+        lambda ds: ds.take(13).skip(2),
+        lambda ds: ds.shuffle(50, seed=1).batch(8, drop_remainder=True),
+        lambda ds: ds.filter(lambda x: x % 3 == 0).map(str),
+        lambda ds: ds.repeat(2).enumerate(),
+        lambda ds: daskdist.Dataset.zip((ds, ds.map(lambda x: -x))),
+    ],
+)
+def test_one_epoch_is_the_dataset_itself(client, mode, build):
+    dataset = build(Dataset.range(100))
+    assert list(map(repr, dataset.serve(client, mode))) == list(map(repr, dataset))
+
+
+def test_each_worker_shuffles_in_an_order_of_its_own(client):
+    dataset = Dataset.range(50).shuffle(50).batch(50).map(lambda x: (x, os.getpid()))
+    orders = {int(pid): numbers(order) for order, pid in dataset.serve(client, "parallel_epochs")}
+    one, other = orders.values()
+    assert sorted(one) == sorted(other) == list(range(50))
+    assert one != other
+
+
+def test_an_unseeded_shuffle_has_another_order_in_each_iteration(client):
+    served = Dataset.range(50).shuffle(50).serve(client)
+    first, second = numbers(served), numbers(served)
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+
+
+def test_files_are_shared_out(client, parquet_files):
+    dataset = daskdist.read_parquet(parquet_files(40, 4)).batch(5).map(lambda x: (x["id"], os.getpid()))
+    for mode in (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA):
+        found = [(numbers(ids), int(pid)) for ids, pid in dataset.serve(client, mode)]
+        assert Counter(number for ids, _ in found for number in ids) == Counter(range(160))
+        assert len({pid for _, pid in found}) == 2
+    with pytest.raises(errors.ShardingError):
+        list(Dataset.range(10).serve(client, ShardingPolicy.FILE))
+    assert sorted(numbers(Dataset.range(10).serve(client, ShardingPolicy.FILE_OR_DATA))) == list(range(10))
+
+
+def test_hints_are_filled_in(client):
+    from daskdist.sharding import SHARD_HINT
+
+    dataset = Dataset.range(10).shard(SHARD_HINT, SHARD_HINT).map(lambda x: (x, os.getpid()))
+    found = [(int(x), int(pid)) for x, pid in dataset.serve(client, ShardingPolicy.HINT)]
+    assert sorted(x for x, _ in found) == list(range(10))
+    assert len({pid for _, pid in found}) == 2
+
+
+def test_an_error_comes_after_the_elements_before_it(client):
+    def fail(x):
+        if x == 37:
+            raise KeyError("of the function's")
+        return x
+
+    iterator = iter(Dataset.range(100).map(fail).serve(client, "distributed_epoch"))
+    assert numbers(next(iterator) for _ in range(37)) == list(range(37))
+    with pytest.raises(errors.UserFunctionError, match="of the function's"):
+        next(iterator)
+
+
+# --- consumers ---
+
+
+def test_two_consumers_get_each_element_once(client):
+    name = job()
+    one, other = (iter(Dataset.range(1000).serve(client, job_name=name)) for _ in range(2))
+    first = [int(next(one)), int(next(other))]
+    # What one consumer holds and does not use goes to the other.
+    rest = numbers(other)
+    assert sorted(first + rest + numbers(one)) == list(range(1000))
+
+
+def test_what_a_consumer_leaves_goes_to_the_next(client):
+    name = job()
+    iterator = iter(Dataset.range(10_000).batch(10).serve(client, job_name=name))
+    found = [next(iterator) for _ in range(5)]
+    iterator.close()
+    found += list(Dataset.range(10_000).batch(10).serve(client, job_name=name))
+    numbers_found = np.concatenate(found).tolist()
+    assert len(numbers_found) == len(set(numbers_found))
+    # The pipeline of the first had taken a few.
+    assert 9_000 < len(numbers_found) <= 10_000
+
+
+def test_rounds(client):
+    dataset = Dataset.counter()
+    name = job()
+    consumers = [
+        iter(dataset.serve(client, "parallel_epochs", name, consumer_index=index, num_consumers=2)) for index in (0, 1)
+    ]
+    found = [numbers(next(each) for _ in range(6)) for each in consumers]
+    assert found == [[0, 0, 2, 2, 4, 4], [1, 1, 3, 3, 5, 5]]
+    with pytest.raises(errors.ArgumentError, match="without end"):
+        Dataset.range(4).serve(client, job_name=name, consumer_index=0, num_consumers=2)
+
+
+def test_trainers_share_what_is_produced(client):
+    name = job()
+
+    def trainer(number):
+        cache = CrossTrainerCache(f"trainer {number}")
+        return iter(Dataset.counter().serve(client, job_name=name, cross_trainer_cache=cache))
+
+    one, other = trainer(1), trainer(2)
+    assert numbers(next(one) for _ in range(10)) == list(range(10))
+    assert numbers(next(other) for _ in range(10)) == list(range(10))
+
+
+# --- mistakes ---
+
+
+def test_another_dataset_under_the_same_name_is_refused(client):
+    name = job()
+    iterator = iter(Dataset.range(5).serve(client, job_name=name))
+    next(iterator)
+    with pytest.raises(errors.ArgumentError, match=r"has another dataset, of fingerprint \w+; this one's is \w+"):
+        list(Dataset.range(6).serve(client, job_name=name))
+    with pytest.raises(errors.ArgumentError, match="has mode DYNAMIC, this dataset OFF"):
+        list(Dataset.range(5).serve(client, "parallel_epochs", name))
+
+
+def test_a_wrong_address():
+    with (
+        dask.config.set({"daskdist.timeouts.connect": 0.5}),
+        pytest.raises(errors.ClusterError, match=r"no scheduler answers at tcp://127.0.0.1:1 "),
+    ):
+        list(Dataset.range(5).serve("127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"processing_mode": "sideways"}, "processing_mode is 'sideways'"),
+        ({"processing_mode": 1}, "processing_mode is 1"),
+        ({"job_name": ""}, "job_name is ''"),
+        ({"compression": "LZW"}, "compression is 'LZW'"),
+        ({"target_workers": "MINE"}, "target_workers is 'MINE'"),
+        ({"consumer_index": 0}, "given together"),
+        ({"consumer_index": 2, "num_consumers": 2, "job_name": "j"}, "consumer_index is 2 of 2"),
+        ({"consumer_index": 0, "num_consumers": 2}, "need a job_name"),
+        ({"max_outstanding_requests": 0}, "max_outstanding_requests"),
+        ({"cross_trainer_cache": CrossTrainerCache("a")}, "needs a job_name"),
+        ({"service": "tcp://a://b:1"}, "service is 'tcp://a://b:1'"),
+        ({"service": "host"}, "has no port"),
+        ({"service": 3}, "service is of type int"),
+    ],
+)
+def test_arguments_that_do_not_do(arguments, message):
+    with pytest.raises(errors.ArgumentError, match=message):
+        Dataset.range(5).serve(**{"service": "tcp://127.0.0.1:1"} | arguments)
+
+
+# --- losses ---
+
+
+@pytest.fixture
+def own_client():
+    """Return a client of two worker processes that may be killed."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+KILLED = """
+import os, sys
+import daskdist
+service, job, number = sys.argv[1:]
+for index, x in enumerate(daskdist.Dataset.range(2000).serve(service, job_name=job)):
+    print(int(x), flush=True)
+    if index == int(number):
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("on_loss", ["redeliver", "drop"])
+def test_a_consumer_is_killed(client, on_loss):
+    name = job()
+    script = KILLED.replace("job_name=job", f"job_name=job, on_consumer_loss={on_loss!r}")
+    arguments = [sys.executable, "-c", script, client.scheduler.address, name, "100"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    told = numbers(process.communicate(timeout=60)[0].split())
+    assert process.returncode == -signal.SIGKILL
+    assert len(told) == 101
+    found = numbers(Dataset.range(2000).serve(client, job_name=name, on_consumer_loss=on_loss))
+    assert len(found) == len(set(found))
+    if on_loss == "redeliver":
+        # What its own pipeline had taken ahead of the program was lost with it.
+        assert set(range(100)) <= set(told) | set(found)
+        print(2000 - len(set(found) | set(told)))
+    else:
+        assert not set(found) & set(told)
+
+
+@pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
+def test_a_worker_is_killed(own_client, mode):
+    client = own_client
+    dataset = Dataset.range(3000).map(lambda x: (x, os.getpid())).batch(10)
+    iterator = iter(dataset.serve(client, mode))
+    found = [next(iterator) for _ in range(20)]
+    os.kill(int(found[0][1][0]), signal.SIGKILL)
+    found += list(iterator)
+    counts = Counter(number for ids, _ in found for number in ids.tolist())
+    if mode == "distributed_epoch":
+        assert counts == Counter(range(3000))
+    else:
+        assert set(counts) == set(range(3000))
+        assert max(counts.values()) <= 3
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_closing_leaves_nothing_on_the_workers(client, how):
+    def producers(dask_worker):
+        return set(dask_worker.plugins["daskdist-service"]._producers)
+
+    list(Dataset.range(3).serve(client))
+    before = client.run(producers)
+    iterator = iter(Dataset.counter().serve(client))
+    next(iterator)
+    assert client.run(producers) != before
+    if how == "close":
+        iterator.close()
+    del iterator
+    eventually(lambda: client.run(producers) == before)
