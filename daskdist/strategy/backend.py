@@ -154,5 +154,5 @@ class Backend(ResultSource, Protocol):
         ...
 
     def close(self) -> None:
-        """Drop what is under way, and free all results; a call after it is a `ClusterError`."""
+        """Drop what is under way, and free all that the strategy has; a call after it is a `ClusterError`."""
         ...

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-from functools import partial
 from typing import Any
 
-from daskdist.core.finalizer import Finalizer
 from daskdist.execute.roster import Roster
 from daskdist.execute.submit import Submit
 from daskdist.strategy.cluster_input import ClusterInput
 from daskdist.strategy.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.device_assignment import DeviceAssignment, checked_share, placing
-from daskdist.strategy.program_end import let_go_at_end, settle_before_close
 from daskdist.strategy.replicas import ReplicasPerWorker
 from daskdist.strategy.steps.cluster_backend import ClusterBackend
-from daskdist.strategy.steps.on_worker import install
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.team import Replica, Team, new_token
 
@@ -88,42 +83,16 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         resolver = cluster if isinstance(cluster, ClusterResolver) else ClusterResolver(cluster)
         where, share = placing(device_assignment, num_replicas_per_worker), checked_share(share_devices)
-        opened = contextlib.ExitStack()
-        # Also when nobody closes it: worker processes must not outlive the program.
-        finalizer = Finalizer(self, opened.close)
-        # At its end before Dask closes clusters on its own, which warns of each result that is still there.
-        atexit.register(finalizer)
-        opened.callback(atexit.unregister, finalizer)
-        try:
+        with contextlib.ExitStack() as opened:
             self.client, workers = connect(
                 resolver, opened, num_workers=lambda: where.num_workers, num_threads=where.most_replicas
             )
             slots = where.slots(self.client, workers, share)
-        except BaseException:
-            finalizer()
-            raise
-        roster = Roster(list(dict.fromkeys(address for address, _ in slots)))
-        submit = Submit(self.client, roster)
-        # Which ones they are, in case others come to be at their addresses.
-        submit.missing()
-        backend = ClusterBackend(self.client, roster, submit)
-        replicas = tuple([Replica(address, device) for address, device in slots])
-        team = Team(new_token(), replicas, self.client.id)
-        release = partial(_release, submit, finalizer)
-        super().__init__(team, backend, ClusterInput(submit, backend), release=release)
-        try:
-            self.client.run(install, workers=list(team.workers))
-            backend.open(team)
-        except BaseException:
-            finalizer()
-            raise
-        let_go_at_end(backend)
-
-
-def _release(submit: Submit, finalizer: Finalizer) -> None:
-    # Of what the cluster has of the strategy; and the cluster, if that is the strategy's own.
-    if finalizer.alive:
-        if submit.client.status == "running":
-            settle_before_close(submit.client, list(submit.futures))
-        submit.release()
-    finalizer()
+            team = Team(new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id)
+            roster = Roster(team.workers)
+            submit = Submit(self.client, roster)
+            # Which ones they are, in case others come to be at their addresses.
+            submit.missing()
+            backend = ClusterBackend(self.client, roster, submit)
+            backend.open(team, opened.pop_all())
+        super().__init__(team, backend, ClusterInput(submit, backend))

@@ -1,9 +1,13 @@
-"""The end of a program with work under way on a cluster whose scheduler is in its own process.
+"""The end of strategies on clusters: their calls are completed, and what they have there is freed.
 
-Python shuts all thread pools down before it calls what ``atexit`` has. A scheduler in this process needs such a pool
-for each graph that it is sent, and logs an error for each that arrives too late. Then Dask closes the cluster, and
-warns of each result that somebody still has and of each task that a worker is in the middle of. So all that strategies
-have under way is let go of before that: when the main thread is over and thread pools are still there.
+Calls that were made are completed: by `Strategy.close`, by a thread of its own where nobody has the strategy any more,
+and at the end of the program, unless that ends with an error.
+
+Where the scheduler is in the process of the program more is to be done. Python shuts all thread pools down before it
+calls what ``atexit`` has. A scheduler in this process needs such a pool for each graph that it is sent, and logs an
+error for each that arrives too late. Then Dask closes the cluster, and warns of each result that somebody still has and
+of each task that a worker is in the middle of. So all that strategies have under way is let go of before that: when the
+main thread is over and thread pools are still there.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ import atexit
 import contextlib
 import logging
 import signal
+import sys
 import threading
 import time
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -24,8 +30,9 @@ from distributed import Client, Future, Scheduler, Worker
 from distributed.core import Status
 from distributed.preloading import PreloadManager
 
-from daskdist.execute.submit import is_key_of_ours
-from daskdist.strategy.steps.cluster_backend import ClusterBackend
+from daskdist.errors import ClusterError
+from daskdist.execute.submit import Submit, is_key_of_ours
+from daskdist.strategy.steps.on_scheduler import release_soon
 from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")
@@ -35,24 +42,94 @@ _MOST_S: Final = 3.0
 # Nor does the end of a strategy.
 _AT_CLOSE_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
+# A program that waits longer for calls at its end says so.
+_SILENT_S: Final = 5.0
 
 
-class _Open:
-    """The connection of a strategy to a scheduler in this process, and the futures that it has there."""
+class ClusterUse:
+    """All that a strategy has on a cluster, until it is freed.
 
-    def __init__(self, steps: ClusterBackend) -> None:
-        client = steps.client
-        self.client = weakref.ref(client)
-        self.steps = weakref.ref(steps)
-        self.futures = weakref.ref(steps.futures)
+    Parameters
+    ----------
+    streams
+        The streams to its workers.
+    submit
+        Makes its tasks.
+    token
+        The strategy's own.
+    opened
+        The connection and the cluster, if those are the strategy's own.
+    """
+
+    def __init__(self, streams: StreamSet, submit: Submit, token: str, opened: contextlib.ExitStack) -> None:
+        self.client: Client = submit.client
         # A client that is closed does not know it any more.
-        self.address = client.scheduler.address
-        self.security = client.security
+        self.address = self.client.scheduler.address
+        self.security = self.client.security
+        self.streams = streams
+        self.futures = submit.futures
+        self._submit = submit
+        self._token = token
+        self._opened = opened
+        self._lock = threading.RLock()
+        _uses.add(self)
+        if is_here(self.address):
+            # An interrupt of the terminal goes to the worker processes too, which the program ends itself.
+            if not any(isinstance(each, _BeforeClose) for each in self.client.preloads):
+                self.client.preloads = PreloadManager([*self.client.preloads, _BeforeClose(self.client)])
+            self.client.run(_ignore_interrupts, on_error="ignore")
+
+    def complete(self, within_s: float | None = None) -> bool:
+        """Wait until all calls are over, or for so many seconds; return whether they are."""
+        # With workers lost or the connection closed there is nothing to wait for.
+        with contextlib.suppress(ClusterError):
+            self.streams.finish(within_s)
+        return not self.streams.is_busy
+
+    def complete_and_free(self) -> None:
+        """Free all once the calls are over; a failure that nobody looked at is logged."""
+        self.complete()
+        self.log_unseen()
+        self.free()
+
+    def log_unseen(self) -> None:
+        """Log the failures that nobody looked at."""
+        for failed in self.streams.take_unseen():
+            error = failed.failure.error()
+            logger.error("a step failed, and nobody looked at it: %s: %s", type(error).__name__, error)
+
+    def free(self) -> None:
+        """Free all, once; whoever comes second waits until that is done."""
+        with self._lock:
+            if self not in _uses:
+                return
+            self.streams.close()
+            # At the end of the program Dask closes its clients, and messages of ours would meet that half way.
+            if self.client.status == "running" and not _is_ending.is_set():
+                if _is_worth(self.client, self.futures):
+                    # The cluster may be closed next: workers are not left in the middle of tasks.
+                    settle(self.client, list(self.futures), _AT_CLOSE_S, is_end=False)
+                self._submit.release()
+                release_soon(self.client, self._token)
+            try:
+                self._opened.close()
+            finally:
+                # Not before: the end of the program waits for it.
+                _uses.discard(self)
 
 
-_open: Final[list[_Open]] = []
-# Those whose failures that nobody has looked at are logged in the end.
-_watched: Final[weakref.WeakSet[StreamSet]] = weakref.WeakSet()
+def end_unused(use: ClusterUse) -> None:
+    """Free what a strategy has that nobody refers to any more, once its calls are over."""
+    if use.streams.is_busy and threading.main_thread().is_alive():
+        threading.Thread(target=use.complete_and_free, name="daskdist ending", daemon=True).start()
+    else:
+        use.log_unseen()
+        use.free()
+
+
+# Those that are not freed; and whether the program is at its end.
+_uses: Final[set[ClusterUse]] = set()
+_is_ending: Final = threading.Event()
 
 
 class _BeforeClose:
@@ -68,42 +145,18 @@ class _BeforeClose:
     async def teardown(self) -> None:
         """Let go of futures, as long as the client can tell the scheduler."""
         client = self._client()
-        of_client = [each for each in _open if each.client() is client]
-        for steps in [each.steps() for each in of_client]:
-            if steps is not None:
-                steps.close()
-        futures = [future for each in of_client for future in each.futures() or ()]
+        of_client = [each for each in list(_uses) if each.client is client]
+        for each in of_client:
+            each.streams.close()
+        futures = [future for each in of_client for future in each.futures]
         if client is not None and _is_worth(client, futures):
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(_settle(client, futures, _AT_CLOSE_S, is_end=False), _AT_CLOSE_S)
 
 
-def let_go_at_end(steps: ClusterBackend) -> None:
-    """Have what makes the calls of a strategy let go of its futures at the end of the program.
-
-    Only where the scheduler is in this process: elsewhere it goes on without the program. Then an interrupt of the
-    terminal goes to the worker processes too, which the program ends itself: they ignore it.
-    """
-    _watched.add(steps.streams)
-    if not is_here(steps.client.scheduler.address):
-        return
-    client = steps.client
-    _open[:] = [each for each in _open if each.futures() is not None]
-    _open.append(_Open(steps))
-    if not any(isinstance(each, _BeforeClose) for each in client.preloads):
-        client.preloads = PreloadManager([*client.preloads, _BeforeClose(client)])
-    client.run(_ignore_interrupts, on_error="ignore")
-
-
 def is_here(address: str) -> bool:
     """Whether the scheduler of an address is in this process, and running."""
     return any(each.address == address for each in Scheduler._instances if each.status == Status.running)
-
-
-def settle_before_close(client: Client, futures: Collection[Future]) -> None:
-    """Let go of futures; where the cluster may be closed next, do not leave workers in the middle of tasks."""
-    if _is_worth(client, futures):
-        settle(client, futures, _AT_CLOSE_S, is_end=False)
 
 
 def _is_worth(client: Client, futures: Collection[Future]) -> bool:
@@ -175,30 +228,45 @@ async def _ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _log_unseen() -> None:
-    for streams in list(_watched):
-        for failed in streams.unseen():
-            error = failed.failure.error()
-            logger.error("a step failed, and nobody looked at it: %s: %s", type(error).__name__, error)
+def _has_failed() -> bool:
+    # Whether the program ends with an error; at a prompt there may have been one any time before.
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+
+
+def _complete_all() -> None:
+    # An interrupt ends the waiting.
+    with contextlib.suppress(KeyboardInterrupt):
+        for use in list(_uses):
+            if not use.complete(_SILENT_S):
+                names = Counter(use.streams.names_under_way())
+                told = ", ".join(f"{number} of {name}" for name, number in names.items())
+                logger.warning("the program ends when calls on replicas are over (%s); interrupt it to drop them", told)
+                use.complete()
 
 
 def _let_go_of_all() -> None:
-    _log_unseen()
-    for each in _open:
-        if not is_here(each.address):
+    _is_ending.set()
+    if not _has_failed():
+        _complete_all()
+    for use in list(_uses):
+        use.log_unseen()
+        if not is_here(use.address):
             continue
-        client, steps, futures = each.client(), each.steps(), each.futures()
-        if steps is not None:
-            steps.close()
-        if client is not None and client.status == "running":
-            settle(client, list(futures or ()), _MOST_S, is_end=True)
+        use.streams.close()
+        if use.client.status == "running":
+            settle(use.client, list(use.futures), _MOST_S, is_end=True)
             continue
         # The program has closed its client; tasks may be under way all the same.
         with (
             contextlib.suppress(Exception),
-            Client(each.address, security=each.security, timeout=_MOST_S, set_as_default=False) as other,
+            Client(use.address, security=use.security, timeout=_MOST_S, set_as_default=False) as other,
         ):
             settle(other, (), _MOST_S, is_end=True)
+
+
+def _free_all() -> None:
+    for use in list(_uses):
+        use.free()
 
 
 # Those that are registered last are called first, and thread pools have registered theirs by now.
@@ -206,3 +274,5 @@ if hasattr(threading, "_register_atexit"):
     threading._register_atexit(_let_go_of_all)
 else:
     atexit.register(_let_go_of_all)
+# Before Dask closes clusters on its own, which warns of each result that is still there.
+atexit.register(_free_all)

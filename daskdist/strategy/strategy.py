@@ -58,15 +58,12 @@ class Strategy(Viewed):
         backend: Backend,
         input_backend: InputBackend,
         merge_calls: MergeCalls | None = None,
-        release: Callable[[], None] = lambda: None,
     ) -> None:
         self._token = team.token  # what variables know it by
         self._team = CurrentTeam(team, backend)
         self._backend = backend
         self._input = input_backend
         self._merge_calls = LocalMergeCalls() if merge_calls is None else merge_calls
-        # Closes what the strategy alone has.
-        self._release = release
         self._returned = ReturnedValues(backend)
         # Those that the program has, by number.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
@@ -256,6 +253,8 @@ class Strategy(Viewed):
         (`Options.locations`) are to be on those that read them. The first pass of a call is the next one of the
         distributed dataset, whose number decides the order of a shuffle, and others follow on; but for the distributed
         dataset the call is one pass: what is iterated or run next has the number after that.
+
+        A call is completed though nobody waits for it; see `close`.
 
         An error on a replica is raised at each look at a result of its step, or of one that depends on it; if nobody
         has any of them any more, by the next look at something else. It names the replica, its device and its worker,
@@ -543,25 +542,37 @@ class Strategy(Viewed):
         return StrategyStatus(self._backend.status(self._team.now))
 
     def close(self) -> None:
-        """Close the strategy, and the connection and the cluster if it made those.
+        """Complete the calls that were made; close the strategy, and the connection and the cluster if it made those.
 
-        Calls of `run` that are still to be made are waited for; what they gave is gone after it.
+        Results that were not brought here before are gone after it. The end of a ``with`` block does the same, but for
+        one that ends with an error: then calls that no replica has begun are dropped.
+
+        Raises
+        ------
+        Exception
+            Of a call that failed, if nobody has looked at its results; the strategy is closed all the same.
+
+        Notes
+        -----
+        Where nobody closes a strategy its calls are completed all the same, and their side effects happen in the order
+        of the program. They are when nobody refers to the strategy any more or to anything that came of it: it is
+        closed when they are over. And they are at the end of the program, which waits for them, unless it ends with an
+        error or an interrupt: then calls that no replica has begun are dropped. So they are where the connection to the
+        cluster is closed before, and where the program is killed.
         """
         # With a worker lost or the connection closed there is nothing to wait for.
-        with contextlib.suppress(ClusterError):
-            self._backend.finish()
-        self._close()
-
-    def _close(self) -> None:
-        self._backend.close()
-        self._release()
+        try:
+            with contextlib.suppress(ClusterError):
+                self._backend.finish()
+        finally:
+            self._backend.close()
 
     def __enter__(self: _S) -> _S:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         # After an error nothing is waited for.
-        self.close() if kind is None else self._close()
+        self.close() if kind is None else self._backend.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a strategy stays in its program; give the function that is run what it needs by args")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 from distributed import Client, Future
 
 from daskdist.config import to_send
+from daskdist.core.finalizer import Finalizer
 from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.bringing import WithKept
@@ -23,11 +25,12 @@ from daskdist.execute.submit import Picks, Submit
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.loops import Fed
 from daskdist.strategy.picks import PickAll, Spread
+from daskdist.strategy.program_end import ClusterUse, end_unused
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.on_scheduler import note_in_use, release_soon
-from daskdist.strategy.steps.on_worker import result_in_memory
+from daskdist.strategy.steps.on_scheduler import note_in_use
+from daskdist.strategy.steps.on_worker import install, result_in_memory
 from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
 from daskdist.strategy.steps.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
@@ -355,13 +358,25 @@ class ClusterBackend:
 
     # --- life ---
 
-    def open(self, team: Team) -> None:
-        """Open the streams to the workers of a team."""
+    def open(self, team: Team, opened: contextlib.ExitStack) -> None:
+        """Open the streams to the workers of a team.
+
+        Parameters
+        ----------
+        team
+            The replicas.
+        opened
+            Closes what belongs to the strategy: the connection and the cluster, if it made those.
+        """
         self._token = team.token
-        note_in_use(self.client, team.token, team.workers)
-        self._release = weakref.finalize(self, release_soon, self.client, team.token)
-        self._release.atexit = False
-        self.streams.open(team)
+        self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, team.token, opened))
+        try:
+            self.client.run(install, workers=list(team.workers))
+            note_in_use(self.client, team.token, team.workers)
+            self.streams.open(team)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def in_doubt(self) -> bool:
@@ -409,10 +424,10 @@ class ClusterBackend:
         self.streams.raise_unseen()
 
     def close(self) -> None:
-        """Close the streams; workers free everything of the strategy."""
+        """Close the streams, and what belongs to the strategy; workers free everything of it."""
         self.objects.clear()
         self.streams.close()
-        self._release()
+        self._end()
 
 
 def _kept_of(leaf: PerReplica) -> list[Any]:

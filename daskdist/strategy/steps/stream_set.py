@@ -465,9 +465,18 @@ class StreamSet:
         if any(stream.outbox.num_bytes > most_bytes for stream in self._streams.values()):
             self.wait(lambda: all(each.outbox.num_bytes <= most_bytes for each in self._streams.values()))
 
-    def finish(self) -> None:
-        """Send what waits, and wait until all calls are over."""
-        self.wait(lambda: not self._under_way)
+    @property
+    def is_busy(self) -> bool:
+        """Return whether calls are under way."""
+        return bool(self._under_way)
+
+    def names_under_way(self) -> list[str]:
+        """Return the names of the calls that are under way."""
+        return [each.name.removeprefix(LOOP) for each in list(self._under_way.values())]
+
+    def finish(self, within_s: float | None = None) -> None:
+        """Send what waits, and wait until all calls are over, or for so many seconds."""
+        self.wait(lambda: not self._under_way, math.inf if within_s is None else within_s)
 
     def fetch(self, results: Sequence[Result]) -> list[Any]:
         """Return results that stayed on their workers, as they travel."""
@@ -533,10 +542,10 @@ class StreamSet:
         elif (failed := self._failures.take_first()) is not None:
             self.raise_failed(failed)
 
-    def unseen(self) -> Sequence[Failed]:
-        """Return the failures that nobody has looked at, nor can."""
+    def take_unseen(self) -> list[Failed]:
+        """Remove and return the failures that nobody has looked at, nor can."""
         self._send_drops()
-        return self._failures.all()
+        return list(iter(self._failures.take_first, None))
 
     def gone(self, key: Any) -> ClusterError:
         """Return the error of something that was lost with a worker, or dropped."""

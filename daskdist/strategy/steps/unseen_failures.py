@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from typing import Final
 
 from daskdist.strategy.steps.calls import Record, records_in
@@ -81,7 +80,3 @@ class UnseenFailures:
             if (failed := self._unseen.pop(origin, None)) is not None:
                 return failed
         return None
-
-    def all(self) -> Sequence[Failed]:
-        """Return all, in the order of the calls."""
-        return [failed for _, failed in sorted(self._unseen.copy().items())]

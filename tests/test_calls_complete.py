@@ -1,0 +1,136 @@
+"""Calls that were made are completed, also where nobody waits for them: their side effects happen, in order."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import eventually
+from distributed import Event
+
+import daskdist
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(100)]
+NUM_CALLS = 20
+
+
+def lines_of(folder: Path) -> dict[str, list[str]]:
+    """The lines of each file of a folder."""
+    return {path.name: path.read_text().split() for path in sorted(folder.iterdir())}
+
+
+def note(folder, what, gate=None):
+    if gate is not None:
+        assert Event(gate).wait(60)
+    replica = daskdist.get_replica_context().replica_id_in_sync_group
+    with open(Path(folder) / f"{replica}", "a") as file:
+        file.write(f"{what}\n")
+    return 1
+
+
+def total(folder, batch):
+    return note(folder, int(np.asarray(batch).sum()))
+
+
+@pytest.mark.parametrize("how", ["dropped", "closed", "left"])
+def test_calls_of_a_strategy_that_is_given_up(client, tmp_path, how):
+    gate = Event(f"calls-{how}", client=client)
+    strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    batches = iter(strategy.distribute_dataset(daskdist.Dataset.range(8).batch(4)))
+    strategy.run(note, args=(str(tmp_path), "first"))
+    strategy.run(total, args=(str(tmp_path), next(batches)))
+    strategy.run(note, args=(str(tmp_path), "gate", gate.name))
+    for number in range(NUM_CALLS):
+        strategy.run(note, args=(str(tmp_path), number))
+    strategy.run(total, args=(str(tmp_path), next(batches)))
+    del batches
+    token, backend = strategy._token, weakref.ref(strategy._backend)
+    if how == "dropped":
+        del strategy
+        gc.collect()
+        assert backend() is None
+        eventually(lambda: set(lines_of(tmp_path)) == {"0", "1"})
+        assert client.run_on_scheduler(tokens_in_use, client.id).count(token) == 1
+        gate.set()
+    elif how == "closed":
+        gate.set()
+        strategy.close()
+        assert [len(each) for each in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
+    else:
+        gate.set()
+        with strategy:
+            pass
+        assert [len(each) for each in lines_of(tmp_path).values()] == [NUM_CALLS + 4] * 2
+    expected = [["first", own, "gate", *map(str, range(NUM_CALLS)), other] for own, other in (("1", "9"), ("5", "13"))]
+    eventually(lambda: list(lines_of(tmp_path).values()) == expected)
+    # Nothing is left of it.
+    eventually(lambda: token not in client.run_on_scheduler(tokens_in_use, client.id))
+
+
+def tokens_in_use(client_id, dask_scheduler):
+    plugin = dask_scheduler.plugins["daskdist-steps"]
+    return [token for owner, token in plugin.used if owner == client_id]
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import daskdist
+from distributed import Client, LocalCluster
+
+def note(path, number, sleeps=0.02):
+    time.sleep(sleeps)
+    replica = daskdist.get_replica_context().replica_id_in_sync_group
+    with open(Path(path) / f"{replica}", "a") as file:
+        file.write(f"{number}\\n")
+    return 1
+
+if __name__ == "__main__":
+    folder, where, end = sys.argv[1:]
+    if where == "threads":
+        client = Client(LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None))
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    elif where == "own":
+        strategy = daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(num_workers=2))
+    else:
+        strategy = daskdist.MultiWorkerMirroredStrategy(where)
+    strategy.run(note, args=(folder, "first", 0.0))
+    if end == "raise":
+        strategy.run(note, args=(folder, "long", 10_000))
+        raise ValueError("mine")
+    for number in range(20):
+        strategy.run(note, args=(folder, number))
+    if end == "dropped":
+        del strategy
+    if end == "exit":
+        sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("end", ["over", "dropped", "exit"])
+@pytest.mark.parametrize("where", ["remote", "own", "threads"])
+def test_calls_of_a_program_that_ends(client, tmp_path, where, end):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    address = client.scheduler.address if where == "remote" else where
+    command = [sys.executable, str(program), str(folder), address, end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=80, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (3 if end == "exit" else 0, "", "")
+    assert list(lines_of(folder).values()) == [["first", *map(str, range(NUM_CALLS))]] * 2
+
+
+@pytest.mark.parametrize("where", ["own", "threads"])
+def test_a_program_that_fails_waits_for_nothing(tmp_path, where):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), str(tmp_path), where, "raise"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: mine"
