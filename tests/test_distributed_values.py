@@ -12,7 +12,7 @@ import time
 import dask
 import numpy as np
 import pytest
-from conftest import messages_sent, mirrored, of_kind
+from conftest import eventually, messages_sent, mirrored, of_kind
 from distributed import Client, LocalCluster, get_worker
 from distributed.client import futures_of
 
@@ -189,7 +189,8 @@ def test_a_cluster_knows_how_large_batches_are(on_cluster, client):
     (step,) = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.zeros((1000, 100))).batch(1000))
     keys = [each._source.handle.key for each in step.values]
     on_cluster.local_results(on_cluster.run(len, args=(step,)))
-    assert all(size >= 400_000 for size in client.nbytes(keys, summary=False).values())
+    # The workers tell the scheduler of their tasks and the program of its calls, each in its time.
+    eventually(lambda: all(size >= 400_000 for size in client.nbytes(keys, summary=False).values()))
 
 
 # --- arrays as a dataset ---

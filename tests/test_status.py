@@ -91,6 +91,14 @@ def metrics_of(client):
     }
 
 
+def metrics_on(dask_worker):
+    """What a worker is to send of its use."""
+    return tuple(
+        dask_worker.metrics[name](dask_worker) if name in dask_worker.metrics else nothing
+        for name, nothing in (("daskdist_replicas", 0), ("daskdist_running", ""))
+    )
+
+
 @pytest.mark.cluster
 def test_workers_in_use_are_among_the_metrics_of_workers(client):
     begun, go_on = Event("metrics-begun", client=client), Event("metrics-go-on", client=client)
@@ -99,6 +107,8 @@ def test_workers_in_use_are_among_the_metrics_of_workers(client):
         Event("metrics-begun").set()
         assert Event("metrics-go-on").wait(30)
 
+    # The metrics come by heartbeats: those of strategies that were closed before may still be shown.
+    eventually(lambda: metrics_of(client) == client.run(metrics_on))
     before = metrics_of(client)
     first, second = client.nthreads()
     with daskdist.MultiWorkerMirroredStrategy(client, num_replicas_per_worker={first: 2, second: 0}) as strategy:

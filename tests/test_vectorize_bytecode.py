@@ -14,7 +14,7 @@ from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.structure import Structure
 from daskdist.core.vectorize import bytecode, instructions
 from daskdist.core.vectorize.apply import traced
-from daskdist.core.vectorize.interpreter import Interpreter
+from daskdist.core.vectorize.interpreter import FunctionInterpreter
 from daskdist.core.vectorize.rules import RULES
 from daskdist.core.vectorize.tracer import NotVectorisable, Trace
 
@@ -367,13 +367,13 @@ PLAIN = [
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("function", PLAIN, ids=lambda function: function.__name__)
 def test_the_interpreter_gives_what_python_gives(function, number):
-    found = Interpreter(Trace(8, RULES, None)).call_with(function, number)
+    found = FunctionInterpreter(Trace(8, RULES, None)).call_with(function, number)
     assert repr(found) == repr(function(number))
 
 
 def test_a_variable_that_is_not_set_raises():
     with pytest.raises(UnboundLocalError):
-        Interpreter(Trace(8, RULES, None)).call_with(_never_set, 1)
+        FunctionInterpreter(Trace(8, RULES, None)).call_with(_never_set, 1)
 
 
 # --- what is not known ---
@@ -385,7 +385,7 @@ def test_an_unknown_instruction_is_refused(name, monkeypatch):
     instructions.program.cache_clear()
     try:
         with pytest.raises(NotVectorisable, match=f"it does {name}, for which there is no rule"):
-            Interpreter(Trace(8, RULES, None)).call_with(lambda x: x + 2, 1)
+            FunctionInterpreter(Trace(8, RULES, None)).call_with(lambda x: x + 2, 1)
     finally:
         instructions.program.cache_clear()
 

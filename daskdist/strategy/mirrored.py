@@ -28,6 +28,7 @@ class MirroredStrategy(Strategy):
     UnknownDeviceError
         There is no such device here, or one is named twice.
 
+    >>> from daskdist import Dataset
     >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     >>> batches = strategy.distribute_dataset(Dataset.range(8).batch(4))
     >>> sums = [strategy.run(lambda x: x.sum(), args=(batch,)) for batch in batches]
