@@ -27,7 +27,8 @@ from formats import Case, cases
 from measure import Figure, arguments, interleaved, measured, report
 
 import daskdist
-from daskdist.execute.callers import Now, using
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
 
 
 @dataclass(frozen=True)

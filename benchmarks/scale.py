@@ -29,7 +29,8 @@ from daskdist.core.block import Block
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
-from daskdist.execute.callers import NeverRun, Report
+from daskdist.execute.caller import Report
+from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.input_backend import LocalInput
 from daskdist.strategy.strategy import Strategy
@@ -85,7 +86,7 @@ class Counting(NeverRun):
     Parameters
     ----------
     num_workers
-        Of the cluster that it stands for, whose limits are the same as those of `daskdist.execute.submit.Submit`.
+        Of the cluster that it stands for, with the limits of `daskdist.execute.callers.submit.Submit`.
     weighs
         Whether what calls would send is pickled, to see how much that is.
     """

@@ -41,13 +41,23 @@ from daskdist.core.spec import (
 from daskdist.core.structure import Nested, Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
-from daskdist.execute.arrays import how_to_count, to_dask_array
-from daskdist.execute.callers import Caller, embedded
-from daskdist.execute.embedded import ElementIterator, Identity, iterate, rows_of
-from daskdist.execute.facts import Portions, facts_of, pass_over
-from daskdist.execute.graph import FromGraph, Recorded, record, scheduler_of
-from daskdist.execute.send_functions import check_recorded
-from daskdist.execute.writing import Files, Store, compression_to_write, npy_to_write, rows_of_chunk
+from daskdist.execute.caller import Caller
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
+from daskdist.execute.callers.graph import (
+    FromGraph,
+    Recorded,
+    record,
+    scheduler_of,
+)
+from daskdist.execute.messages.send_functions import check_recorded
+from daskdist.execute.stream.local_iterator import (
+    ElementIterator,
+    Identity,
+    iterate,
+    rows_of,
+)
+from daskdist.execute.stream.side_outputs import Portions, facts_of, pass_over
 from daskdist.files.manifest import codec
 from daskdist.files.storage import Paths, Storage, is_remote, local
 from daskdist.formats import Writes
@@ -55,6 +65,13 @@ from daskdist.formats.parquet import Parquet
 from daskdist.formats.saved import Saved
 from daskdist.formats.tfrecord import TFRecord
 from daskdist.formats.webdataset import WebDataset
+from daskdist.formats.write import (
+    Files,
+    Store,
+    compression_to_write,
+    npy_to_write,
+    rows_of_chunk,
+)
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
 from daskdist.ops.cache import Cache
@@ -798,7 +815,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             -2 (``UNKNOWN_CARDINALITY``) for as many as there are.
         seed
             Fixes the orders, with ``buffer_size`` and the number of elements: whatever operations come before, and
-            embedded, in a graph or on workers. Shuffles that are given the same seed draw alike.
+            local_caller, in a graph or on workers. Shuffles that are given the same seed draw alike.
         reshuffle_each_iteration
             Whether each iteration has an order of its own; True if None. With False it is the same for all that is
             made of the dataset, such as the two parts of a split by ``take`` and ``skip``.
@@ -1976,7 +1993,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return node.count() if number == cardinality.UNKNOWN and isinstance(node, FromGraph) else number
 
     def _caller(self) -> Caller:
-        return embedded(self._node, self.options().num_threads)
+        return local_caller(self._node, self.options().num_threads)
 
     def _written(
         self,
@@ -2013,7 +2030,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         if strategy is not None:
             return strategy.reader(self), strategy.workers, options.memory_budget_bytes
         # In threads also where reading alone would not gain from them.
-        return embedded(self._node, options.num_threads or num_threads()), (None,), options.memory_budget_bytes
+        return local_caller(self._node, options.num_threads or num_threads()), (None,), options.memory_budget_bytes
 
     def _spec_to_write(self, operation: str, strategy: Strategy | None) -> ElementSpec:
         if self.cardinality() == cardinality.INFINITE:

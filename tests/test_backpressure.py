@@ -25,7 +25,7 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError
-from daskdist.execute.window import Account, ByteWindow, Windows
+from daskdist.execute.stream.window import Account, ByteWindow, Windows
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")

@@ -19,7 +19,7 @@ import pytest
 import daskdist
 from daskdist import PerReplica, PerReplicaSpec, Reduction, devices, errors
 from daskdist.devices import device_of, named, stream_of
-from daskdist.execute.pickling import dumps_on_host, futures_in
+from daskdist.execute.messages.pickling import dumps_on_host, futures_in
 from daskdist.frameworks.keras import joined
 from daskdist.strategy.device_values import in_stream_of, moved
 from daskdist.strategy.picks import Returned

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from daskdist import Dataset, errors
-from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
 
 
 class _FailsOn:

@@ -21,10 +21,15 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, InputOptions, MirroredStrategy, Options, errors
 from daskdist.core.ragged import Ragged
 from daskdist.devices import device, on_host
-from daskdist.execute import copying, feeding, gather_on_device, packing
-from daskdist.execute.copying import Channel, channel_of, pinned_empty
-from daskdist.execute.feeding import Ahead
-from daskdist.execute.holding import Holding
+from daskdist.execute.transfer import (
+    copier,
+    gather_on_device,
+    layout,
+    prefetch,
+)
+from daskdist.execute.transfer.copier import Channel, channel_of, pinned_empty
+from daskdist.execute.transfer.deferred_release import DeferredRelease
+from daskdist.execute.transfer.prefetch import Prefetch
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy import loops, sharing
 from daskdist.testing import afresh
@@ -266,14 +271,14 @@ def test_a_step_is_given_to_functions_as_it_is(late):
 def test_leaves_are_packed_and_what_lies_together_is_copied_together():
     whole = np.arange(64, dtype=np.float64)
     steps = [[whole[8 * k : 8 * k + 8], np.arange(3, dtype=np.int16) + k] for k in range(4)]
-    layout = packing.layout_of(device("STRICT:0"), steps)
+    step_layout = layout.layout_of(device("STRICT:0"), steps)
     # One piece for the chunks of the array, and one each for the others.
-    assert [piece.num_bytes for piece in layout.packed] == [4 * 64, 6, 6, 6, 6]
-    assert all(piece.offset % 256 == 0 for piece in layout.packed)
-    assert [step[0].offset for step in layout.steps] == [0, 64, 128, 192]
-    memory = np.zeros(layout.packed_bytes, np.uint8)
-    layout.pack(memory, None)
-    for step, placed in zip(steps, layout.steps, strict=True):
+    assert [piece.num_bytes for piece in step_layout.packed] == [4 * 64, 6, 6, 6, 6]
+    assert all(piece.offset % 256 == 0 for piece in step_layout.packed)
+    assert [step[0].offset for step in step_layout.steps] == [0, 64, 128, 192]
+    memory = np.zeros(step_layout.packed_bytes, np.uint8)
+    step_layout.pack(memory, None)
+    for step, placed in zip(steps, step_layout.steps, strict=True):
         for leaf, at in zip(step, placed, strict=True):
             np.testing.assert_array_equal(np.ndarray(at.shape, at.dtype, memory, at.offset), leaf)
 
@@ -284,10 +289,10 @@ def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
     whole[...] = np.random.default_rng(0).random(whole.shape)
     assert strict.is_pinned(whole)
     copied = []
-    monkeypatch.setattr(packing.Layout, "pack", lambda self, *args: copied.append(self))
+    monkeypatch.setattr(layout.Layout, "pack", lambda self, *args: copied.append(self))
     StrictStream.delay_s = 0.002
     expected = whole.copy()
-    found = list(Ahead(iter([[[row]] for row in whole]), [strict]))
+    found = list(Prefetch(iter([[[row]] for row in whole]), [strict]))
     for row, ((leaf,),) in zip(expected, found, strict=True):
         np.testing.assert_array_equal(on_host(leaf), row)
     assert not copied
@@ -312,7 +317,7 @@ def test_what_is_pinned_stays_as_it_is_until_it_is_copied():
             kept.append(memory_of(leaf))
             yield [[leaf]]
 
-    ahead = Ahead(source(), [strict])
+    ahead = Prefetch(source(), [strict])
     for number, ((leaf,),) in enumerate(ahead):
         assert on_host(leaf).tolist()[::5000] == [number] * 4
     join(feed_threads())
@@ -329,14 +334,14 @@ def test_small_and_other_arrays_are_not_pinned():
 
 def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
     seen = []
-    layout_of = packing.layout_of
+    layout_of = layout.layout_of
 
     def noted(device, steps):
-        layout = layout_of(device, steps)
-        seen.append((len(layout.direct), layout.packed_bytes))
-        return layout
+        step_layout = layout_of(device, steps)
+        seen.append((len(step_layout.direct), step_layout.packed_bytes))
+        return step_layout
 
-    monkeypatch.setattr(feeding, "layout_of", noted)
+    monkeypatch.setattr(prefetch, "layout_of", noted)
     rows = np.random.default_rng(0).random((256, 2**10))
     strategy = on_device()
     dataset = Dataset.from_tensor_slices(rows).shuffle(64, seed=1).batch(32)
@@ -352,14 +357,14 @@ def test_large_arrays_are_packed_by_several_threads(late):
     wide = np.random.default_rng(0).random((2**10, 2**11))
     # Bytes that lie together, rows that do not, and just one row.
     leaves = [wide, wide[:, ::2], wide.T, wide.reshape(1, -1)[:, ::2]]
-    ((found,),) = Ahead(iter([[leaves]]), [device("STRICT:0")])
+    ((found,),) = Prefetch(iter([[leaves]]), [device("STRICT:0")])
     for leaf, each in zip(leaves, found, strict=True):
         np.testing.assert_array_equal(on_host(each), leaf)
     join([thread for thread in threading.enumerate() if thread.name.startswith("daskdist-copy")])
 
 
 def values_by(source_steps, **options):
-    ahead = Ahead(iter(source_steps), [device("STRICT:0")], unit_bytes=64 * KIB, **options)
+    ahead = Prefetch(iter(source_steps), [device("STRICT:0")], unit_bytes=64 * KIB, **options)
     found = []
     for ((leaf,),) in ahead:
         found.append(on_host(leaf))
@@ -375,8 +380,8 @@ def test_memory_of_the_host_is_written_to_again_only_when_it_is_copied():
 
 def test_that_would_be_seen_if_it_were_not(monkeypatch):
     StrictStream.delay_s = 0.01
-    monkeypatch.setattr(packing.Slot, "is_free", True)
-    monkeypatch.setattr(packing.Slot, "wait", lambda self: None)
+    monkeypatch.setattr(layout.Slot, "is_free", True)
+    monkeypatch.setattr(layout.Slot, "wait", lambda self: None)
     steps = arrays((2**13,), num_steps=10)
     found = values_by(steps)
     assert not all(np.array_equal(each, leaf) for each, ((leaf,),) in zip(found, steps, strict=True))
@@ -386,7 +391,7 @@ def read_late(num_steps=8, late_s=0.02):
     """What a kernel reads of each step that comes to it only when the next ones have been copied, or could have."""
     found = []
     late = threading.Event()
-    for ((leaf,),) in Ahead(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
+    for ((leaf,),) in Prefetch(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
         # It never comes: the kernel begins when so much time is over.
         device("STRICT:0").current_stream().give(lambda: late.wait(late_s))
         reads_late(leaf, found)
@@ -411,7 +416,7 @@ def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
     unknown = strict.stream()
     if is_minded:
         channel_of(f"STRICT:{strict.index}").mind_unknown(lambda: unknown.record().synchronize())
-    for ((leaf,),) in Ahead(iter(arrays((2**12,), num_steps=num_steps)), [strict], unit_bytes=KIB):
+    for ((leaf,),) in Prefetch(iter(arrays((2**12,), num_steps=num_steps)), [strict], unit_bytes=KIB):
         unknown.give(lambda: late.wait(late_s))
         reads_late(leaf, found, stream=unknown)
         del leaf
@@ -420,7 +425,7 @@ def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
 
 
 def test_memory_that_is_read_in_a_stream_nobody_knows_is_held_until_that_is_done():
-    copying._channel_of.cache_clear()
+    copier._channel_of.cache_clear()
     try:
         # Whoever does not mind it sees another step's.
         assert any(found[0] != 1000 * step for step, found in enumerate(read_unknown(device("STRICT:0"), False)))
@@ -430,12 +435,12 @@ def test_memory_that_is_read_in_a_stream_nobody_knows_is_held_until_that_is_done
         channel_of("STRICT:0").await_unknown()
         assert not held.memory
     finally:
-        copying._channel_of.cache_clear()
+        copier._channel_of.cache_clear()
 
 
 def test_so_much_is_held_before_a_copy_waits():
     may_go = threading.Event()
-    holding = Holding(lambda: may_go.wait(30))
+    holding = DeferredRelease(lambda: may_go.wait(30))
     for number in range(4):
         holding.hold(number)
     waits = threading.Thread(target=holding.await_room)
@@ -462,7 +467,7 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
         assert is_given.wait(10)
         yield from steps[2:]
 
-    ahead = Ahead(source(), [device("STRICT:0")], num_units=1, unit_bytes=KIB)
+    ahead = Prefetch(source(), [device("STRICT:0")], num_units=1, unit_bytes=KIB)
     found = []
     ((leaf,),) = next(ahead)
     reads_late(leaf, found)
@@ -510,7 +515,7 @@ def test_what_is_copied_from_where_it_lies_is_not_more_than_so_much(waits_by_its
             kept.append(memory_of(leaf))
             yield [[leaf]]
 
-    for step in Ahead(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB):
+    for step in Prefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB):
         del step
         most = max(most, sum(ref() is not None for ref in kept))
     # Two that are copied, two ahead, one that is made and one that waits to be sent.
@@ -535,7 +540,7 @@ def test_slots_are_used_again(monkeypatch):
 
 
 def test_chunks_that_are_kept_stay_as_they_are(late):
-    ahead = Ahead(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")], unit_bytes=KIB)
+    ahead = Prefetch(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")], unit_bytes=KIB)
     kept = [leaf for ((leaf,),) in ahead]
     for step, leaf in enumerate(kept):
         np.testing.assert_array_equal(on_host(leaf), np.arange(2**12) + 1000.0 * step)
@@ -543,7 +548,7 @@ def test_chunks_that_are_kept_stay_as_they_are(late):
 
 
 def test_chunks_that_are_let_go_of_take_no_more_memory():
-    ahead = Ahead(iter(arrays((2**12,), num_steps=20)), [device("STRICT:0")], unit_bytes=KIB)
+    ahead = Prefetch(iter(arrays((2**12,), num_steps=20)), [device("STRICT:0")], unit_bytes=KIB)
     for step in ahead:
         del step
     assert ahead.stats()["num_grown"] == 0
@@ -567,7 +572,7 @@ def test_no_more_than_so_much_is_ahead(options, num_chunks):
             yield step
 
     chunk_bytes = 32 * KIB
-    ahead = Ahead(source(), [device("STRICT:0")], unit_bytes=KIB, **options)
+    ahead = Prefetch(source(), [device("STRICT:0")], unit_bytes=KIB, **options)
     for number in range(5):
         first = next(ahead)
         # One is here, and one is read that there is no room for.
@@ -589,7 +594,7 @@ def test_what_is_not_copied_counts_too(where):
             num_read += 1
             yield [(device("STRICT:0").put(leaf) if where == "on_the_device" else leaf.astype("datetime64[s]"),)]
 
-    ahead = Ahead(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB)
+    ahead = Prefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB)
     for number in range(5):
         next(ahead)
         # Two units of one step each, and one that is read that there is no room for.
@@ -599,7 +604,7 @@ def test_what_is_not_copied_counts_too(where):
 
 
 def test_small_steps_share_a_copy():
-    ahead = Ahead(iter(arrays((4,), num_steps=100)), [device("STRICT:0")])
+    ahead = Prefetch(iter(arrays((4,), num_steps=100)), [device("STRICT:0")])
     num_copies = 0
     copy = StrictDevice.copy
 
@@ -618,7 +623,7 @@ def test_out_of_memory_less_is_ahead(late, caplog):
     chunk_bytes = 32 * KIB
     LIMITS[0] = 3 * chunk_bytes
     steps = arrays((2**12,), num_steps=12)
-    ahead = Ahead(iter(steps), [device("STRICT:0")], num_units=4, unit_bytes=4 * chunk_bytes)
+    ahead = Prefetch(iter(steps), [device("STRICT:0")], num_units=4, unit_bytes=4 * chunk_bytes)
     found = []
     with caplog.at_level(logging.WARNING, "daskdist"):
         for ((leaf,),) in ahead:
@@ -636,7 +641,7 @@ def test_what_is_let_go_of_is_used_again_when_there_is_nothing_else():
     # The consumer has one, and lets go of it only when it has got the next; two are just what there is.
     LIMITS[0] = 2 * 32 * KIB
     found = []
-    for ((leaf,),) in Ahead(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
+    for ((leaf,),) in Prefetch(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
         found.append(on_host(leaf)[0])
     assert found == [1000.0 * step for step in range(6)]
 
@@ -656,7 +661,7 @@ def test_a_step_that_does_not_fit_at_all():
 
 def test_what_came_before_is_handed_out_though_the_next_does_not_fit():
     LIMITS[0] = 4 * 32 * KIB
-    ahead = Ahead(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")])
+    ahead = Prefetch(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")])
     kept = [next(ahead) for _ in range(4)]
     with pytest.raises(errors.DeviceMemoryError, match="keep fewer of them"):
         next(ahead)
@@ -683,7 +688,7 @@ def test_the_source_is_used_and_closed_by_one_thread():
         def close(self):
             threads.add((threading.current_thread(), "closed"))
 
-    ahead = Ahead(Source(), [device("STRICT:0")])
+    ahead = Prefetch(Source(), [device("STRICT:0")])
     next(ahead)
     ahead.close()
     (thread,) = (each for each in threads if not isinstance(each, tuple))
@@ -704,9 +709,9 @@ def test_one_that_was_never_begun_closes_its_source():
         def close(self):
             closed.append(1)
 
-    Ahead(Source(), [device("STRICT:0")]).close()
+    Prefetch(Source(), [device("STRICT:0")]).close()
     assert closed == [1]
-    Ahead(Source(), [device("STRICT:0")])
+    Prefetch(Source(), [device("STRICT:0")])
     gc.collect()
     assert closed == [1, 1]
 
@@ -727,7 +732,7 @@ def test_a_thread_ends_though_nobody_takes_what_there_is(is_closed):
 
 
 def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
-    monkeypatch.setattr(feeding, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.05)
     waits, go_on, then = threading.Event(), threading.Event(), threading.Event()
 
     def source():
@@ -735,7 +740,7 @@ def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
         waits.set()
         go_on.wait(20)
 
-    ahead = Ahead(source(), [device("STRICT:0")])
+    ahead = Prefetch(source(), [device("STRICT:0")])
     next(ahead)
     (thread,) = feed_threads()
     assert waits.wait(10)
@@ -756,14 +761,14 @@ def test_what_there_is_does_not_wait_for_what_is_not():
             assert before is None or before.wait(10)
             yield [[np.array([number])]]
 
-    for number, ((leaf,),) in enumerate(Ahead(source(), [device("STRICT:0")])):
+    for number, ((leaf,),) in enumerate(Prefetch(source(), [device("STRICT:0")])):
         assert on_host(leaf).tolist() == [number]
         taken[number].set()
     assert number == 5
 
 
 def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
-    monkeypatch.setattr(feeding, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.05)
     go_on = threading.Event()
 
     def numbers():
@@ -806,7 +811,7 @@ def test_a_consumer_that_waits_is_told_as_a_stall():
         assert may_begin.wait(10)
         yield from arrays((4,), num_steps=3)
 
-    ahead = Ahead(source(), [device("STRICT:0")])
+    ahead = Prefetch(source(), [device("STRICT:0")])
     threading.Timer(0.05, may_begin.set).start()
     next(ahead)
     found = ahead.stats()

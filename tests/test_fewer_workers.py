@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, errors
-from daskdist.execute.roster import give_up
+from daskdist.execute.callers.live_workers import give_up
 
 pytestmark = pytest.mark.cluster
 LOST = (errors.ClusterError, errors.CollectiveError)

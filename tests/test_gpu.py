@@ -20,7 +20,7 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Variable
 from daskdist.devices import device_of, nccl, nvidia, on_host, stream_of
 from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
-from daskdist.execute.copying import channel_of
+from daskdist.execute.transfer.copier import channel_of
 from daskdist.strategy.device_values import catch_up, in_stream_of
 from daskdist.testing import DeviceLaws
 

@@ -22,7 +22,7 @@ import daskdist
 from daskdist import Dataset, Options, Ragged
 from daskdist.core.block import Block
 from daskdist.core.structure import LONE
-from daskdist.execute.kept_blocks import KeptBlocks
+from daskdist.execute.callers.kept_blocks import KeptBlocks
 from daskdist.testing import same_elements
 
 NUM_ROWS = 1280

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset, TensorSpec, errors
-from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
 
 NARROW, WIDE = Dataset.from_tensor_slices(np.arange(3, dtype=np.int32)), Dataset.range(3)
 

@@ -14,7 +14,8 @@ import pytest
 
 import daskdist
 from daskdist import Dataset, Options, errors
-from daskdist.execute.callers import Now, using
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
 from daskdist.testing import afresh
 
 

@@ -18,7 +18,9 @@ from daskdist import Dataset
 from daskdist.core.spec import SpecUnknown
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
-from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
 from daskdist.ops.deal import piece_bounds
 from daskdist.testing import same_elements
 

@@ -14,9 +14,10 @@ import daskdist
 from daskdist import Dataset
 from daskdist.core.node import lower, walk
 from daskdist.errors import StackError
-from daskdist.execute.callers import Now, embedded, using
-from daskdist.execute.embedded import iterate
-from daskdist.execute.graph import record
+from daskdist.execute.callers.choose import local_caller, using
+from daskdist.execute.callers.graph import record
+from daskdist.execute.callers.now import Now
+from daskdist.execute.stream.local_iterator import iterate
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.fuse import fuse
 from daskdist.passes.simplify import simplify
@@ -37,7 +38,7 @@ STAGES = {
 def run(node, primitive):
     with using(Now):
         try:
-            return list(iterate(embedded(node), primitive, 0))
+            return list(iterate(local_caller(node), primitive, 0))
         except StackError:
             return StackError
 

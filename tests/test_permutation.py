@@ -21,8 +21,10 @@ from daskdist.core.selection.lazy_shuffle import LazyPermutation, ShuffledSelect
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import concat, group
-from daskdist.execute.callers import Now, Threads, using
-from daskdist.execute.gather import Picks
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
+from daskdist.execute.stream.gather import Picks
 from daskdist.testing import same_elements
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.

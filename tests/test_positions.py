@@ -21,7 +21,9 @@ from pipelines import pipelines
 
 import daskdist
 from daskdist import Dataset, Ragged, TensorSpec, errors, read_parquet, read_text
-from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
 from daskdist.testing import same_elements
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.

@@ -7,7 +7,9 @@ import pytest
 from conftest import mirrored
 
 from daskdist import Dataset, Ragged, RaggedRowSpec, RaggedTensorSpec, TensorSpec, errors
-from daskdist.execute.callers import Now, Threads, using
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
 from daskdist.testing import same_elements
 
 ROWS = [[0, 1], [], [2, 3, 4], [5, 6, 7, 8], [9]]

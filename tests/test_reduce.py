@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
-from daskdist.execute.callers import Now
+from daskdist.execute.callers.now import Now
 from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.pairwise import reduce_rows
 from daskdist.strategy.picks import PickAll, Remote

@@ -18,7 +18,7 @@ from daskdist import Dataset, DeviceAssignment, MultiWorkerMirroredStrategy
 from daskdist.core.block import Batches, Block
 from daskdist.core.structure import LONE
 from daskdist.devices import on_host
-from daskdist.execute.copying import channel_of
+from daskdist.execute.transfer.copier import channel_of
 from daskdist.strategy import rows_there
 from daskdist.strategy.rows_there import Arrivals
 

@@ -19,7 +19,7 @@ from daskdist.core.selection.rows import IntervalSelection, Selection, places_by
 from daskdist.core.selection.runs import RunQueue, concat, group
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
-from daskdist.execute.gather import Picks, gather
+from daskdist.execute.stream.gather import Picks, gather
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")

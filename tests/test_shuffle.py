@@ -17,10 +17,12 @@ from daskdist import Dataset
 from daskdist.core.node import lower
 from daskdist.core.selection.shuffle_buffer import Draws
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Now, Threads, using
-from daskdist.execute.delivery import Delivery
-from daskdist.execute.interpreter import Interpreter
-from daskdist.execute.window import ByteWindow
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
+from daskdist.execute.stream.bundle_builder import BundleBuilder
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.window import ByteWindow
 from daskdist.passes.fuse import fuse
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
@@ -231,7 +233,7 @@ def peak_of(ds, caller=None):
     interpreter = Interpreter(caller or Now())
     interpreter.reads[None] = window = PeakWindow(interpreter.reads[None].limit_bytes)
     elements = 0
-    for stretch in Delivery(interpreter, fuse(lower(ds.node)), (0,)):
+    for stretch in BundleBuilder(interpreter, fuse(lower(ds.node)), (0,)):
         elements += len(stretch)
     return window, elements
 
@@ -271,7 +273,7 @@ def test_all_bytes_are_given_back_when_it_is_left_half_way():
     ds = Dataset.from_tensor_slices(np.zeros((10_000, 10))).shuffle(500, seed=0).batch(10)
     with dask.config.set({"daskdist.split-bytes": 4096}):
         interpreter = Interpreter(Now())
-        delivery = Delivery(interpreter, fuse(lower(ds.node)), (0,))
+        delivery = BundleBuilder(interpreter, fuse(lower(ds.node)), (0,))
         bundles = iter(delivery)
         next(bundles), next(bundles)
         assert interpreter.reads[None].used_bytes > 0

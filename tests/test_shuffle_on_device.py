@@ -29,13 +29,20 @@ from daskdist.core.selection.runs import concat
 from daskdist.core.structure import LONE
 from daskdist.devices import device, is_on_device, on_host
 from daskdist.errors import ArgumentError, DeviceMemoryError, StackError
-from daskdist.execute import gather_on_device
-from daskdist.execute.callers import Now, Threads, embedded
-from daskdist.execute.copying import Channel
-from daskdist.execute.delivery import Delivery
-from daskdist.execute.gather import Picks, gather
-from daskdist.execute.gather_on_device import OnDevice, on_device, on_devices, told
-from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
+from daskdist.execute.stream.bundle_builder import BundleBuilder
+from daskdist.execute.stream.gather import Picks, gather
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.transfer import gather_on_device
+from daskdist.execute.transfer.copier import Channel
+from daskdist.execute.transfer.gather_on_device import (
+    OnDevice,
+    on_device,
+    on_devices,
+    told,
+)
 from daskdist.ops import global_shuffle
 from daskdist.passes.plan import plan
 from daskdist.testing import same_elements
@@ -56,9 +63,9 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = None) -> list[list[Any]]:
     """What each consumer is given, step by step, as leaves; None where that has no rows."""
     primitive = plan(dataset.node)
-    caller = caller or embedded(dataset.node)
+    caller = caller or local_caller(dataset.node)
     hooks = on_devices(list(map(device, names)), primitive)
-    delivery = Delivery(Interpreter(caller), primitive, (epoch,), (None,) * len(names), on_devices=hooks)
+    delivery = BundleBuilder(Interpreter(caller), primitive, (epoch,), (None,) * len(names), on_devices=hooks)
     found = []
     for stretch in delivery:
         for step in range(len(stretch)):
@@ -254,7 +261,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     dataset = functools.reduce(Dataset.concatenate, parts).shuffle(600, seed=1).batch(50)
     primitive = plan(dataset.node)
     hooks = on_devices([StrictDevice(0)], primitive)
-    delivery = Delivery(Interpreter(Counting()), primitive, (0,), on_devices=hooks)
+    delivery = BundleBuilder(Interpreter(Counting()), primitive, (0,), on_devices=hooks)
     for _ in delivery:
         most = max(most, TAKEN[0] - before)
     # Of 16 MB a buffer of half a megabyte is alive at a time, in blocks of which some have few rows in it.
@@ -590,7 +597,7 @@ def _register(path: str, delay_s: float) -> None:
 
 def _num_uploads() -> int:
     from daskdist.devices import device
-    from daskdist.execute.gather_on_device import on_device
+    from daskdist.execute.transfer.gather_on_device import on_device
 
     return on_device(device("STRICT:0")).num_uploads
 
@@ -626,7 +633,7 @@ class TestEmpty:
             return array
 
         found = []
-        for stretch in Delivery(Interpreter(Now()), primitive, (0,), (None,) * 2, empty=empty):
+        for stretch in BundleBuilder(Interpreter(Now()), primitive, (0,), (None,) * 2, empty=empty):
             for step in range(len(stretch)):
                 places = [(lane.ref, lane.places[step]) for lane in stretch.lanes]
                 found.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
@@ -644,5 +651,5 @@ class TestEmpty:
             kinds.add(dtype.kind)
             return np.empty(shape, dtype)
 
-        list(Delivery(Interpreter(Now()), plan(dataset.node), (0,), empty=empty))
+        list(BundleBuilder(Interpreter(Now()), plan(dataset.node), (0,), empty=empty))
         assert kinds == {"i"}

@@ -20,7 +20,7 @@ from distributed.protocol import deserialize
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
-from daskdist.execute.outbox import packed, unpacked
+from daskdist.execute.messages.outbox import packed, unpacked
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.executor import Executor, run_ready

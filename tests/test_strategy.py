@@ -16,7 +16,7 @@ from distributed import get_worker
 
 import daskdist
 from daskdist import Dataset, PerReplica, PerReplicaSpec, ReduceOp, TensorSpec, errors, read_parquet
-from daskdist.execute import submit
+from daskdist.execute.callers import submit
 from daskdist.strategy.steps import stream_set
 from daskdist.strategy.values import AsyncValue
 

@@ -24,7 +24,7 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
-from daskdist.execute.window import ByteWindow
+from daskdist.execute.stream.window import ByteWindow
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")

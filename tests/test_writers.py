@@ -25,8 +25,10 @@ from daskdist import Dataset, Options, Ragged, TensorSpec, errors, read_parquet
 from daskdist.core.block import Block, Bundle
 from daskdist.core.spec import RaggedTensorSpec
 from daskdist.core.structure import Structure
-from daskdist.execute.callers import Now, Threads, using
-from daskdist.execute.submit import Submit
+from daskdist.execute.callers.choose import using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.submit import Submit
+from daskdist.execute.callers.threads import Threads
 from daskdist.files.columns_of import table_of
 from daskdist.formats.parquet import Parquet
 from daskdist.storage.write_manifest import is_manifest_name

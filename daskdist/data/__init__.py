@@ -12,7 +12,7 @@ _NAMES: Final = {
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
     "FixedLengthRecordDataset": "daskdist.readers.fixed_length:FixedLengthRecordDataset",
     "INFINITE_CARDINALITY": "daskdist.core.cardinality:INFINITE",
-    "Iterator": "daskdist.execute.embedded:ElementIterator",
+    "Iterator": "daskdist.execute.stream.local_iterator:ElementIterator",
     "Options": "daskdist.ops.with_options:Options",
     "TFRecordDataset": "daskdist.readers.tfrecord:TFRecordDataset",
     "TextLineDataset": "daskdist.readers.text:TextLineDataset",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.devices import device_of, dtype_of, name_of
-from daskdist.execute.copying import channel_of
+from daskdist.execute.transfer.copier import channel_of
 from daskdist.frameworks.leaves import Refused, as_numbers, converted, extremes, handed_over, needs
 
 

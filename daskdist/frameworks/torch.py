@@ -17,7 +17,7 @@ import numpy as np
 from daskdist.devices import Device, device_of, name_of
 from daskdist.devices.cupy import torch_stream
 from daskdist.errors import ArgumentError
-from daskdist.execute.copying import channel_of
+from daskdist.execute.transfer.copier import channel_of
 from daskdist.frameworks.leaves import (
     OF_ML_DTYPES,
     as_numbers,

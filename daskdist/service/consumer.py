@@ -23,8 +23,8 @@ from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.failure import Failure
-from daskdist.execute.outbox import Outbox, unpacked
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.outbox import Outbox, unpacked
 from daskdist.service.address import ServiceAddress
 from daskdist.service.dispatcher import Join
 from daskdist.service.intervals import Intervals

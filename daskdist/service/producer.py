@@ -16,12 +16,13 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.node import Node
 from daskdist.core.primitive import Primitive
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Caller, embedded
-from daskdist.execute.embedded import rows_by
-from daskdist.execute.failure import Failure
-from daskdist.execute.interpreter import Interpreter
-from daskdist.execute.roster import Roster
-from daskdist.execute.submit import Submit
+from daskdist.execute.caller import Caller
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.live_workers import LiveWorkers
+from daskdist.execute.callers.submit import Submit
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.plan import plan
@@ -283,14 +284,14 @@ def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller
         node = with_drawn(node, [seed + spec.index for seed in drawn_seeds(node)])
     if client is not None:
         return plan(node), _OnAllWorkers(client)
-    return plan(node), embedded(node, merged_options(node).num_threads)
+    return plan(node), local_caller(node, merged_options(node).num_threads)
 
 
 class _OnAllWorkers(Submit):
     """Calls as tasks of whichever workers there are at the time."""
 
     def __init__(self, client: Any) -> None:
-        super().__init__(client, Roster(list(client.scheduler_info(n_workers=-1)["workers"])))
+        super().__init__(client, LiveWorkers(list(client.scheduler_info(n_workers=-1)["workers"])))
 
     def missing(self) -> list[str]:
         """Return no worker: what was on one that is lost, Dask makes again on another."""

@@ -16,7 +16,7 @@ from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, ShardingError
-from daskdist.execute.pickling import culprit
+from daskdist.execute.messages.pickling import culprit
 from daskdist.passes.autoshard import autoshard
 from daskdist.service.address import ServiceAddress
 from daskdist.service.consumer import ServedDataset, ServiceReader

@@ -13,7 +13,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from daskdist.execute.outbox import Outbox, unpacked
+from daskdist.execute.messages.outbox import Outbox, unpacked
 from daskdist.service.delivery import Consumer
 from daskdist.service.dispatcher import TaskSpec
 from daskdist.service.intervals import Intervals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from daskdist.execute.callers import Handle
+from daskdist.execute.caller import Handle
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.team import Team
 

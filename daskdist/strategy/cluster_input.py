@@ -13,11 +13,11 @@ from daskdist.core.block import Block
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.devices import named
-from daskdist.execute.bringing import WithKept, holders_of
-from daskdist.execute.callers import Caller
-from daskdist.execute.figures import Figures
-from daskdist.execute.send_functions import check_functions, sent_function
-from daskdist.execute.submit import Submit, workers_of
+from daskdist.execute.caller import Caller
+from daskdist.execute.callers.fetch import WithKept, holders_of
+from daskdist.execute.callers.submit import Submit, workers_of
+from daskdist.execute.messages.send_functions import check_functions, sent_function
+from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.files.locations import Addresses, Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placing
@@ -117,11 +117,11 @@ class ClusterInput:
         holders = holders_of(self._submit, needed)
         return [WithKept(plan, needed, {key: holders[key] for key in futures}) for plan in plans]
 
-    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> Figures | None:
+    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
         """Return the figures of copies that workers make to their devices; None where all replicas are on the host."""
         names: dict[str, list[str]] = {}
         for worker, device in devices:
             if worker is not None and not named(device).is_host:
                 names.setdefault(worker, []).append(device)
         found = self._submit.client.run(figures_there, names, workers=list(names)) if names else {}
-        return Figures.of(found.values()) if names else None
+        return CopyStats.of(found.values()) if names else None

@@ -26,7 +26,7 @@ from distributed.utils import import_term
 from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.submit import workers_of
+from daskdist.execute.callers.submit import workers_of
 from daskdist.strategy.replicas import Worker
 
 _OPERATION: Final = "ClusterResolver"

@@ -15,7 +15,7 @@ from daskdist.checkpoint.nests import as_numpy, like
 from daskdist.core.spec import TensorSpec
 from daskdist.devices import Device, adopted, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
-from daskdist.execute.by_reference import VariableKey
+from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.aggregation import VariableSynchronization
 from daskdist.strategy.collectives import First
 from daskdist.strategy.context import ReplicaContext

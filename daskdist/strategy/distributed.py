@@ -25,10 +25,10 @@ from daskdist.dataset import Dataset
 from daskdist.devices import Device, named
 from daskdist.display.plan import Share, count, shares_table, tree
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Caller
-from daskdist.execute.embedded import rows_of
-from daskdist.execute.figures import Figures
-from daskdist.execute.gather_on_device import told
+from daskdist.execute.caller import Caller
+from daskdist.execute.stream.local_iterator import rows_of
+from daskdist.execute.transfer.copy_stats import CopyStats
+from daskdist.execute.transfer.gather_on_device import told
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
 from daskdist.passes.numbering import begin_pass
@@ -289,7 +289,7 @@ def _mapped(strategy: Strategy, maps: MapsOnReplicas, value: Any) -> Any:
     return strategy.run(maps, args=(value,))
 
 
-def _copy_stats(strategy: Strategy) -> Figures | None:
+def _copy_stats(strategy: Strategy) -> CopyStats | None:
     return strategy._input.copy_stats([(replica.worker, replica.device) for replica in strategy.replicas])
 
 

@@ -12,7 +12,7 @@ from distributed.protocol import to_serialize
 
 from daskdist.config import collective_s
 from daskdist.errors import ArgumentError, CollectiveError
-from daskdist.execute.failure import Failure, pickled_apart
+from daskdist.execute.messages.failure import Failure, pickled_apart
 from daskdist.strategy.asking import Inquiry
 from daskdist.strategy.collectives import AllReduce, Merge
 from daskdist.strategy.device_values import host_nest

@@ -17,9 +17,10 @@ from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.dataset import Dataset
 from daskdist.display.plan import tree
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Handle, embedded
-from daskdist.execute.embedded import rows_by
-from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.caller import Handle
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options
 from daskdist.strategy.device_maps import DeviceMaps, Supplied
 from daskdist.strategy.error_context import add_context
@@ -51,7 +52,7 @@ def outlook(dataset: Supplied) -> Outlook:
     """The outlook on a dataset; where that depends on a function, its first element is made."""
 
     def caller() -> Any:
-        return embedded(dataset.node, dataset.options().num_threads)
+        return local_caller(dataset.node, dataset.options().num_threads)
 
     spec, options = dataset.spec_by(caller), dataset.options()
     return Outlook(spec, dataset.cardinality(), options, tree(dataset.node), dataset.device_maps)
@@ -93,7 +94,7 @@ class Pass:
     """One pass over a dataset, by the engine of the process it is in."""
 
     def __init__(self, dataset: Dataset, epoch: Epoch) -> None:
-        caller = embedded(dataset.node, dataset.options().num_threads)
+        caller = local_caller(dataset.node, dataset.options().num_threads)
         self._interpreter = _Noting(caller, budget_bytes=dataset.options().memory_budget_bytes)
         self._rows = rows_by(self._interpreter, dataset.primitive, epoch, lambda: _without_rows(dataset))
         self._rest: Rows | None = None

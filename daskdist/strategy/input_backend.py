@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from daskdist.core.node import Node
 from daskdist.dataset import Dataset
-from daskdist.execute.callers import Caller, Now, embedded
-from daskdist.execute.figures import Figures
+from daskdist.execute.caller import Caller
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.now import Now
+from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.held import Outlook, made, outlook
@@ -71,7 +73,7 @@ class InputBackend(Protocol):
         """Return plans of loops with the places of blocks that are on the cluster already, or will be soon."""
         ...
 
-    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> Figures | None:
+    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
         """Return the figures of copies to devices, given as worker and name; None where other processes make none."""
         ...
 
@@ -84,7 +86,7 @@ class LocalInput:
 
     def reader(self, dataset: Dataset) -> Caller:
         """Return a caller of this process."""
-        return embedded(dataset.node, dataset.options().num_threads)
+        return local_caller(dataset.node, dataset.options().num_threads)
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
@@ -112,6 +114,6 @@ class LocalInput:
         """Return the plans as they are."""
         return plans
 
-    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> Figures | None:
+    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
         """Return None: iterators of this process know of their own copies."""
         return None

@@ -17,14 +17,14 @@ from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
 from daskdist.devices import Device
 from daskdist.errors import DaskdistError, OutOfRangeError, UserFunctionError
-from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.copying import pinned_empty
-from daskdist.execute.delivery import Delivery, Lane
-from daskdist.execute.feeding import Ahead
-from daskdist.execute.figures import Figures
-from daskdist.execute.gather_on_device import on_devices
-from daskdist.execute.interpreter import Interpreter, logger, stats_of
-from daskdist.execute.locked import locked
+from daskdist.execute.caller import Caller, Handle
+from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
+from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
+from daskdist.execute.stream.locked import locked
+from daskdist.execute.transfer.copier import pinned_empty
+from daskdist.execute.transfer.copy_stats import CopyStats
+from daskdist.execute.transfer.gather_on_device import on_devices
+from daskdist.execute.transfer.prefetch import Prefetch
 from daskdist.ops.with_options import merged_options
 from daskdist.strategy.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.inputs import InputOptions
@@ -48,7 +48,7 @@ class _Feed:
         Who makes calls.
     """
 
-    def __init__(self, delivery: Delivery, caller: Caller) -> None:
+    def __init__(self, delivery: BundleBuilder, caller: Caller) -> None:
         self.delivery = delivery
         self.caller = caller
         self.lanes: list[Lane] = []
@@ -140,9 +140,9 @@ class _Here(Iterator[Any]):
 
 def ahead_of(
     source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
-) -> Ahead:
+) -> Prefetch:
     """Steps put on devices ahead of use, as options have it."""
-    return Ahead(
+    return Prefetch(
         source,
         devices,
         num_units=options.device_buffer_size,
@@ -171,7 +171,7 @@ class DistributedIterator:
         devices: Sequence[Device] = (),
         drops_uneven: bool = False,
         mapped: Callable[[Any], Any] | None = None,
-        copied: Callable[[], Figures | None] | None = None,
+        copied: Callable[[], CopyStats | None] | None = None,
     ) -> None:
         self.element_spec = element_spec
         # Tells what came of copies that the replicas' workers make.
@@ -205,7 +205,7 @@ class DistributedIterator:
             # What a function gave, or the pieces of that: only they tell whether a step has rows.
             asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
             here = pooled_empty if self._is_here else None
-            delivery = Delivery(
+            delivery = BundleBuilder(
                 interpreter,
                 pipeline.primitive,
                 epoch,
@@ -223,7 +223,7 @@ class DistributedIterator:
         self._handles: tuple[Handle, ...] = ()
         self._workers: tuple[str | None, ...] = ()
         self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
-        self._ahead: Ahead | None = None
+        self._ahead: Prefetch | None = None
         if is_fed:
             self._ahead = ahead_of(_Here(self._feeds, caller, self._empty), devices, options, caller.bundle_bytes)
         else:
@@ -306,7 +306,7 @@ class DistributedIterator:
         dict
             ``num_elements``, the steps handed out; ``num_skipped``, what was left out because it could not be read or
             its computation failed; and ``skipped_by_file``, of it what is of files, by their paths. Where values are
-            put on devices, ``device`` too, as `Figures.told` has it: bytes, speed and overlap of the copies. Workers
+            put on devices, ``device`` too, as `CopyStats.told` has it: bytes, speed and overlap of the copies. Workers
             copy what is given to `run`, and are asked for that, which takes some milliseconds: it is of all that was
             copied to the replicas' devices so far.
         """
@@ -337,7 +337,7 @@ class DistributedIterator:
             return self._structure.pack(self._spread(places))
         return self._handed_out([self._empty if place[1] < 0 else self._leaves(*place) for place in places])
 
-    def _on_devices(self, ahead: Ahead) -> list[Sequence[Any]]:
+    def _on_devices(self, ahead: Prefetch) -> list[Sequence[Any]]:
         rows = next(ahead, None)
         if rows is None:
             raise OutOfRangeError(_AT_ITS_END)

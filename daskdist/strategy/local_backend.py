@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import Handle
+from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Picks
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.shelf import Shelf

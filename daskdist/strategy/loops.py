@@ -26,11 +26,12 @@ from daskdist.core.spec import ElementSpec, PerReplicaSpec
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Bring, Now, is_future
-from daskdist.execute.copying import pinned_empty
-from daskdist.execute.feeding import Ahead
-from daskdist.execute.locked import locked
-from daskdist.execute.pickling import futures_in
+from daskdist.execute.callers.compute_key import Bring, is_future
+from daskdist.execute.callers.now import Now
+from daskdist.execute.messages.pickling import futures_in
+from daskdist.execute.stream.locked import locked
+from daskdist.execute.transfer.copier import pinned_empty
+from daskdist.execute.transfer.prefetch import Prefetch
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
@@ -168,7 +169,7 @@ class ReplicaIterator(Iterator[Any]):
         self._iteration = 0
         self._device = device
         # What puts elements on the device, in this pass.
-        self._ahead: Ahead | None = None
+        self._ahead: Prefetch | None = None
         self._num_elements = 0
         self._is_over = False
         self._told = ReportedFailures()
@@ -235,7 +236,7 @@ class ReplicaIterator(Iterator[Any]):
         Returns
         -------
         dict
-            ``num_elements``, those handed out; and where they are put on a device, ``device``, as `Ahead.stats` has it:
+            ``num_elements``, those handed out; and where they are put on a device, ``device``, see `Prefetch.stats`:
             bytes, speed and overlap of the copies.
         """
         found: dict[str, Any] = {"num_elements": self._num_elements}
@@ -330,7 +331,7 @@ def _steps(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterator[
         parts.close()  # type: ignore[attr-defined]
 
 
-def _packed(ahead: Ahead, structure: Structure) -> Iterator[Any]:
+def _packed(ahead: Prefetch, structure: Structure) -> Iterator[Any]:
     return (structure.pack(leaves) for (leaves,) in ahead)
 
 

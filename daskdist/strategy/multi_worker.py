@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from daskdist.execute.roster import Roster
-from daskdist.execute.submit import Submit
+from daskdist.execute.callers.live_workers import LiveWorkers
+from daskdist.execute.callers.submit import Submit
 from daskdist.strategy.cluster_input import ClusterInput
 from daskdist.strategy.cluster_resolver import ClusterResolver, connect
 from daskdist.strategy.device_assignment import DeviceAssignment, checked_share, placing
@@ -89,7 +89,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
             slots = where.slots(self.client, workers, share)
             team = Team(new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id)
-            roster = Roster(team.workers)
+            roster = LiveWorkers(team.workers)
             submit = Submit(self.client, roster)
             # Which ones they are, in case others come to be at their addresses.
             submit.missing()

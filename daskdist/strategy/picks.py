@@ -12,8 +12,8 @@ from daskdist.core.spec import TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import are_loaded
 from daskdist.errors import DaskdistError
-from daskdist.execute.callers import Handle
-from daskdist.execute.sizes import size_of
+from daskdist.execute.caller import Handle
+from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.backend import ResultSource
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import flattened

@@ -31,7 +31,7 @@ from distributed.core import Status
 from distributed.preloading import PreloadManager
 
 from daskdist.errors import ClusterError
-from daskdist.execute.submit import Submit, is_key_of_ours
+from daskdist.execute.callers.submit import Submit, is_key_of_ours
 from daskdist.strategy.steps.on_scheduler import release_soon
 from daskdist.strategy.steps.stream_set import StreamSet
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import optree
 
 from daskdist.errors import DaskdistError
-from daskdist.execute.callers import Handle
+from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.layouts import LONE, Layout, made_of, reference
 from daskdist.strategy.picks import PickFromReturned, Remote, Spread

@@ -15,9 +15,14 @@ from typing import Any, Final, NamedTuple
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
-from daskdist.execute.copying import Copier, Life, NoRoomError, Part
-from daskdist.execute.figures import Figures, Meter
-from daskdist.execute.packing import MIB, copied_bytes, layout_of
+from daskdist.execute.transfer.copier import (
+    Copier,
+    Life,
+    NoRoomError,
+    Part,
+)
+from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
+from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -116,7 +121,7 @@ class _Way:
         # How many more are copied alone, as there was no room for several.
         self._num_alone = 0
         self._alive: set[Life] = set()
-        self.meter = Meter()
+        self.meter = CopyTimer()
         self._threads: ThreadPoolExecutor | None = None
 
     def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, Part]:
@@ -200,7 +205,7 @@ class Arrivals:
                 self._found.popitem(last=False)
         return RowsThere(result, known[1])
 
-    def figures(self) -> Figures:
+    def figures(self) -> CopyStats:
         """What came of the copies so far."""
         return self._way.meter.figures()
 
@@ -217,6 +222,6 @@ def _arrivals_of(name: str) -> Arrivals:
     return Arrivals(named(name))
 
 
-def figures_there(names: dict[str, list[str]], dask_worker: Any) -> Figures:
+def figures_there(names: dict[str, list[str]], dask_worker: Any) -> CopyStats:
     """What came of copies to devices so far, by the names of those of each worker; on a worker."""
-    return Figures.of(arrivals_of(name).figures() for name in names[dask_worker.address])
+    return CopyStats.of(arrivals_of(name).figures() for name in names[dask_worker.address])

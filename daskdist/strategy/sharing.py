@@ -18,11 +18,12 @@ from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Bring, embedded
-from daskdist.execute.delivery import Delivery, Lane
-from daskdist.execute.gather import Empty
-from daskdist.execute.gather_on_device import on_devices
-from daskdist.execute.interpreter import Interpreter, logger
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.compute_key import Bring
+from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
+from daskdist.execute.stream.gather import Empty
+from daskdist.execute.stream.interpreter import Interpreter, logger
+from daskdist.execute.transfer.gather_on_device import on_devices
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.strategy.pipeline import Cuts, Pipeline
 from daskdist.strategy.progress import Outside, Told, Unseen
@@ -100,7 +101,7 @@ class Flow:
         options = merged_options(pipeline.node)
         if options.deterministic is False:
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
-        self.caller = embedded(pipeline.node, options.num_threads, bring)
+        self.caller = local_caller(pipeline.node, options.num_threads, bring)
         # The threads of a caller end with the pass, closed or dropped.
         self.close = Finalizer(self, self.caller.close)
         self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
@@ -109,7 +110,7 @@ class Flow:
         primitive = pipeline.primitive
         # Devices of others may be none that there are here.
         here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
-        self._delivery = Delivery(
+        self._delivery = BundleBuilder(
             self.interpreter,
             primitive,
             epoch,

@@ -14,7 +14,7 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, ClusterError, CollectiveError
-from daskdist.execute.callers import Caller, Handle
+from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.context import between, is_free_for, replica_there_is

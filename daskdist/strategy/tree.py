@@ -21,7 +21,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Handle
+from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest

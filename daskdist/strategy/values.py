@@ -21,8 +21,9 @@ from daskdist.core.spec import TensorSpec
 from daskdist.devices import is_on_device
 from daskdist.display.values import Summary, shown, table
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers import Handle, is_future
-from daskdist.execute.graph import is_undone, one_task
+from daskdist.execute.caller import Handle
+from daskdist.execute.callers.compute_key import is_future
+from daskdist.execute.callers.graph import is_undone, one_task
 from daskdist.strategy.backend import Picks, ResultSource
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.flat import LEAVES
@@ -563,7 +564,7 @@ def _persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, st
         raise ArgumentError("values of replicas can be computed and persisted; Dask does not rewrite their graphs")
     if not is_future(found):
         return found
-    from daskdist.execute.submit import Submit
+    from daskdist.execute.callers.submit import Submit
 
     return AsyncValue(Submit(found.client, workers), Remote(found, PickAll()))
 

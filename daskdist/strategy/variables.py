@@ -16,7 +16,7 @@ from daskdist.checkpoint.nests import like
 from daskdist.core.spec import TensorSpec
 from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError
-from daskdist.execute.by_reference import ByReference, VariableKey
+from daskdist.execute.messages.by_reference import ByReference, VariableKey
 from daskdist.strategy.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.collectives import Agreed, First
 from daskdist.strategy.context import ReplicaContext, replica_there_is, scope_there_is

@@ -17,8 +17,8 @@ import dask
 import numpy as np
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.by_reference import VariableKey
-from daskdist.execute.callers import Handle
+from daskdist.execute.caller import Handle
+from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.context import replica_there_is
 from daskdist.strategy.flat import LEAVES, flattened

@@ -14,8 +14,9 @@ from daskdist.core.pass_numbers import PassCounter
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset
-from daskdist.execute.callers import Caller, Now
-from daskdist.execute.embedded import iterate
+from daskdist.execute.caller import Caller
+from daskdist.execute.callers.now import Now
+from daskdist.execute.stream.local_iterator import iterate
 from daskdist.ops.deal import Deal, piece_bounds
 from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy

@@ -9,7 +9,7 @@ from typing import Any
 import dask.config
 
 from daskdist.errors import DaskdistError
-from daskdist.execute.callers import NeverRun, using
+from daskdist.execute.callers.choose import NeverRun, using
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from daskdist.core.node import Node, Source, lower
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import Structure
-from daskdist.execute.callers import Now, embedded, using
-from daskdist.execute.embedded import iterate
+from daskdist.execute.callers.choose import local_caller, using
+from daskdist.execute.callers.now import Now
+from daskdist.execute.stream.local_iterator import iterate
 from daskdist.passes.fuse import fuse
 from daskdist.passes.simplify import simplify
 from daskdist.testing.equality import check, same_elements, same_multiset
@@ -93,7 +94,7 @@ def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> l
     """
     primitive = fuse(lower(simplify(node))) if optimised else lower(node)
     with using(Now):
-        return list(itertools.islice(iterate(embedded(node), primitive, iteration), _MOST))
+        return list(itertools.islice(iterate(local_caller(node), primitive, iteration), _MOST))
 
 
 class NodeLaws:

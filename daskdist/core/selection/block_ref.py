@@ -21,13 +21,13 @@ class BlockRef:
         The address of the worker that was asked to make it; None in this process, or where any worker may have it.
     on_release
         Called with ``nbytes`` when nothing refers to the block any more.
-    recipe
+    lineage
         How it can be made again.
     is_kept
         Whether it is there and stays, whoever refers to it.
     """
 
-    __slots__ = ("__weakref__", "handle", "is_kept", "nbytes", "num_rows", "on_release", "recipe", "worker")
+    __slots__ = ("__weakref__", "handle", "is_kept", "lineage", "nbytes", "num_rows", "on_release", "worker")
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class BlockRef:
         nbytes: int = 0,
         worker: str | None = None,
         on_release: Callable[[int], None] | None = None,
-        recipe: Any = None,
+        lineage: Any = None,
         *,
         is_kept: bool = False,
     ) -> None:
@@ -46,7 +46,7 @@ class BlockRef:
         self.nbytes = nbytes
         self.worker = worker
         self.on_release = on_release
-        self.recipe = recipe
+        self.lineage = lineage
 
     def __del__(self) -> None:
         if self.on_release is not None:

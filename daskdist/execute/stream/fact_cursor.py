@@ -13,13 +13,13 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import Handle
-from daskdist.execute.gather import run_bytes
-from daskdist.execute.recipe import Path, Recipe, described
+from daskdist.execute.caller import Handle
 from daskdist.execute.stream.calls import Part
+from daskdist.execute.stream.gather import run_bytes
+from daskdist.execute.stream.lineage import Lineage, Path, described
 
 if TYPE_CHECKING:
-    from daskdist.execute.interpreter import Interpreter
+    from daskdist.execute.stream.interpreter import Interpreter
 
 # Elements given at first to a function that may make many of each.
 _FEW_GIVEN = 16
@@ -138,11 +138,11 @@ class FactCursor:
     def _rows(self, given: Run, handle: Handle, worker: str | None) -> BlockRef:
         interpreter = self.interpreter
         rows = interpreter.caller.call(Part(0), [handle], on=worker, name=f"{self.fact.name}-rows")
-        recipe = Recipe(self.path, self.epoch, None, described(given))
-        return interpreter.refer(rows, -1, int(run_bytes(given)), worker, interpreter.reads, recipe)
+        lineage = Lineage(self.path, self.epoch, None, described(given))
+        return interpreter.refer(rows, -1, int(run_bytes(given)), worker, interpreter.reads, lineage)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
-        """The block of a recipe, asked for again."""
+        """The block of a lineage, asked for again."""
         fact, worker = self.fact, self.interpreter.near(run)
         return self._rows(run, self.interpreter.ask(run, on=worker, name=fact.name, function=fact.function), worker)
 

@@ -17,11 +17,11 @@ from daskdist.config import to_send
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.bringing import WithKept
-from daskdist.execute.callers import Handle
-from daskdist.execute.pickling import culprit, dumps_on_host, kind_of
-from daskdist.execute.roster import Roster
-from daskdist.execute.submit import Picks, Submit
+from daskdist.execute.caller import Handle
+from daskdist.execute.callers.fetch import WithKept
+from daskdist.execute.callers.live_workers import LiveWorkers
+from daskdist.execute.callers.submit import Picks, Submit
+from daskdist.execute.messages.pickling import culprit, dumps_on_host, kind_of
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.loops import Fed
 from daskdist.strategy.picks import PickAll, Spread
@@ -60,7 +60,7 @@ class ClusterBackend:
 
     defers = True
 
-    def __init__(self, client: Client, roster: Roster, submit: Submit) -> None:
+    def __init__(self, client: Client, roster: LiveWorkers, submit: Submit) -> None:
         self.client = client
         self.roster = roster
         self.futures = submit.futures

@@ -11,7 +11,7 @@ from distributed import Worker, WorkerPlugin
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import gone
+from daskdist.execute.callers.compute_key import gone
 
 # A task that was assigned to another worker is asked after when it has not come for so long; then less often.
 _FIRST_LOOK_S: Final = 0.02

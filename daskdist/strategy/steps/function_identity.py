@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.execute.by_reference import ByReference
+from daskdist.execute.messages.by_reference import ByReference
 
 # Values that do not change, or are no part of a pickle.
 _CONSTANTS: Final = (

@@ -13,7 +13,7 @@ from distributed.comm import Comm, connect
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from daskdist.execute.outbox import flushed
+from daskdist.execute.messages.outbox import flushed
 from daskdist.strategy.steps.stream import RELAY
 
 logger: Final = logging.getLogger("daskdist")

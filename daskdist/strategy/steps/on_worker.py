@@ -21,9 +21,9 @@ from distributed.worker import _worker_cvar
 
 from daskdist.config import sent
 from daskdist.errors import ClusterError, CollectiveError
-from daskdist.execute.failure import Failure
-from daskdist.execute.outbox import Outbox, unpacked
-from daskdist.execute.pickling import load_sent
+from daskdist.execute.messages.failure import Failure
+from daskdist.execute.messages.outbox import Outbox, unpacked
+from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.desk import Desk, desk_of
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.data_keys import DataKeys, data_keys_of

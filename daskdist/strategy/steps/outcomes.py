@@ -11,9 +11,9 @@ import cloudpickle
 import numpy as np
 
 from daskdist.errors import ArgumentError, CollectiveError
-from daskdist.execute.failure import Failure, pickled_apart, writable_like
-from daskdist.execute.pickling import culprit
-from daskdist.execute.sizes import size_of
+from daskdist.execute.messages.failure import Failure, pickled_apart, writable_like
+from daskdist.execute.messages.pickling import culprit
+from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.flat import canonical
 from daskdist.strategy.picks import Returned
 

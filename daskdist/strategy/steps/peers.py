@@ -15,7 +15,7 @@ from distributed import Worker
 from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
-from daskdist.execute.outbox import packed, unpacked
+from daskdist.execute.messages.outbox import packed, unpacked
 
 _OPERATION: Final = "daskdist_results"
 _ACKNOWLEDGED_WITHIN_S: Final = 0.05

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from daskdist.devices import named
 from daskdist.errors import CollectiveError
-from daskdist.execute.bringing import Bring
-from daskdist.execute.pickling import ForDevices
+from daskdist.execute.callers.fetch import Bring
+from daskdist.execute.messages.pickling import ForDevices
 from daskdist.strategy.between import CrossReplicaStrategy
 from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.desk import Desk

@@ -14,7 +14,7 @@ from distributed.comm import Comm, connect
 
 from daskdist.config import setting
 from daskdist.errors import ArgumentError
-from daskdist.execute.outbox import Outbox, unpacked
+from daskdist.execute.messages.outbox import Outbox, unpacked
 from daskdist.strategy.team import Team
 
 OPERATION = "daskdist_steps"

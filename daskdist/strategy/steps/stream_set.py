@@ -19,9 +19,10 @@ from distributed import Client, Future
 
 from daskdist.config import in_bytes, seconds, setting
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import Handle, gone
-from daskdist.execute.failure import Failure
-from daskdist.execute.roster import Roster
+from daskdist.execute.caller import Handle
+from daskdist.execute.callers.compute_key import gone
+from daskdist.execute.callers.live_workers import LiveWorkers
+from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
@@ -56,7 +57,7 @@ class StreamSet:
         The workers that take part.
     """
 
-    def __init__(self, client: Client, roster: Roster) -> None:
+    def __init__(self, client: Client, roster: LiveWorkers) -> None:
         self.client = client
         self.roster = roster
         # Held while messages are appended, so that all workers have them in one order.

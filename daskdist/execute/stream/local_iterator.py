@@ -17,11 +17,12 @@ from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.short_traceback import shortened
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
-from daskdist.execute.callers import Caller, Now
-from daskdist.execute.delivery import Delivery, Lane, Stretch
-from daskdist.execute.interpreter import Interpreter, stats_of
-from daskdist.execute.locked import locked
-from daskdist.execute.position import Recorder, Resumer
+from daskdist.execute.caller import Caller
+from daskdist.execute.callers.now import Now
+from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, Stretch
+from daskdist.execute.stream.interpreter import Interpreter, stats_of
+from daskdist.execute.stream.iterator_state import Recorder, Resumer
+from daskdist.execute.stream.locked import locked
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -87,7 +88,7 @@ class ElementIterator(Iterator[Any]):
         self._primitive = primitive
         self._epoch = epoch
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive, lambda epoch: None)
-        self._delivery: Delivery | None = Delivery(self._interpreter, primitive, epoch, empty=pooled_empty)
+        self._delivery: BundleBuilder | None = BundleBuilder(self._interpreter, primitive, epoch, empty=pooled_empty)
         self._current = _Current()
         self._empty = empty
         self._is_writable = is_writable
@@ -220,7 +221,7 @@ class ElementIterator(Iterator[Any]):
         for lanes in reversed(state["current"]):
             delivery.ready.appendleft(resumer.stretch(lanes))
 
-    def _open_delivery(self, operation: str) -> Delivery:
+    def _open_delivery(self, operation: str) -> BundleBuilder:
         if self._delivery is None:
             raise ArgumentError(f"{operation}: this iterator is closed; take the position of one before it is closed")
         return self._delivery
@@ -307,7 +308,7 @@ def rows_by(
     """
     caller = interpreter.caller
     try:
-        for stretch in Delivery(interpreter, primitive, epoch):
+        for stretch in BundleBuilder(interpreter, primitive, epoch):
             (lane,) = stretch.lanes
             places = [place for place in lane.places if place >= 0]
             rows: Rows | None = None

@@ -23,7 +23,7 @@ from daskdist.core.selection.rows import Selection, places_by_value
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import StackError
-from daskdist.execute.callers import Caller
+from daskdist.execute.caller import Caller
 
 # To copy so much takes about as long as to hand it to another thread.
 LIGHT_BYTES: Final = 2**18

@@ -18,9 +18,17 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.callers import MIB, Graph, Handle, Now, Places, Report, is_future
-from daskdist.execute.delivery import Delivery
-from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.caller import (
+    MIB,
+    Graph,
+    Handle,
+    Places,
+    Report,
+)
+from daskdist.execute.callers.compute_key import is_future
+from daskdist.execute.callers.now import Now
+from daskdist.execute.stream.bundle_builder import BundleBuilder
+from daskdist.execute.stream.interpreter import Interpreter
 
 
 class Record:
@@ -154,7 +162,7 @@ def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
 
 def _record_elements(primitive: Primitive, name: str, iteration: int, caller: Record) -> Iterator[tuple[str, int]]:
     number = 0
-    for stretch in Delivery(Interpreter(caller), primitive, (iteration,)):
+    for stretch in BundleBuilder(Interpreter(caller), primitive, (iteration,)):
         (lane,) = stretch.lanes
         for place in lane.places:
             key = (name, number)
@@ -214,7 +222,7 @@ def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> li
 
     caller = Now()
     elements: list[Any] = []
-    for stretch in Delivery(Interpreter(caller), filled(primitive), (iteration,)):
+    for stretch in BundleBuilder(Interpreter(caller), filled(primitive), (iteration,)):
         (lane,) = stretch.lanes
         rows: Rows = caller.result(lane.ref.handle)  # type: ignore[union-attr]
         elements += rows.elements(lane.places[0], lane.places[-1] + 1)

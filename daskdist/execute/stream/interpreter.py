@@ -24,12 +24,33 @@ from daskdist.core.selection.intervals import RowIntervals
 from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
-from daskdist.execute.callers import Caller
-from daskdist.execute.cursors import ChainCursor, ComputeCursor, HeldCursor, ReadCursor, Sizes, StreamCursor
-from daskdist.execute.gather import LIGHT_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
-from daskdist.execute.recipe import Key, Path, Recipe, described, traced_back
+from daskdist.execute.caller import Caller
+from daskdist.execute.stream.cursors import (
+    ChainCursor,
+    ComputeCursor,
+    HeldCursor,
+    ReadCursor,
+    Sizes,
+    StreamCursor,
+)
 from daskdist.execute.stream.fact_cursor import FactCursor
-from daskdist.execute.window import Windows
+from daskdist.execute.stream.gather import (
+    LIGHT_BYTES,
+    Joins,
+    Picks,
+    blocks_of,
+    gather,
+    is_view,
+    run_bytes,
+)
+from daskdist.execute.stream.lineage import (
+    Key,
+    Lineage,
+    Path,
+    described,
+    traced_back,
+)
+from daskdist.execute.stream.window import Windows
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -165,12 +186,12 @@ class Interpreter:
         return self._put_together(self._brought_to(run, on), described(run), on, name, windows, by)
 
     def _put_together(
-        self, run: Run, recipes: Any, on: str | None, name: str, windows: Windows, by: Gather = gather
+        self, run: Run, lineages: Any, on: str | None, name: str, windows: Windows, by: Gather = gather
     ) -> BlockRef:
         handles, num_bytes = [ref.handle for ref in blocks_of(run)], run_bytes(run)
         is_light = num_bytes <= LIGHT_BYTES or is_view(run)
         handle = self.caller.call(by, handles, Picks.of(run), on=on, is_light=is_light, name=name)
-        return self.refer(handle, len(run), int(num_bytes), on, windows, Recipe(None, (), None, recipes))
+        return self.refer(handle, len(run), int(num_bytes), on, windows, Lineage(None, (), None, lineages))
 
     def near(self, run: Run | Zipped) -> str | None:
         """The worker that has all blocks of a run, else the one whose turn it is."""
@@ -197,13 +218,13 @@ class Interpreter:
         return self.caller.call(gather, handles, picks, function, unstacked, on=on, name=name)
 
     def refer(
-        self, handle: Any, num_rows: int, nbytes: int, on: str | None, windows: Windows, recipe: Recipe
+        self, handle: Any, num_rows: int, nbytes: int, on: str | None, windows: Windows, lineage: Lineage
     ) -> BlockRef:
         """A reference that holds its bytes of a window for as long as it lives."""
         self.num_asked += 1
         window = windows[on]
         window.acquire(nbytes)
-        return BlockRef(handle, num_rows, nbytes, on, window.release, recipe)
+        return BlockRef(handle, num_rows, nbytes, on, window.release, lineage)
 
     def _brought_to(self, run: Run, on: str | None) -> Run:
         # Rows cross workers, blocks do not: what lies elsewhere is first reduced to the rows wanted, there.
@@ -283,7 +304,7 @@ def _with_used(run: Run, on: str | None) -> Run:
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:
-    """What came of a pass so far, as iterators tell it: see `daskdist.execute.embedded.ElementIterator.stats`."""
+    """Return the figures of a pass so far; see `ElementIterator.stats`."""
     by_file: Counter[str] = Counter()
     for interpreter in interpreters:
         by_file.update(interpreter.skipped_of)

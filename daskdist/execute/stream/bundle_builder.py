@@ -18,10 +18,18 @@ from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import Handle, lengths_of
-from daskdist.execute.gather import LIGHT_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes
-from daskdist.execute.gather_on_device import CompactedOnDevices, OnDevice
-from daskdist.execute.interpreter import Gather, Interpreter
+from daskdist.execute.caller import Handle, lengths_of
+from daskdist.execute.stream.gather import (
+    LIGHT_BYTES,
+    Empty,
+    blocks_of,
+    bundle_size,
+    gather,
+    is_view,
+    run_bytes,
+)
+from daskdist.execute.stream.interpreter import Gather, Interpreter
+from daskdist.execute.transfer.gather_on_device import CompactedOnDevices, OnDevice
 
 _MANY_CUTS = 8
 # Bundles built before one is handed out: the first element is not to wait until the window is full.
@@ -77,7 +85,7 @@ class _Reached(NamedTuple):
     num_rows: int
 
 
-class Delivery:
+class BundleBuilder:
     """The elements of a stream, dealt to consumers in turn and built ahead of use.
 
     Parameters
@@ -283,7 +291,7 @@ class Delivery:
         (ref,) = run.blocks
         # From here on it is a bundle: what is ready counts against the bundles' share of the window.
         bundles = self.interpreter.bundles
-        ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, bundles, ref.recipe)
+        ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, bundles, ref.lineage)
         return Stretch([Lane(ready, run.rows, self._lengths(ready))])  # type: ignore[arg-type]
 
     def _gathered(self, run: Run) -> Stretch:

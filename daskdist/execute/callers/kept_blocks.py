@@ -13,7 +13,7 @@ import numpy as np
 
 from daskdist.core.block import Block
 from daskdist.core.ragged import Ragged
-from daskdist.execute.callers import Handle
+from daskdist.execute.caller import Handle
 
 # A block is sent by way of the scheduler, which keeps it too, so that it can be made again where its worker is lost.
 MOST_BYTES: Final = 8 * 2**20

@@ -25,11 +25,18 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import Graph, Handle, Places, Report, gone, report_of
-from daskdist.execute.holders import Held
-from daskdist.execute.kept_blocks import MOST_BYTES, KeptBlocks
-from daskdist.execute.pickling import dumps_on_host, load_sent
-from daskdist.execute.roster import Roster, give_up
+from daskdist.execute.caller import (
+    Graph,
+    Handle,
+    Places,
+    Report,
+    report_of,
+)
+from daskdist.execute.callers.compute_key import gone
+from daskdist.execute.callers.data_locations import DataLocations
+from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks
+from daskdist.execute.callers.live_workers import LiveWorkers, give_up
+from daskdist.execute.messages.pickling import dumps_on_host, load_sent
 
 # Which result each part is of, and what takes it out.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
@@ -107,7 +114,7 @@ class Submit:
     def __init__(
         self,
         client: Client,
-        workers: Sequence[str] | Roster,
+        workers: Sequence[str] | LiveWorkers,
         futures: weakref.WeakSet[Future] | None = None,
         located: Callable[[str], Sequence[str]] | None = None,
         home: Hashable | None = None,
@@ -117,7 +124,7 @@ class Submit:
         self.client = client
         self.backend = self if backend is None else backend
         self.home: Hashable | None = home or ("cluster", uuid.uuid4().hex)
-        self.roster = workers if isinstance(workers, Roster) else Roster(workers)
+        self.roster = workers if isinstance(workers, LiveWorkers) else LiveWorkers(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
@@ -154,7 +161,7 @@ class Submit:
 
     def places(self, read: Read) -> Places | None:
         self._check_open()
-        held = None if read.graph is None else Held(self.client, read.graph(), self.workers)
+        held = None if read.graph is None else DataLocations(self.client, read.graph(), self.workers)
         if held:
             return lambda split: held(split.payload)
         return None if self._located is None else self._places_of

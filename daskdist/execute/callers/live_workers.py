@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _OVER: Final = frozenset({"memory", "erred"})
 
 
-class Roster:
+class LiveWorkers:
     """The workers that take part, as all callers of one strategy know them.
 
     Parameters
@@ -48,7 +48,7 @@ class Roster:
         there
             What the scheduler knows of each worker, by address.
 
-        >>> roster = Roster(["tcp://a:1", "tcp://b:1"])
+        >>> roster = LiveWorkers(["tcp://a:1", "tcp://b:1"])
         >>> roster.missing({"tcp://a:1": {"local_directory": "/tmp/1"}})
         ['tcp://b:1']
         >>> roster.missing({"tcp://a:1": {"local_directory": "/tmp/2"}})
@@ -65,7 +65,7 @@ class Roster:
     def strike(self, addresses: Collection[str]) -> None:
         """Go on without some.
 
-        >>> roster = Roster(["tcp://a:1", "tcp://b:1"])
+        >>> roster = LiveWorkers(["tcp://a:1", "tcp://b:1"])
         >>> roster.strike(["tcp://a:1"])
         >>> roster.present, roster.lost
         (('tcp://b:1',), ('tcp://a:1',))

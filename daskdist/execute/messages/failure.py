@@ -11,7 +11,7 @@ from typing import Any, Final
 import cloudpickle
 
 from daskdist.errors import DaskdistError
-from daskdist.execute.pickling import dumps_on_host
+from daskdist.execute.messages.pickling import dumps_on_host
 
 _ENDS_A_PROCESS: Final = (SystemExit, KeyboardInterrupt)
 

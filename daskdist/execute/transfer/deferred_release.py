@@ -15,7 +15,7 @@ _MOST_HELD: Final = 3
 _END: Final = object()
 
 
-class Holding:
+class DeferredRelease:
     """Holds memory that was let go of until what was to be done with it is done.
 
     Frameworks that keep their streams to themselves let go of an array when they have been told what to compute with

@@ -20,9 +20,15 @@ from typing import Any, Final
 from daskdist.config import num_threads
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import Device, name_of
-from daskdist.execute.copying import Copier, Life, NoRoomError, Part, Unit
-from daskdist.execute.figures import Meter
-from daskdist.execute.packing import MIB, bytes_of, layout_of
+from daskdist.execute.transfer.copier import (
+    Copier,
+    Life,
+    NoRoomError,
+    Part,
+    Unit,
+)
+from daskdist.execute.transfer.copy_stats import CopyTimer
+from daskdist.execute.transfer.layout import MIB, bytes_of, layout_of
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -38,7 +44,7 @@ _MOST_THREADS: Final = 8
 
 
 class _Feeder:
-    """What the thread and the consumer share. It knows nothing of the `Ahead`, so that one that is dropped goes."""
+    """What the thread and the consumer share. It knows nothing of the `Prefetch`, so that one that is dropped goes."""
 
     def __init__(
         self, source: Iterator[Any], devices: Sequence[Device], num_units: int, num_bytes: int | None, unit_bytes: int
@@ -65,7 +71,7 @@ class _Feeder:
         self.then: list[Callable[[], Any]] = []
         self.alive: set[Life] = set()
         self._threads: ThreadPoolExecutor | None = None
-        self.meter = Meter()
+        self.meter = CopyTimer()
 
     # --- the thread ---
 
@@ -295,7 +301,7 @@ class _Feeder:
                 self.turn.release()
 
 
-class Ahead(Iterator[list[Any]]):
+class Prefetch(Iterator[list[Any]]):
     """Steps of a source, put on the devices of replicas ahead of use.
 
     What devices lack, and rows of different lengths, stay on the host. What is handed out is the consumer's for as long

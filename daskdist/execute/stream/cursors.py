@@ -32,15 +32,20 @@ from daskdist.core.primitive import (
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.execute.callers import Handle, Places
-from daskdist.execute.gather import bundle_size, run_bytes
-from daskdist.execute.recipe import Key, Path, Recipe, described
+from daskdist.execute.caller import Handle, Places
 from daskdist.execute.stream.calls import OnCarried, OnKept, OnValue, Part, pulled
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
 from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
+from daskdist.execute.stream.gather import bundle_size, run_bytes
+from daskdist.execute.stream.lineage import (
+    Key,
+    Lineage,
+    Path,
+    described,
+)
 
 if TYPE_CHECKING:
-    from daskdist.execute.interpreter import Interpreter
+    from daskdist.execute.stream.interpreter import Interpreter
 
 # Elements of a stream that are passed over at a time, where it has to run again.
 _PASSED_OVER = 1024
@@ -204,14 +209,14 @@ class BlockCursor:
     ) -> BlockRef:
         interpreter = self.interpreter
         num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
-        recipe = Recipe(self.path, self.epoch, extent, None if run is None else described(run))
-        return interpreter.refer(handle, num_rows, int(num_bytes * self._sizes.growth), on, interpreter.reads, recipe)
+        lineage = Lineage(self.path, self.epoch, extent, None if run is None else described(run))
+        return interpreter.refer(handle, num_rows, int(num_bytes * self._sizes.growth), on, interpreter.reads, lineage)
 
     def _ask(self) -> BlockRef:
         raise NotImplementedError
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
-        """The block of a recipe, asked for again."""
+        """The block of a lineage, asked for again."""
         raise NotImplementedError
 
 
@@ -297,8 +302,8 @@ class ReadCursor(BlockCursor):
         interpreter.num_asked += 1
         ref = interpreter.kept.get(self.path)
         if ref is None or ref.handle is not handle:
-            recipe = Recipe(self.path, self.epoch, (0, 0, split.num_rows), None)
-            ref = BlockRef(handle, split.num_rows or 0, split.num_bytes or 0, None, None, recipe, is_kept=True)
+            lineage = Lineage(self.path, self.epoch, (0, 0, split.num_rows), None)
+            ref = BlockRef(handle, split.num_rows or 0, split.num_bytes or 0, None, None, lineage, is_kept=True)
             interpreter.kept[self.path] = ref
         return ref
 
@@ -415,8 +420,8 @@ class StreamCursor(BlockCursor):
         first, self._number = self._number, self._number + len(block)
         self._num_taken += len(block)
         interpreter.note_skipped(block.skipped)
-        recipe = Recipe(self.path, self.epoch, (first, len(block)), None)
-        return interpreter.refer(handle, len(block), block.nbytes, worker, interpreter.reads, recipe)
+        lineage = Lineage(self.path, self.epoch, (first, len(block)), None)
+        return interpreter.refer(handle, len(block), block.nbytes, worker, interpreter.reads, lineage)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
         # It runs from its start again: what is not wanted is pulled and let go of.

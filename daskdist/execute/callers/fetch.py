@@ -15,8 +15,8 @@ from distributed.core import Status
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers import Kept, gone, is_future
-from daskdist.execute.submit import Submit
+from daskdist.execute.callers.compute_key import Kept, gone, is_future
+from daskdist.execute.callers.submit import Submit
 
 # Seconds between two looks at whether what is waited for can still come.
 _LOOK_EVERY_S: Final = 1.0

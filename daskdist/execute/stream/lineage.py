@@ -25,7 +25,7 @@ class Key:
     value: Any
 
 
-class Recipe:
+class Lineage:
     """How one block came to be, as data.
 
     Parameters
@@ -35,7 +35,7 @@ class Recipe:
     extent
         Which part of the cursor's work it is.
     run
-        The elements it was made of, whose blocks are recipes; None where it was read.
+        The elements it was made of, whose blocks are lineages; None where it was read.
     """
 
     __slots__ = ("epoch", "extent", "nbytes", "num_rows", "path", "run")
@@ -53,10 +53,10 @@ class Recipe:
         return _made, (self.path, self.epoch, self.extent, self.run, self.num_rows, self.nbytes)
 
 
-def _made(path: Path | None, epoch: Epoch, extent: Any, run: Any, num_rows: int, nbytes: int) -> Recipe:
-    recipe = Recipe(path, epoch, extent, run)
-    recipe.num_rows, recipe.nbytes = num_rows, nbytes
-    return recipe
+def _made(path: Path | None, epoch: Epoch, extent: Any, run: Any, num_rows: int, nbytes: int) -> Lineage:
+    lineage = Lineage(path, epoch, extent, run)
+    lineage.num_rows, lineage.nbytes = num_rows, nbytes
+    return lineage
 
 
 def with_blocks(run: Any, change: Any) -> Any:
@@ -69,37 +69,37 @@ def with_blocks(run: Any, change: Any) -> Any:
 
 
 def described(run: Any) -> Any:
-    """The same elements, of recipes."""
-    return with_blocks(run, recipe_of)
+    """The same elements, of lineages."""
+    return with_blocks(run, lineage_of)
 
 
-def recipe_of(ref: BlockRef) -> Recipe:
+def lineage_of(ref: BlockRef) -> Lineage:
     """How a block can be made again."""
-    recipe: Recipe = ref.recipe
-    recipe.num_rows, recipe.nbytes = ref.num_rows, ref.nbytes
-    return recipe
+    lineage: Lineage = ref.lineage
+    lineage.num_rows, lineage.nbytes = ref.num_rows, ref.nbytes
+    return lineage
 
 
 def traced_back(run: Selection) -> Selection:
-    """Rows of recipes, where none is of rows that were only put together before: those rows' own instead.
+    """Rows of lineages, where none is of rows that were only put together before: those rows' own instead.
 
     Without it what is moved again and again would keep the account of every move.
     """
-    recipes: Any = run.blocks
-    if all(recipe.path is not None for recipe in recipes):
+    lineages: Any = run.blocks
+    if all(lineage.path is not None for lineage in lineages):
         return run
     rows, places = run.row_numbers.copy(), run.places
     block_index: Index = np.empty(len(rows), np.intp)
     found: list[Any] = []
-    for place, recipe in enumerate(recipes):
+    for place, lineage in enumerate(lineages):
         at = np.flatnonzero(places == place)
-        if recipe.path is None and isinstance(recipe.run, Selection):
-            inner = recipe.run.take(rows[at])
+        if lineage.path is None and isinstance(lineage.run, Selection):
+            inner = lineage.run.take(rows[at])
             rows[at], block_index[at] = inner.row_numbers, inner.places + len(found)
             found += inner.blocks
         else:
             block_index[at] = len(found)
-            found.append(recipe)
+            found.append(lineage)
     back = Selection(tuple(found), rows, block_index).without_unused()
     return Selection(
         back.blocks,

@@ -2,7 +2,7 @@
 
 An arrangement says nothing of it. Its cursor is told by its fields: numbers, arrays, random generators, runs and
 queues of elements, and further cursors. Fields whose names begin with ``_``, and what is of another kind, are as
-they are where a cursor is opened. Blocks are told by how they can be made again (`Recipe`): going on makes those
+they are where a cursor is opened. Blocks are told by how they can be made again (`Lineage`): going on makes those
 of which rows are still to come, and no others.
 
 Two methods are there for cursors that hold what is no data: ``saved()`` gives what is to be kept of it, and
@@ -29,10 +29,16 @@ from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import RunQueue, Zipped
 from daskdist.core.selection.shuffle_buffer import BatchBuffer, RowBuffer, buffer_of
 from daskdist.core.structure import Nested
-from daskdist.execute.cursors import Carried, StreamCursor
-from daskdist.execute.delivery import Delivery, Lane, Stretch
-from daskdist.execute.interpreter import Interpreter
-from daskdist.execute.recipe import Key, Path, Recipe, recipe_of, with_blocks
+from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, Stretch
+from daskdist.execute.stream.cursors import Carried, StreamCursor
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.lineage import (
+    Key,
+    Lineage,
+    Path,
+    lineage_of,
+    with_blocks,
+)
 
 _PLAIN: Final = (
     type(None),
@@ -99,9 +105,9 @@ class Recorder:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._caller = interpreter.caller
-        self._recipes: dict[int, tuple[Recipe, Recipe]] = {}
+        self._recipes: dict[int, tuple[Lineage, Lineage]] = {}
 
-    def delivery(self, delivery: Delivery) -> dict[str, Any]:
+    def delivery(self, delivery: BundleBuilder) -> dict[str, Any]:
         """A delivery's, from what it has not handed out yet on."""
         return {
             "source": self.of(delivery.source),
@@ -112,10 +118,10 @@ class Recorder:
             "failure": None if delivery.failure is None else FailedElement(delivery.failure),
         }
 
-    def stretch(self, stretch: Stretch, first: int = 0) -> list[tuple[Recipe | None, list[int]]]:
-        """A stretch's from a step on: of each lane the recipe of its block, and the places there."""
+    def stretch(self, stretch: Stretch, first: int = 0) -> list[tuple[Lineage | None, list[int]]]:
+        """A stretch's from a step on: of each lane the lineage of its block, and the places there."""
         return [
-            (None if lane.ref is None else self._plain(recipe_of(lane.ref)), list(lane.places[first:]))
+            (None if lane.ref is None else self._plain(lineage_of(lane.ref)), list(lane.places[first:]))
             for lane in stretch.lanes
         ]
 
@@ -128,9 +134,9 @@ class Recorder:
         if isinstance(value, np.random.Generator):
             return Saved("generator", value.bit_generator.state)
         if isinstance(value, BlockRef):
-            return Saved("block", self._plain(recipe_of(value)))
+            return Saved("block", self._plain(lineage_of(value)))
         if isinstance(value, (Selection, Groups, Zipped)):
-            return Saved("run", with_blocks(value, lambda ref: self._plain(recipe_of(ref))))
+            return Saved("run", with_blocks(value, lambda ref: self._plain(lineage_of(ref))))
         if isinstance(value, RunQueue):
             return Saved("queue", [self.of(run) for run in value.runs])
         if isinstance(value, (RowBuffer, BatchBuffer)):
@@ -160,17 +166,17 @@ class Recorder:
                     continue
         return fields
 
-    def _plain(self, recipe: Recipe) -> Recipe:
+    def _plain(self, lineage: Lineage) -> Lineage:
         # A copy that holds on to nothing that is no data. One for each, so that a block is made again once.
-        known = self._recipes.get(id(recipe))
+        known = self._recipes.get(id(lineage))
         if known is None:
-            run = None if recipe.run is None else with_blocks(recipe.run, self._plain)
-            extent = recipe.extent
+            run = None if lineage.run is None else with_blocks(lineage.run, self._plain)
+            extent = lineage.extent
             if isinstance(extent, Carried):
                 extent = self._caller.result(extent.handle)
-            plain = Recipe(recipe.path, recipe.epoch, extent, run)
-            plain.num_rows, plain.nbytes = recipe.num_rows, recipe.nbytes
-            known = self._recipes[id(recipe)] = recipe, plain
+            plain = Lineage(lineage.path, lineage.epoch, extent, run)
+            plain.num_rows, plain.nbytes = lineage.num_rows, lineage.nbytes
+            known = self._recipes[id(lineage)] = lineage, plain
         return known[1]
 
 
@@ -193,14 +199,14 @@ class Resumer:
 
     def streams(self, position: Any) -> None:
         """Make the blocks of streams that a position holds, those of one stream in order: it runs once."""
-        found: dict[int, Recipe] = {}
-        for recipe in _recipes_in(position):
-            if recipe.path is not None and isinstance(self._opened(recipe), StreamCursor):
-                found[id(recipe)] = recipe
-        for recipe in sorted(found.values(), key=lambda each: each.extent):
-            self.block(recipe)
+        found: dict[int, Lineage] = {}
+        for lineage in _recipes_in(position):
+            if lineage.path is not None and isinstance(self._opened(lineage), StreamCursor):
+                found[id(lineage)] = lineage
+        for lineage in sorted(found.values(), key=lambda each: each.extent):
+            self.block(lineage)
 
-    def delivery(self, delivery: Delivery, position: dict[str, Any]) -> None:
+    def delivery(self, delivery: BundleBuilder, position: dict[str, Any]) -> None:
         """Have a delivery go on from a position."""
         delivery.source = self.of(position["source"], delivery.source)
         delivery.waiting = self.of(position["waiting"], None)
@@ -210,9 +216,9 @@ class Resumer:
         failed = position.get("failure")
         delivery.failure = None if failed is None else failed.error
 
-    def stretch(self, lanes: Sequence[tuple[Recipe | None, list[int]]]) -> Stretch:
+    def stretch(self, lanes: Sequence[tuple[Lineage | None, list[int]]]) -> Stretch:
         """A stretch."""
-        return Stretch([Lane(None if recipe is None else self.block(recipe), places) for recipe, places in lanes])
+        return Stretch([Lane(None if lineage is None else self.block(lineage), places) for lineage, places in lanes])
 
     def of(self, value: Any, opened: Any) -> Any:
         """Anything; ``opened`` is what stands in its place where nothing has been pulled yet."""
@@ -249,20 +255,20 @@ class Resumer:
         self._set(made, fields, opened)
         return made
 
-    def block(self, recipe: Recipe) -> BlockRef:
-        """The block of a recipe; made once."""
-        ref = self._blocks.get(id(recipe))
+    def block(self, lineage: Lineage) -> BlockRef:
+        """The block of a lineage; made once."""
+        ref = self._blocks.get(id(lineage))
         if ref is None:
-            run: Any = None if recipe.run is None else with_blocks(recipe.run, self.block)
-            if recipe.path is None:
+            run: Any = None if lineage.run is None else with_blocks(lineage.run, self.block)
+            if lineage.path is None:
                 interpreter = self._interpreter
                 worker = interpreter.near(run)
                 ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles)
             else:
-                ref = self._opened(recipe).remade(recipe.extent, run)
-                if recipe.num_rows >= 0:
-                    ref.num_rows = recipe.num_rows
-            self._blocks[id(recipe)] = ref
+                ref = self._opened(lineage).remade(lineage.extent, run)
+                if lineage.num_rows >= 0:
+                    ref.num_rows = lineage.num_rows
+            self._blocks[id(lineage)] = ref
         return ref
 
     def _cursor(self, saved: SavedCursor) -> Any:
@@ -279,13 +285,13 @@ class Resumer:
         for name, each in fields.items():
             setattr(made, name, self.of(each, getattr(opened, name, None)))
 
-    def _opened(self, recipe: Recipe) -> Any:
-        key = _key(recipe)
+    def _opened(self, lineage: Lineage) -> Any:
+        key = _key(lineage)
         if key not in self._cursors:
-            self._cursors[key] = self._open(recipe)
+            self._cursors[key] = self._open(lineage)
         return self._cursors[key]
 
-    def _open(self, place: Recipe | SavedCursor) -> Any:
+    def _open(self, place: Lineage | SavedCursor) -> Any:
         path = place.path or ()
         return self._interpreter.open(primitive_at(self._root, path), path)(place.epoch)
 
@@ -306,21 +312,21 @@ def _is_frozen(value: Any) -> bool:
     return bool(value.__dataclass_params__.frozen)
 
 
-def _key(place: Recipe | SavedCursor) -> tuple[Any, Epoch]:
+def _key(place: Lineage | SavedCursor) -> tuple[Any, Epoch]:
     # Elements in a path are told apart by being this one.
     path = tuple(id(step) if isinstance(step, Key) else step for step in place.path or ())
     return path, place.epoch
 
 
-def _recipes_in(value: Any) -> Iterator[Recipe]:
-    if isinstance(value, Recipe):
+def _recipes_in(value: Any) -> Iterator[Lineage]:
+    if isinstance(value, Lineage):
         yield value
         yield from _recipes_in(value.run)
     elif isinstance(value, (Selection, Groups, Zipped)):
         parts = value.parts if isinstance(value, Zipped) else (value,)
         for part in parts:
-            for recipe in part.blocks if isinstance(part, Selection) else part.flat.blocks:
-                yield from _recipes_in(recipe)
+            for lineage in part.blocks if isinstance(part, Selection) else part.flat.blocks:
+                yield from _recipes_in(lineage)
     elif isinstance(value, Saved):
         yield from _recipes_in(value.content)
     elif isinstance(value, SavedCursor):

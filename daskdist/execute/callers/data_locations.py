@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from dask.core import get_dependencies
 
-from daskdist.execute.callers import Graph, is_future
+from daskdist.execute.caller import Graph
+from daskdist.execute.callers.compute_key import is_future
 
 # Tasks that are looked at for what one value is made of.
 _MOST_TASKS: Final = 64
 
 
-class Held:
+class DataLocations:
     """Which workers have the values of a graph's keys, or most of what these are made of.
 
     Parameters

@@ -16,9 +16,9 @@ from daskdist.core.block import Rows
 from daskdist.core.primitive import Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.execute.callers import Caller, Handle
-from daskdist.execute.gather import blocks_of, run_bytes
-from daskdist.execute.interpreter import Interpreter
+from daskdist.execute.caller import Caller, Handle
+from daskdist.execute.stream.gather import blocks_of, run_bytes
+from daskdist.execute.stream.interpreter import Interpreter
 
 logger: Final = logging.getLogger("daskdist")
 

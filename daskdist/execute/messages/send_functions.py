@@ -10,7 +10,7 @@ from daskdist.core.functions.fixed_values import with_views
 from daskdist.core.functions.user_function import functions_of, location
 from daskdist.core.node import Node
 from daskdist.errors import ArgumentError
-from daskdist.execute.pickling import culprit, dumps_on_host, kind_of
+from daskdist.execute.messages.pickling import culprit, dumps_on_host, kind_of
 
 
 def check_functions(node: Node) -> None:

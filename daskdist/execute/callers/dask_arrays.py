@@ -10,7 +10,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import Node, walk
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.errors import ArgumentError, DaskdistError, UnknownLengthError
-from daskdist.execute.graph import Recorded
+from daskdist.execute.callers.graph import Recorded
 
 
 def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_elements: int) -> Any:

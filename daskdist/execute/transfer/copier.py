@@ -14,10 +14,10 @@ import numpy as np
 
 from daskdist.devices import Device, DeviceStream, Event, name_of, named, stream_of
 from daskdist.errors import DeviceMemoryError
-from daskdist.execute.figures import Times
-from daskdist.execute.gather import Empty
-from daskdist.execute.holding import Holding
-from daskdist.execute.packing import Layout, Placed, Slots
+from daskdist.execute.stream.gather import Empty
+from daskdist.execute.transfer.copy_stats import Times
+from daskdist.execute.transfer.deferred_release import DeferredRelease
+from daskdist.execute.transfer.layout import Layout, Placed, Slots
 
 # Streams of consumers that the copies to a device mind.
 _MOST_STREAMS: Final = 8
@@ -49,7 +49,7 @@ class Channel:
         # Streams that write to memory before consumers have it, and after they had it.
         self._lenders: tuple[DeviceStream, ...] = ()
         # What somebody had whose stream is not known.
-        self._holding: Holding | None = None
+        self._holding: DeferredRelease | None = None
         # None is lost where two threads add theirs.
         self._turn = RLock()
 
@@ -74,7 +74,7 @@ class Channel:
         """
         if self._holding is None:
             with self._turn:
-                self._holding = self._holding or Holding(wait)
+                self._holding = self._holding or DeferredRelease(wait)
 
     def await_unknown(self) -> None:
         """Wait until they are done with what was let go of."""

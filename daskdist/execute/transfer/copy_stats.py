@@ -18,7 +18,7 @@ Times = Callable[[], tuple[int, float, float] | None]
 
 
 @dataclass
-class Figures:
+class CopyStats:
     """Sums.
 
     Parameters
@@ -45,7 +45,7 @@ class Figures:
     is_shrunk: bool = False
 
     @classmethod
-    def of(cls, all_of_them: Iterable[Figures]) -> Figures:
+    def of(cls, all_of_them: Iterable[CopyStats]) -> CopyStats:
         """The sums of several."""
         found = cls()
         for each in all_of_them:
@@ -78,11 +78,11 @@ class Figures:
         }
 
 
-class Meter:
+class CopyTimer:
     """Adds figures up, as copies are over; from any thread."""
 
     def __init__(self) -> None:
-        self._figures = Figures()
+        self._figures = CopyStats()
         self._timed: deque[Times] = deque(maxlen=_MOST_TIMED)
         self._turn = RLock()
 
@@ -120,11 +120,11 @@ class Meter:
         """Note that less is ahead than should be."""
         self._figures.is_shrunk = True
 
-    def figures(self) -> Figures:
+    def figures(self) -> CopyStats:
         """The sums so far."""
         self._sum_up()
         with self._turn:
-            return Figures.of([self._figures])
+            return CopyStats.of([self._figures])
 
     def _sum_up(self) -> None:
         # Of several threads that ask, one at a time.

@@ -36,10 +36,15 @@ from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.devices import Device, DeviceStream, Event, name_of, named
 from daskdist.errors import DeviceMemoryError
-from daskdist.execute.copying import channel_of
-from daskdist.execute.gather import Empty, Joins, Picks, gather
-from daskdist.execute.order_on_device import OrderOnDevice, is_for_devices
-from daskdist.execute.packing import bytes_of
+from daskdist.execute.stream.gather import (
+    Empty,
+    Joins,
+    Picks,
+    gather,
+)
+from daskdist.execute.transfer.copier import channel_of
+from daskdist.execute.transfer.layout import bytes_of
+from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_for_devices
 
 # Columns of one bundle or of several blocks lie in one piece of memory, each from a multiple of this on.
 _ALIGNED_BYTES: Final = 256

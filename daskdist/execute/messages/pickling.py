@@ -15,7 +15,7 @@ import numpy as np
 
 from daskdist.devices import Device, are_loaded, device_of, is_on_device, name_of, stream_of
 from daskdist.errors import ClusterError
-from daskdist.execute.callers import is_future
+from daskdist.execute.callers.compute_key import is_future
 
 
 def culprit(value: Any) -> str:

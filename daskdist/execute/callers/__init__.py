@@ -1,0 +1,1 @@
+"""Callers: each way to make the calls that an interpreter asks for."""

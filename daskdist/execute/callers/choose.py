@@ -1,0 +1,65 @@
+"""The choice of a caller for a pipeline that runs in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from daskdist.core.node import Node, walk
+from daskdist.core.primitive import Read, Split
+from daskdist.errors import DaskdistError
+from daskdist.execute.caller import MIB, Caller, Handle, Places
+from daskdist.execute.callers.compute_key import Bring
+from daskdist.execute.callers.now import Now
+from daskdist.execute.callers.threads import Threads
+
+
+class NeverRun:
+    """Refuses every call: proof that building a pipeline runs none of it."""
+
+    num_ahead = 0
+    bundle_bytes = 4 * MIB
+    bundle_chunks = 64
+    compacts = False
+    reports_freely = False
+    divides = False
+    home: Hashable | None = None
+    backend: Any = None
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise DaskdistError("a call was made where none may be")
+
+    call = source = upstream = stream = is_done = wait_for_one = report = result = results = _refuse
+
+    def places(self, read: Read) -> Places | None:
+        return None
+
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+_chosen: ContextVar[Callable[[], Caller] | None] = ContextVar("daskdist caller", default=None)
+
+
+@contextlib.contextmanager
+def using(make: Callable[[], Caller]) -> Iterator[None]:
+    """Make every pipeline that starts inside run by the callers that ``make`` gives."""
+    token = _chosen.set(make)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def local_caller(node: Node, num_threads: int | None = None, bring: Bring | None = None) -> Caller:
+    """The caller for a pipeline that runs in this process: threads where asked for, or where they gain something."""
+    make = _chosen.get()
+    if make is not None:
+        return make()
+    gains = num_threads or any(each.background for each in walk(node))
+    return Threads(num_threads, bring) if gains else Now(bring)

@@ -1,0 +1,82 @@
+"""The caller that makes each call at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from daskdist.core.block import Rows
+from daskdist.core.primitive import Read, Split
+from daskdist.execute.caller import MIB, Graph, Handle, Places, Report, report_of
+from daskdist.execute.callers.compute_key import Bring, compute_key
+
+
+class Now:
+    """Each call at once, in this thread.
+
+    Parameters
+    ----------
+    bring
+        Brings what a cluster has, on a worker of that.
+    """
+
+    num_ahead = 0
+    bundle_bytes = 4 * MIB
+    bundle_chunks = 64
+    compacts = True
+    reports_freely = True
+    divides = True
+    home: Hashable | None = "now"
+
+    def __init__(self, bring: Bring | None = None) -> None:
+        self._bring = bring
+
+    @property
+    def backend(self) -> Any:
+        """Itself: results are here."""
+        return self
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        handles: Sequence[Handle],
+        *args: Any,
+        on: str | None = None,
+        is_pinned: bool = False,
+        is_light: bool = False,
+        name: str,
+    ) -> Handle:
+        return function(handles, *args)
+
+    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+        return function(*args)
+
+    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
+        return compute_key(graph(), key, self._bring)
+
+    def places(self, read: Read) -> Places | None:
+        return None
+
+    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+        return None
+
+    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+        return take()
+
+    def is_done(self, handle: Handle) -> bool:
+        return True
+
+    def wait_for_one(self, handles: Sequence[Handle]) -> None:
+        pass
+
+    def report(self, handle: Handle, *, wait: bool) -> Report | None:
+        return report_of(handle)
+
+    def result(self, handle: Handle) -> Any:
+        return handle
+
+    def results(self, handles: Sequence[Handle]) -> list[Any]:
+        return list(handles)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,1 @@
+"""Functions, values and errors as they travel between processes."""

@@ -1,0 +1,1 @@
+"""Copies from the host to devices, ahead of use."""
