@@ -81,9 +81,9 @@ if TYPE_CHECKING:
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from daskdist.strategy.reduction import ReduceOp as ReduceOp
     from daskdist.strategy.reduction import Reduction as Reduction
+    from daskdist.strategy.value_context import ValueContext as ValueContext
     from daskdist.strategy.values import DistributedValues as DistributedValues
     from daskdist.strategy.values import PerReplica as PerReplica
-    from daskdist.strategy.values import ValueContext as ValueContext
     from daskdist.strategy.variables import Variable as Variable
 
 __version__ = "0.1.0"
@@ -117,7 +117,7 @@ _NAMES: Final = {
     "ReplicaIterator": "daskdist.strategy.loops:ReplicaIterator",
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
-    "ValueContext": "daskdist.strategy.values:ValueContext",
+    "ValueContext": "daskdist.strategy.value_context:ValueContext",
     "VarLenFeature": "daskdist.files.example:VarLenFeature",
     "Variable": "daskdist.strategy.variables:Variable",
     "VariableAggregation": "daskdist.strategy.aggregation:VariableAggregation",

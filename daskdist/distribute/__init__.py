@@ -24,7 +24,7 @@ _NAMES: Final = {
     "Strategy": "daskdist.strategy.strategy:Strategy",
     "StrategyExtended": "daskdist.strategy.extended:StrategyExtended",
     "TPUStrategy": "daskdist.tensorflow.tpu:TPUStrategy",
-    "ValueContext": "daskdist.strategy.values:ValueContext",
+    "ValueContext": "daskdist.strategy.value_context:ValueContext",
     "cluster_resolver": "daskdist.distribute.cluster_resolver",
     "experimental": "daskdist.distribute.experimental",
     "get_replica_context": "daskdist.strategy.current:get_replica_context",

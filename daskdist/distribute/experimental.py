@@ -9,7 +9,7 @@ _NAMES: Final = {
     "DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "TPUStrategy": "daskdist.tensorflow.tpu:TPUStrategy",
-    "ValueContext": "daskdist.strategy.values:ValueContext",
+    "ValueContext": "daskdist.strategy.value_context:ValueContext",
 }
 
 __all__ = [*_NAMES]

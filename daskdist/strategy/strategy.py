@@ -36,7 +36,8 @@ from daskdist.strategy.returned_values import ReturnedValues
 from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.team import Replica, Team
 from daskdist.strategy.tree import fold_tree
-from daskdist.strategy.values import AsyncValue, PerReplica, ValueContext, Wiring, results_of
+from daskdist.strategy.value_context import ValueContext
+from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, results_of
 from daskdist.strategy.variables import Variable
 from daskdist.strategy.view import Viewed
 from daskdist.strategy.with_copies import has_variables, with_copies

@@ -574,28 +574,3 @@ def _persisted(
 ) -> PerReplica:
     values = [_persisted_value(graph, key, own, rename=rename) for key, own in zip(keys, workers, strict=True)]
     return PerReplica(values)
-
-
-@dataclass(frozen=True)
-class ValueContext:
-    """What a ``value_fn`` is told of the replica that it makes a value for.
-
-    Parameters
-    ----------
-    replica_id_in_sync_group
-        Which of the replicas it is, from 0 on.
-    num_replicas_in_sync
-        How many there are.
-
-    >>> print(ValueContext(1, 2))
-    ValueContext(replica id 1, total replicas in sync: 2)
-    """
-
-    replica_id_in_sync_group: int = 0
-    num_replicas_in_sync: int = 1
-
-    def __str__(self) -> str:
-        return (
-            f"ValueContext(replica id {self.replica_id_in_sync_group}, "
-            f"total replicas in sync: {self.num_replicas_in_sync})"
-        )
