@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from daskdist.core.spec import RaggedTensorSpec as RaggedTensorSpec
     from daskdist.core.spec import TensorSpec as TensorSpec
     from daskdist.dataset import Dataset as Dataset
-    from daskdist.files.example import FixedLenFeature as FixedLenFeature
-    from daskdist.files.example import FixedLenSequenceFeature as FixedLenSequenceFeature
-    from daskdist.files.example import VarLenFeature as VarLenFeature
+    from daskdist.formats.tfrecord.example import FixedLenFeature as FixedLenFeature
+    from daskdist.formats.tfrecord.example import FixedLenSequenceFeature as FixedLenSequenceFeature
+    from daskdist.formats.tfrecord.example import VarLenFeature as VarLenFeature
     from daskdist.frameworks.jax import to_jax as to_jax
     from daskdist.frameworks.keras import keras_data as keras_data
     from daskdist.frameworks.torch import to_torch as to_torch
@@ -98,8 +98,8 @@ _NAMES: Final = {
     "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
     "DistributedValues": "daskdist.strategy.values:DistributedValues",
-    "FixedLenFeature": "daskdist.files.example:FixedLenFeature",
-    "FixedLenSequenceFeature": "daskdist.files.example:FixedLenSequenceFeature",
+    "FixedLenFeature": "daskdist.formats.tfrecord.example:FixedLenFeature",
+    "FixedLenSequenceFeature": "daskdist.formats.tfrecord.example:FixedLenSequenceFeature",
     "InputContext": "daskdist.strategy.inputs:InputContext",
     "InputOptions": "daskdist.strategy.inputs:InputOptions",
     "InputReplicationMode": "daskdist.strategy.inputs:InputReplicationMode",
@@ -118,7 +118,7 @@ _NAMES: Final = {
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "ValueContext": "daskdist.strategy.value_context:ValueContext",
-    "VarLenFeature": "daskdist.files.example:VarLenFeature",
+    "VarLenFeature": "daskdist.formats.tfrecord.example:VarLenFeature",
     "Variable": "daskdist.strategy.variables:Variable",
     "VariableAggregation": "daskdist.strategy.aggregation:VariableAggregation",
     "VariableSynchronization": "daskdist.strategy.aggregation:VariableSynchronization",

@@ -58,13 +58,12 @@ from daskdist.execute.stream.local_iterator import (
     rows_of,
 )
 from daskdist.execute.stream.side_outputs import Portions, facts_of, pass_over
-from daskdist.files.manifest import codec
-from daskdist.files.storage import Paths, Storage, is_remote, local
 from daskdist.formats import Writes
 from daskdist.formats.parquet import Parquet
-from daskdist.formats.saved import Saved
-from daskdist.formats.tfrecord import TFRecord
-from daskdist.formats.webdataset import WebDataset
+from daskdist.formats.saved.manifest import codec
+from daskdist.formats.saved.saved_format import Saved
+from daskdist.formats.tfrecord.tfrecord_format import TFRecord
+from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.formats.write import (
     Files,
     Store,
@@ -121,6 +120,7 @@ from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_
 from daskdist.passes.simplify import simplify
 from daskdist.service.request import ServiceRequest
 from daskdist.sharding import AutoShardPolicy
+from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 
 if TYPE_CHECKING:
     from daskdist.service.modes import CrossTrainerCache

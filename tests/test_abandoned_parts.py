@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset, TensorSpec, errors
-from daskdist.files.abandoned_parts import LEASE_S
+from daskdist.formats.saved.abandoned_parts import LEASE_S
 
 # Elements of 1 MiB, of which a file has a few.
 WIDTH = 2**17

@@ -16,9 +16,9 @@ import pyarrow.feather
 import pytest
 
 from daskdist import TensorSpec, errors, read_arrow, read_files
-from daskdist.files.arrow_messages import index_of
-from daskdist.files.first import First
-from daskdist.formats.arrow import Arrow
+from daskdist.formats.arrow.arrow_format import Arrow
+from daskdist.formats.arrow.arrow_messages import index_of
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 

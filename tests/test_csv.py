@@ -20,12 +20,12 @@ import pytest
 
 import daskdist
 from daskdist import TensorSpec, errors, read_csv, read_files
-from daskdist.files.dialect import Dialect
-from daskdist.files.fields import fields_in
-from daskdist.files.number_text import may_hold_number_text, number_texts
-from daskdist.files.quotes import MARK, Quotes
-from daskdist.files.ranges import Broken
-from daskdist.formats.csv import Csv, Schema
+from daskdist.formats.csv.csv_format import Csv, Schema
+from daskdist.formats.csv.dialect import Dialect
+from daskdist.formats.csv.fields import fields_in
+from daskdist.formats.csv.number_text import may_hold_number_text, number_texts
+from daskdist.formats.csv.quotes import MARK, Quotes
+from daskdist.storage.byte_ranges import Broken
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
@@ -220,7 +220,7 @@ def test_a_quote_that_is_not_closed(tmp_path, split_bytes):
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_a_field_without_end_is_not_waited_for(tmp_path, monkeypatch, compress):
-    monkeypatch.setattr("daskdist.files.quotes._LONGEST_BYTES", 100_000)
+    monkeypatch.setattr("daskdist.formats.csv.quotes._LONGEST_BYTES", 100_000)
     path = write(tmp_path, compress(b'a,b\n1,"2\n' + b"3,4\n" * 200_000))
     with dask.config.set({"daskdist.split-bytes": 10_000}):
         ds = read_csv(path, dtypes={"b": "str"}, sample_bytes=10)

@@ -16,9 +16,9 @@ import pytest
 from daskdist import FixedLenFeature, FixedLenSequenceFeature, Ragged, VarLenFeature, errors, read_tfrecord
 from daskdist.core.block import Block, Bundle
 from daskdist.core.structure import Structure
-from daskdist.files.example import Examples
-from daskdist.files.tfrecord_framing import framed
-from daskdist.formats.tfrecord import TFRecord
+from daskdist.formats.tfrecord.example import Examples
+from daskdist.formats.tfrecord.record_framing import framed
+from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()

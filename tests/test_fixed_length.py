@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from daskdist import TensorSpec, data, errors, read_fixed_length
-from daskdist.files.first import First
 from daskdist.formats.fixed_length import FixedLength
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 
 

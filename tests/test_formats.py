@@ -24,8 +24,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import daskdist
 from daskdist import Dataset, errors, read_files, read_parquet, read_text
-from daskdist.files.storage import Storage
 from daskdist.formats import FORMATS, format_named
+from daskdist.storage.filesystem import Storage
 from daskdist.testing import FormatLaws
 
 

@@ -17,9 +17,9 @@ import pytest
 import daskdist
 from daskdist import TensorSpec, errors, read_files, read_hdf5
 from daskdist.core.structure import Structure
-from daskdist.files.first import First
 from daskdist.formats import hdf5 as module
 from daskdist.formats.hdf5 import Hdf5
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 

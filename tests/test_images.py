@@ -18,8 +18,8 @@ from PIL import Image
 import daskdist
 from daskdist import TensorSpec, class_names_of, errors, read_images
 from daskdist.core.primitive import Split
-from daskdist.files.joined import JoinedSplits
 from daskdist.formats.images import Images
+from daskdist.storage.grouped_splits import JoinedSplits
 from daskdist.testing import FormatLaws
 
 

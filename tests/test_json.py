@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from daskdist import TensorSpec, errors, read_files, read_json
-from daskdist.files.first import First
-from daskdist.formats.json import Json
+from daskdist.formats.json.json_format import Json
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()

@@ -18,7 +18,7 @@ from daskdist import Dataset, Ragged, TensorSpec, errors
 from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
-from daskdist.formats.saved import Saved
+from daskdist.formats.saved.saved_format import Saved
 from daskdist.testing import FormatLaws, same_elements
 
 

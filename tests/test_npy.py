@@ -16,9 +16,9 @@ from daskdist import TensorSpec, errors, read_files, read_npy
 from daskdist.core.block import Bundle, from_items
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import LONE, Structure
-from daskdist.files.first import First
 from daskdist.formats import npy
 from daskdist.formats.npy import Npy, Npz, npy_writer
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 
 POINT = np.dtype([("at", "<f4", (2,)), ("n", ">i2"), ("deep", [("flag", "?"), ("when", "<M8[s]")])])

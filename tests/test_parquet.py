@@ -20,8 +20,8 @@ from daskdist import Dataset, Options, errors, read_parquet, read_text
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
-from daskdist.files.first import First
 from daskdist.formats.parquet import Parquet
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 
 Pair = namedtuple("Pair", "x y")

@@ -18,12 +18,12 @@ import daskdist
 from daskdist import SHARD_HINT, AutoShardPolicy, Dataset, Options, TensorSpec, read_parquet, read_text
 from daskdist.core.node import walk
 from daskdist.errors import ArgumentError, ShardingError
-from daskdist.files.storage import Storage
 from daskdist.ops.read_files import ReadFiles
 from daskdist.passes.autoshard import autoshard, sharding_input
 from daskdist.passes.plan import plan
 from daskdist.passes.remainders import level
 from daskdist.sharding.balance import excess, largest_first
+from daskdist.storage.filesystem import Storage
 from daskdist.testing import SimulatedWorkers, afresh
 
 ROWS = [5, 3, 6, 2, 4]

@@ -22,8 +22,8 @@ from dask.base import tokenize
 
 from daskdist import Ragged, TensorSpec, errors, read_files, read_sql
 from daskdist.data import experimental
-from daskdist.files.sql_login import Login
-from daskdist.formats.sql import Sql
+from daskdist.formats.sql.login import Login
+from daskdist.formats.sql.sql_format import Sql
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()

@@ -25,23 +25,19 @@ from hypothesis.extra import numpy as npst
 from daskdist.core.block import Batches, Block, Bundle
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, TensorSpec
-from daskdist.core.structure import Nested, Structure, as_array
-from daskdist.errors import ArgumentError, FileError
-from daskdist.files.manifest import (
-    Manifest,
+from daskdist.core.spec_json import (
     dtype_from_json,
     dtype_to_json,
-    exists,
-    read_manifest,
-    remove_unfinished,
     spec_from_json,
     spec_to_json,
     structure_from_json,
     structure_to_json,
-    write_manifest,
-    writing,
 )
-from daskdist.files.store import PIECE_BYTES, Part, read_part, take_rows, write_part
+from daskdist.core.structure import Nested, Structure, as_array
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
+from daskdist.formats.saved.store import PIECE_BYTES, Part, read_part, take_rows, write_part
+from daskdist.storage.whole_file import writing
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -923,7 +919,7 @@ def test_a_file_has_its_name_once_it_is_whole(tmp_path):
 
 def test_a_process_that_dies_while_it_writes(tmp_path):
     program = (
-        "import os, sys; from daskdist.files.manifest import writing\n"
+        "import os, sys; from daskdist.storage.whole_file import writing\n"
         "managers = [writing(sys.argv[1], name) for name in ('a.arrow', 'manifest.json')]\n"
         "for file in [manager.__enter__() for manager in managers]: file.write(b'half'); file.flush()\n"
         "os._exit(1)"
@@ -990,7 +986,7 @@ def test_processes_side_by_side(tmp_path):
     program = (
         "import sys, numpy as np; from daskdist.core.block import Block\n"
         "from daskdist.core.structure import Structure\n"
-        "from daskdist.files.store import write_part\n"
+        "from daskdist.formats.saved.store import write_part\n"
         "number = int(sys.argv[2]); block = Block(Structure.of(0)[1], [np.full(5, number)])\n"
         "for part in range(20): write_part(block, sys.argv[1], f'part-{number}-{part}')"
     )

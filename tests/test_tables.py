@@ -11,7 +11,7 @@ import pytest
 
 from daskdist import Ragged, RaggedTensorSpec, TensorSpec, errors
 from daskdist.core.spec import ElementSpec
-from daskdist.files.tables import Tables, texts_of
+from daskdist.tables.from_arrow import Tables, texts_of
 
 TEXT = np.dtype(np.dtypes.StringDType())
 DAY = datetime.date(2024, 2, 29)

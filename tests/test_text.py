@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from daskdist import TensorSpec, data, errors, read_text
-from daskdist.files import ranges
-from daskdist.files.first import First
 from daskdist.formats.text import Lines, Text
+from daskdist.storage import byte_ranges
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
@@ -147,8 +147,8 @@ def test_parts_are_read_once_where_they_come_in_order(tmp_path, monkeypatch):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(np.random.default_rng(0).bytes(3_000_000).hex().encode().replace(b"0", b"\n")))
     read = []
-    whole = ranges.Storage.read
-    monkeypatch.setattr(ranges.Storage, "read", lambda *args: read.append(args[2]) or whole(*args))
+    whole = byte_ranges.Storage.read
+    monkeypatch.setattr(byte_ranges.Storage, "read", lambda *args: read.append(args[2]) or whole(*args))
     with dask.config.set({"daskdist.split-bytes": "1 MiB", "daskdist.num-threads": 4}):
         list(read_text(path))
     pieces = [start for start in read if 0 < start < path.stat().st_size]

@@ -22,9 +22,9 @@ from daskdist import Dataset, FixedLenFeature, TensorSpec, VarLenFeature, data, 
 from daskdist.core.block import Block
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
-from daskdist.files import crc, tfrecord_index
-from daskdist.files.first import First
-from daskdist.formats.tfrecord import TFRecord
+from daskdist.formats.tfrecord import crc, record_index
+from daskdist.formats.tfrecord.tfrecord_format import TFRecord
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 
 DATA = Path(__file__).parent / "data"
@@ -301,8 +301,8 @@ def test_an_index_is_kept_beside(tmp_path, monkeypatch):
     path = written(tmp_path / "a.tfrecord", *records)
     beside = tmp_path / ".a.tfrecord.index"
     scans = []
-    scanned = tfrecord_index._scanned
-    monkeypatch.setattr(tfrecord_index, "_scanned", lambda *args, **more: scans.append(1) or scanned(*args, **more))
+    scanned = record_index._scanned
+    monkeypatch.setattr(record_index, "_scanned", lambda *args, **more: scans.append(1) or scanned(*args, **more))
     with dask.config.set({"daskdist.split-bytes": "100 kB"}):
         ds = read_tfrecord(path, index=True)
         assert ds.cardinality() == 20
@@ -311,7 +311,7 @@ def test_an_index_is_kept_beside(tmp_path, monkeypatch):
     assert len(splits) > 4
     assert records_of(ds) == records
     assert sorted(each.name for each in tmp_path.iterdir()) == [beside.name, "a.tfrecord"]
-    tfrecord_index.index_of.cache_clear()
+    record_index.index_of.cache_clear()
     assert read_tfrecord(path, index=True).cardinality() == 20
     assert len(scans) == 1
     # It is of a file that was changed since.
@@ -340,7 +340,7 @@ def test_an_index_that_is_damaged_is_made_anew(tmp_path, content):
         spoil[content]()
         content = json.dumps(found).encode()
     beside.write_bytes(content)
-    tfrecord_index.index_of.cache_clear()
+    record_index.index_of.cache_clear()
     assert read_tfrecord(path, index=True).cardinality() == 5
     assert json.loads(beside.read_bytes())["numbers"][-1] == 5
 
@@ -352,7 +352,7 @@ def test_an_index_of_other_records_is_told(tmp_path):
     found = json.loads(beside.read_bytes())
     found["numbers"] = [2 * number for number in found["numbers"]]
     beside.write_text(json.dumps(found))
-    tfrecord_index.index_of.cache_clear()
+    record_index.index_of.cache_clear()
     with pytest.raises(errors.FileError, match=r"a\.tfrecord records 0 to 10: it has 5 records, and 10 by its index"):
         list(read_tfrecord(path, index=True))
 
@@ -363,7 +363,7 @@ def test_an_index_that_cannot_be_written(tmp_path, monkeypatch):
     def refused(*args):
         raise PermissionError(13, "read only")
 
-    monkeypatch.setattr(tfrecord_index.os, "replace", refused)
+    monkeypatch.setattr(record_index.os, "replace", refused)
     ds = read_tfrecord(path, index=True)
     assert (ds.cardinality(), records_of(ds)) == (2, [b"one", b"two"])
     assert [each.name for each in tmp_path.iterdir()] == ["a.tfrecord"]

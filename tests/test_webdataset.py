@@ -25,11 +25,11 @@ from PIL import Image
 import daskdist
 from daskdist import Dataset, TensorSpec, errors, read_webdataset
 from daskdist.core.spec import ElementSpec
-from daskdist.files import ranges
-from daskdist.files.decoding import Decoding
-from daskdist.files.first import First
-from daskdist.files.tar import Samples
-from daskdist.formats.webdataset import WebDataset
+from daskdist.formats.decoding import Decoding
+from daskdist.formats.webdataset.tar import Samples
+from daskdist.formats.webdataset.webdataset_format import WebDataset
+from daskdist.storage import byte_ranges
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 
 DIGITS = Path(__file__).parent / "data" / "webdataset-digits.tar"
@@ -674,7 +674,7 @@ def test_ranges_before_are_passed_over_without_being_read(tmp_path, monkeypatch)
         form = WebDataset(decode=False)
         splits = form.list_splits(path, 0, First(path, form.spec(path)))
     counted = []
-    known = ranges.Storage.open
+    known = byte_ranges.Storage.open
 
     class Counting:
         def __init__(self, file):
@@ -690,7 +690,7 @@ def test_ranges_before_are_passed_over_without_being_read(tmp_path, monkeypatch)
         with known(self, path) as file:
             yield Counting(file)
 
-    monkeypatch.setattr(ranges.Storage, "open", opened)
+    monkeypatch.setattr(byte_ranges.Storage, "open", opened)
     rows = form.read(splits[-2])
     keys = [int(row["__key__"]) for row in rows.elements()]
     assert keys == list(range(keys[0], keys[0] + len(keys)))

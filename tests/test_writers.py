@@ -29,9 +29,9 @@ from daskdist.execute.callers.choose import using
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.submit import Submit
 from daskdist.execute.callers.threads import Threads
-from daskdist.files.columns_of import table_of
 from daskdist.formats.parquet import Parquet
 from daskdist.storage.write_manifest import is_manifest_name
+from daskdist.tables.to_arrow import table_of
 from daskdist.testing import same_elements
 
 Pair = namedtuple("Pair", "left right")

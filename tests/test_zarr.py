@@ -24,8 +24,8 @@ from daskdist import Dataset, TensorSpec, errors, read_files, read_zarr
 from daskdist.core.block import from_items
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Structure
-from daskdist.files.first import First
 from daskdist.formats.zarr import Zarr, create_store
+from daskdist.storage.schema_check import First
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 

@@ -12,7 +12,7 @@ import numpy as np
 import daskdist
 from daskdist.core.block import Block
 from daskdist.core.structure import Structure
-from daskdist.formats.tfrecord import TFRecord
+from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 
 from . import Case
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from daskdist.checkpoint.nests import as_numpy, differences, like
 from daskdist.checkpoint.state_file import read_states, write_states
 from daskdist.errors import ArgumentError, DaskdistError
-from daskdist.files.storage import Storage
+from daskdist.storage.filesystem import Storage
 
 
 @runtime_checkable

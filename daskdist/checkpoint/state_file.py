@@ -37,9 +37,9 @@ import numpy as np
 
 from daskdist.checkpoint.nests import MOST_DEPTH, check_depth, where
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.manifest import remove_temporaries, whole_file
-from daskdist.files.storage import Storage, failures
 from daskdist.formats.npy import header_of
+from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.whole_file import remove_temporaries, whole_file
 
 FORMAT: Final = "daskdist checkpoint"
 VERSION: Final = 1

@@ -20,8 +20,8 @@ from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.names import lazily
 from daskdist.dataset import TensorFlowDataset as Dataset
 from daskdist.errors import ArgumentError
-from daskdist.files.sql_login import path_of
-from daskdist.formats.sql import Sql, nothing_of
+from daskdist.formats.sql.login import path_of
+from daskdist.formats.sql.sql_format import Sql, nothing_of
 from daskdist.ops.read_files import ReadFiles
 from daskdist.ops.with_options import Options as Options
 from daskdist.sharding import SHARD_HINT as SHARD_HINT

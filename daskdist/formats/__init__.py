@@ -18,7 +18,7 @@ from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
-from daskdist.files.first import First
+from daskdist.storage.schema_check import First
 
 GROUP: Final = "daskdist.formats"
 
@@ -40,18 +40,18 @@ class Known:
 
 
 FORMATS: Final = {
-    "arrow": Known("daskdist.formats.arrow:Arrow"),
-    "csv": Known("daskdist.formats.csv:Csv"),
+    "arrow": Known("daskdist.formats.arrow.arrow_format:Arrow"),
+    "csv": Known("daskdist.formats.csv.csv_format:Csv"),
     "hdf5": Known("daskdist.formats.hdf5:Hdf5", extra="hdf5"),
     "images": Known("daskdist.formats.images:Images", extra="images"),
-    "json": Known("daskdist.formats.json:Json"),
+    "json": Known("daskdist.formats.json.json_format:Json"),
     "npy": Known("daskdist.formats.npy:Npy"),
     "parquet": Known("daskdist.formats.parquet:Parquet"),
-    "saved": Known("daskdist.formats.saved:Saved"),
-    "sql": Known("daskdist.formats.sql:Sql", extra="sql"),
+    "saved": Known("daskdist.formats.saved.saved_format:Saved"),
+    "sql": Known("daskdist.formats.sql.sql_format:Sql", extra="sql"),
     "text": Known("daskdist.formats.text:Text"),
-    "tfrecord": Known("daskdist.formats.tfrecord:TFRecord", extra="tfrecord"),
-    "webdataset": Known("daskdist.formats.webdataset:WebDataset", extra="images"),
+    "tfrecord": Known("daskdist.formats.tfrecord.tfrecord_format:TFRecord", extra="tfrecord"),
+    "webdataset": Known("daskdist.formats.webdataset.webdataset_format:WebDataset", extra="images"),
     "zarr": Known("daskdist.formats.zarr:Zarr", extra="zarr"),
 }
 

@@ -18,11 +18,11 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.byte_rows import objects_at
-from daskdist.files.compression import decompressed, without_suffix
-from daskdist.files.first import First
-from daskdist.files.ranges import Broken, Range, Ranges
-from daskdist.files.storage import Storage, Version, failures
+from daskdist.storage.byte_ranges import Broken, Range, Ranges
+from daskdist.storage.compression import decompressed, without_suffix
+from daskdist.storage.filesystem import Storage, Version, failures
+from daskdist.storage.schema_check import First
+from daskdist.tables.byte_rows import objects_at
 
 _BYTES: Final = np.dtype(object)
 # Kinds of numbers any bytes can be.

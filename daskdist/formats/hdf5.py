@@ -22,7 +22,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import FileError
-from daskdist.files.arrays import (
+from daskdist.formats.stored_arrays import (
     Arrays,
     Stored,
     by_chunks,
@@ -33,8 +33,8 @@ from daskdist.files.arrays import (
     native,
     rows_label,
 )
-from daskdist.files.first import First
-from daskdist.files.storage import Storage, Version, failures, is_remote, local
+from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
+from daskdist.storage.schema_check import First
 
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _TEXT: Final = np.dtype(np.dtypes.StringDType())

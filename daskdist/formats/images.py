@@ -18,9 +18,9 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import FileError
-from daskdist.files.decoding import IMAGES, ImageOptions
-from daskdist.files.first import First
-from daskdist.files.storage import Storage, is_remote, local
+from daskdist.formats.decoding import IMAGES, ImageOptions
+from daskdist.storage.filesystem import Storage, is_remote, local
+from daskdist.storage.schema_check import First
 
 _MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _PAIR: Final = Structure.of((0, 0))[1]

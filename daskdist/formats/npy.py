@@ -24,7 +24,8 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.arrays import (
+from daskdist.formats import Writes
+from daskdist.formats.stored_arrays import (
     LONE_NAME,
     Arrays,
     Stored,
@@ -36,9 +37,8 @@ from daskdist.files.arrays import (
     columns_of,
     rows_label,
 )
-from daskdist.files.first import First
-from daskdist.files.storage import Storage, Version, failures, is_remote, local
-from daskdist.formats import Writes
+from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
+from daskdist.storage.schema_check import First
 
 _MAGIC: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK"

@@ -1,4 +1,4 @@
-"""Parquet, read by pyarrow; a row group is a split. What types and nulls become is said in `tables`."""
+"""Parquet, read by pyarrow; a row group is a split. What types and nulls become is said in `tables.from_arrow`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.columns_of import check_columns, table_of
-from daskdist.files.first import First, unlike
-from daskdist.files.partitions import Partitions
-from daskdist.files.storage import Storage, Version, failures, is_remote
-from daskdist.files.tables import Tables
+from daskdist.storage.filesystem import Storage, Version, failures, is_remote
+from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.schema_check import First, unlike
+from daskdist.tables.from_arrow import Tables
+from daskdist.tables.to_arrow import check_columns, table_of
 
 # How files that are written can be compressed.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")

@@ -18,10 +18,10 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.compression import without_suffix
-from daskdist.files.first import First
-from daskdist.files.ranges import GROWTH, Piece, Ranges
-from daskdist.files.storage import Storage
+from daskdist.storage.byte_ranges import GROWTH, Piece, Ranges
+from daskdist.storage.compression import without_suffix
+from daskdist.storage.filesystem import Storage
+from daskdist.storage.schema_check import First
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _MARK: Final = b"\xef\xbb\xbf"

@@ -22,16 +22,16 @@ from daskdist.config import in_bytes
 from daskdist.core.block import Rows
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, FileError
-from daskdist.files.columns_of import no_rows
-from daskdist.files.compression import compression_of, without_suffix
-from daskdist.files.manifest import put, remove_temporaries, rename
-from daskdist.files.storage import DAMAGE, Storage, is_remote
 from daskdist.formats import Writes
 from daskdist.formats.npy import npy_writer
 from daskdist.formats.zarr import Unfinished, check_store, create_store
+from daskdist.storage.compression import compression_of, without_suffix
+from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
 from daskdist.storage.hidden_names import is_hidden
 from daskdist.storage.replace_directory import current, pointer_to
+from daskdist.storage.whole_file import put, remove_temporaries, rename
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
+from daskdist.tables.to_arrow import no_rows
 
 # How often a directory is removed again, where calls that nobody waits for any more still write to it, and after
 # how many seconds.

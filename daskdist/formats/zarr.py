@@ -19,7 +19,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.arrays import (
+from daskdist.formats.stored_arrays import (
     LONE_NAME,
     Arrays,
     Stored,
@@ -32,11 +32,11 @@ from daskdist.files.arrays import (
     names_in,
     rows_label,
 )
-from daskdist.files.first import First
-from daskdist.files.manifest import put
-from daskdist.files.storage import Paths, Storage, failures, is_remote, local
+from daskdist.storage.filesystem import Paths, Storage, failures, is_remote, local
 from daskdist.storage.hidden_names import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
+from daskdist.storage.schema_check import First
+from daskdist.storage.whole_file import put
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _KINDS: Final = "biufcmMSUTO"

@@ -23,8 +23,8 @@ from daskdist.core.spec import ElementSpec, SpecUnknown, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.core.to_numpy import is_masked_array, to_numpy
 from daskdist.errors import ArgumentError
-from daskdist.files.columns import Columns
-from daskdist.files.frames import Frames
+from daskdist.tables.columns import Columns
+from daskdist.tables.from_pandas import Frames
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,11 +17,11 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.skip_errors import SkipErrorsRead
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
-from daskdist.files.first import First, readable
-from daskdist.files.joined import Joined, ReadJoined
-from daskdist.files.manifest import MANIFEST
-from daskdist.files.storage import Storage, is_remote
 from daskdist.formats import Format, InDirectories, Joins, Salvages
+from daskdist.formats.saved.manifest import MANIFEST
+from daskdist.storage.filesystem import Storage, is_remote
+from daskdist.storage.grouped_splits import Joined, ReadJoined
+from daskdist.storage.schema_check import First, readable
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,21 +17,14 @@ from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec
+from daskdist.core.spec_json import spec_to_json
 from daskdist.errors import FileError
-from daskdist.files.abandoned_parts import missing_parts, new_owner, part_name, remove_abandoned
-from daskdist.files.manifest import (
-    Manifest,
-    Part,
-    exists,
-    located,
-    read_manifest,
-    remove_unfinished,
-    spec_to_json,
-    write_manifest,
-)
-from daskdist.files.store import write_part
-from daskdist.formats.saved import Saved
+from daskdist.formats.saved.abandoned_parts import missing_parts, new_owner, part_name, remove_abandoned
+from daskdist.formats.saved.manifest import Manifest, Part, exists, read_manifest, remove_unfinished, write_manifest
+from daskdist.formats.saved.saved_format import Saved
+from daskdist.formats.saved.store import write_part
 from daskdist.ops.read_files import ReadFiles
+from daskdist.storage.whole_file import located
 
 logger: Final = logging.getLogger("daskdist")
 

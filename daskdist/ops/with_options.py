@@ -13,8 +13,8 @@ from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.skip_errors import cardinality_with_skips
 from daskdist.errors import ArgumentError
-from daskdist.files.locations import Locations
 from daskdist.sharding import AutoShardPolicy, policy_of
+from daskdist.storage.locations import Locations
 
 # TensorFlow's names of settings that are called otherwise here.
 _ALIASES: Final = {"private_threadpool_size": "num_threads", "ram_budget": "memory_budget_bytes"}

@@ -7,8 +7,6 @@ from dataclasses import replace
 from daskdist.core.node import Node, lower
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, gathered
 from daskdist.core.skip_errors import skip_errors
-from daskdist.files.joined import Joined
-from daskdist.files.locations import Locations
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.device_maps import check_device_maps
 from daskdist.passes.fuse import fuse
@@ -16,6 +14,8 @@ from daskdist.passes.numbering import numbered
 from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import with_seed
 from daskdist.passes.simplify import simplify
+from daskdist.storage.grouped_splits import Joined
+from daskdist.storage.locations import Locations
 
 
 def plan(node: Node) -> Primitive:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.files.partitions import Partitions
-from daskdist.files.storage import Paths, Storage
-from daskdist.formats.arrow import Arrow
+from daskdist.formats.arrow.arrow_format import Arrow
 from daskdist.readers.files import StorageOptions, of_files
+from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.hive_partitions import Partitions
 
 
 def read_arrow(

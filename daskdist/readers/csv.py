@@ -11,13 +11,13 @@ import numpy as np
 from daskdist.core.structure import as_array
 from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.errors import ArgumentError
-from daskdist.files.compression import compression_of
-from daskdist.files.dialect import Dialect
-from daskdist.files.fields import NULLS
-from daskdist.files.partitions import Partitions
-from daskdist.files.storage import Paths, Storage
-from daskdist.formats.csv import Csv
+from daskdist.formats.csv.csv_format import Csv
+from daskdist.formats.csv.dialect import Dialect
+from daskdist.formats.csv.fields import NULLS
 from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+from daskdist.storage.compression import compression_of
+from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.hive_partitions import Partitions
 
 
 def read_csv(

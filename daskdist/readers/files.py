@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.compression import SUFFIXES
-from daskdist.files.storage import Paths, Storage, failures
 from daskdist.formats import Format, InDirectories, format_named, installed
 from daskdist.formats.zarr import stores
 from daskdist.ops.read_files import ReadFiles
+from daskdist.storage.compression import SUFFIXES
+from daskdist.storage.filesystem import Paths, Storage, failures
 
 StorageOptions = Mapping[str, Any] | None
 

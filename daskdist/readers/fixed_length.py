@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.dataset import Dataset, TensorFlowDataset
-from daskdist.files.compression import compression_of
-from daskdist.files.storage import Paths, Storage
 from daskdist.formats.fixed_length import FixedLength
 from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+from daskdist.storage.compression import compression_of
+from daskdist.storage.filesystem import Paths, Storage
 
 
 def read_fixed_length(

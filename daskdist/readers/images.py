@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, FileError
-from daskdist.files.decoding import pillow
-from daskdist.files.storage import Storage
+from daskdist.formats.decoding import pillow
 from daskdist.formats.images import Images, class_of, root_of, within
 from daskdist.readers.files import StorageOptions, of_files
+from daskdist.storage.filesystem import Storage
 
 _EXTENSIONS = Images.suffixes
 

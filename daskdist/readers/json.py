@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.files.compression import compression_of
-from daskdist.files.partitions import Partitions
-from daskdist.files.storage import Paths, Storage
-from daskdist.formats.json import Json
+from daskdist.formats.json.json_format import Json
 from daskdist.readers.files import StorageOptions, endings, of_files
+from daskdist.storage.compression import compression_of
+from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.hive_partitions import Partitions
 
 
 def read_json(

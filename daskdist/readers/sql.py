@@ -8,8 +8,8 @@ from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
-from daskdist.files.sql_login import path_of
-from daskdist.formats.sql import Sql
+from daskdist.formats.sql.login import path_of
+from daskdist.formats.sql.sql_format import Sql
 from daskdist.readers.files import of_files
 
 

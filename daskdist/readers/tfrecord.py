@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from daskdist.dataset import Dataset, TensorFlowDataset
-from daskdist.files.compression import compression_of
-from daskdist.files.example import Feature, FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
-from daskdist.files.storage import Paths, Storage
-from daskdist.formats.tfrecord import TFRecord
+from daskdist.formats.tfrecord.example import Feature, FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
+from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+from daskdist.storage.compression import compression_of
+from daskdist.storage.filesystem import Paths, Storage
 
 __all__ = ["FixedLenFeature", "FixedLenSequenceFeature", "TFRecordDataset", "VarLenFeature", "read_tfrecord"]
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
-from daskdist.files.compression import compression_of
-from daskdist.files.storage import Paths, Storage, local
-from daskdist.formats.webdataset import WebDataset
+from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.readers.files import StorageOptions, endings, of_files
+from daskdist.storage.compression import compression_of
+from daskdist.storage.filesystem import Paths, Storage, local
 
 _BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 # A slip of the keyboard should not make names until memory is full.

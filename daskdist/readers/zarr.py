@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.dataset import Dataset
-from daskdist.files.storage import Paths, Storage
 from daskdist.formats.zarr import Zarr, stores
 from daskdist.readers.files import StorageOptions, of_files
+from daskdist.storage.filesystem import Paths, Storage
 
 
 def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptions = None) -> Dataset:

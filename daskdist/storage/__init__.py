@@ -1,1 +1,1 @@
-"""Where bytes are, and which files of a directory are a dataset."""
+"""Where bytes are: file systems, compression, byte ranges, and which files of a directory are a dataset."""

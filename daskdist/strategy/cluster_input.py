@@ -18,10 +18,10 @@ from daskdist.execute.callers.fetch import WithKept, holders_of
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.send_functions import check_functions, sent_function
 from daskdist.execute.transfer.copy_stats import CopyStats
-from daskdist.files.locations import Addresses, Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placing
 from daskdist.ops.read_files import ReadFiles
+from daskdist.storage.locations import Addresses, Locations
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.held import OnWorker, Outlook, hold, outlook_there
 from daskdist.strategy.input_backend import PipelineDataset

@@ -12,8 +12,8 @@ from daskdist.execute.caller import Caller
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.now import Now
 from daskdist.execute.transfer.copy_stats import CopyStats
-from daskdist.files.locations import Locations
 from daskdist.ops.from_tensor_slices import FromTensorSlices
+from daskdist.storage.locations import Locations
 from daskdist.strategy.held import Outlook, made, outlook
 from daskdist.strategy.inputs import InputContext
 

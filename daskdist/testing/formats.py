@@ -16,10 +16,10 @@ from dask.base import tokenize
 from daskdist.core.block import Bundle
 from daskdist.core.primitive import Split
 from daskdist.errors import FileError
-from daskdist.files.first import First
 from daskdist.formats import Format, InDirectories, Salvages, Writes
 from daskdist.ops.with_options import Options
 from daskdist.readers.files import of_files
+from daskdist.storage.schema_check import First
 from daskdist.testing.equality import check, same_elements
 
 

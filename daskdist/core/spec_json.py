@@ -1,0 +1,176 @@
+"""Specs, dtypes and structures as JSON, and back."""
+
+from __future__ import annotations
+
+import collections
+import importlib
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError
+
+_SPECS: Final[dict[str, type[TensorSpec]]] = {
+    "tensor": TensorSpec,
+    "ragged": RaggedTensorSpec,
+    "row of ragged": RaggedRowSpec,
+}
+# What NumPy has no short name for that is the same everywhere.
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {"text": np.dtype(np.dtypes.StringDType()), "bytes": np.dtype(object)}
+_KINDS: Final = "biufcmMSU"
+
+
+def spec_to_json(spec: ElementSpec) -> Any:
+    """The spec of an element as JSON.
+
+    Raises
+    ------
+    ArgumentError
+        It has a leaf that is a dataset, a dtype that no file holds, or a container of a class of its own.
+    """
+    kinds = {kind: name for name, kind in _SPECS.items()}
+    leaves = []
+    for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        if isinstance(leaf, DatasetSpec):
+            raise ArgumentError(no_dataset(path))
+        leaves.append([kinds[type(leaf)], list(leaf.shape), dtype_to_json(leaf.dtype), leaf.name])
+    return {"structure": structure_to_json(spec.structure), "leaves": leaves}
+
+
+def no_dataset(path: str) -> str:
+    """What is said of a leaf that cannot be saved because it is a dataset."""
+    return (
+        f"save: leaf {path or '(the element)'} is a dataset, as a window is, and files hold arrays; "
+        "make arrays of it first, with flat_map(lambda window: window.batch(...))"
+    )
+
+
+def spec_from_json(content: Any) -> ElementSpec:
+    """The spec that `spec_to_json` was given."""
+    structure = structure_from_json(content["structure"])
+    leaves = tuple(
+        _SPECS[kind](tuple(shape), dtype_from_json(dtype), None if name is None else typed(name, str))
+        for kind, shape, dtype, name in content["leaves"]
+    )
+    if len(leaves) != structure.num_leaves:
+        raise ValueError(f"{len(leaves)} leaves for a structure of {structure.num_leaves}")
+    return ElementSpec(structure, leaves)
+
+
+def dtype_to_json(dtype: np.dtype[Any]) -> str:
+    """A dtype as JSON, in native byte order.
+
+    Raises
+    ------
+    ArgumentError
+        No file holds its values.
+
+    >>> dtype_to_json(np.dtype(">f4")), dtype_to_json(np.dtype("datetime64[25s]")), dtype_to_json(np.dtype("O"))
+    ('<f4', '<M8[25s]', 'bytes')
+    """
+    for name, known in _DTYPES.items():
+        if dtype == known:
+            return name
+    if dtype.kind not in _KINDS:
+        raise ArgumentError(
+            f"save: dtype {dtype!r} cannot be saved; numbers, bools, times, text and bytes can, and text that "
+            "may be missing cannot"
+        )
+    return dtype.newbyteorder("=").str
+
+
+def dtype_from_json(content: Any) -> np.dtype[Any]:
+    """The dtype that `dtype_to_json` was given."""
+    dtype = _DTYPES.get(typed(content, str))
+    if dtype is None:
+        dtype = np.dtype(content).newbyteorder("=")
+        if dtype.kind not in _KINDS:
+            raise ValueError(f"dtype {content!r}")
+    return dtype
+
+
+def structure_to_json(structure: Structure) -> Any:
+    """A structure as JSON: a leaf is null, a container an object of its kind.
+
+    Raises
+    ------
+    ArgumentError
+        A container is of a class of its own, or a name in a dict is neither text nor a whole number.
+
+    >>> structure_to_json(Structure.of({"b": 0, "a": (0, 0)})[1])
+    {'dict': [['b', None], ['a', {'tuple': [None, None]}]]}
+    """
+    return _node_to_json(structure.treespec)
+
+
+def _node_to_json(treespec: Any) -> Any:
+    if treespec.is_leaf():
+        return None
+    kind = treespec.type
+    # Before anything of this node is built: a class of its own may do anything then.
+    children = [_node_to_json(child) for child in treespec.children()]
+    if kind is tuple:
+        return {"tuple": children}
+    if kind is dict:
+        named = dict(zip(treespec.entries(), children, strict=True))
+        odd = next((name for name in named if type(name) not in (str, int)), None)
+        if odd is not None:
+            raise ArgumentError(f"save: {odd!r} is a name in a dict; give text or whole numbers")
+        # Children come sorted; only a dict tells in which order they were given.
+        return {"dict": [[name, named[name]] for name in treespec.unflatten(range(treespec.num_leaves))]}
+    if treespec.kind == optree.PyTreeKind.NAMEDTUPLE:
+        return {
+            "namedtuple": f"{kind.__module__}:{kind.__qualname__}",
+            "fields": list(kind._fields),
+            "items": children,
+        }
+    raise ArgumentError(f"save: {kind.__name__} cannot be saved; make elements tuples, named tuples or dicts with map")
+
+
+def structure_from_json(content: Any) -> Structure:
+    """The structure that `structure_to_json` was given."""
+    return Structure.of(_nest(content))[1]
+
+
+def _nest(content: Any) -> Any:
+    if content is None:
+        return 0
+    if "tuple" in content:
+        return tuple(map(_nest, content["tuple"]))
+    if "dict" in content:
+        return {name: _nest(child) for name, child in content["dict"]}
+    kind = _named_tuple(content["namedtuple"], tuple(content["fields"]))
+    return kind(*map(_nest, content["items"]))
+
+
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = None
+    # What a module raises as it is imported is its own affair.
+    with suppress(Exception):
+        found = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    if isinstance(found, type) and optree.is_namedtuple_class(found) and getattr(found, "_fields", ()) == fields:
+        return found
+    return _stand_in(module, qualname, fields)
+
+
+@cache
+def _stand_in(module: str, qualname: str, fields: tuple[str, ...]) -> Any:
+    # Made once: structures of two classes are never equal.
+    made: Any = collections.namedtuple(qualname.rpartition(".")[2], fields, module=module)  # type: ignore[misc]
+    made.__qualname__ = qualname
+    return made
+
+
+def typed(value: Any, kind: type[Any]) -> Any:
+    """Return a value that was read from JSON, or raise a TypeError where it is of another type."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} where {kind.__name__} is expected")
+    return value

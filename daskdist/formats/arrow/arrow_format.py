@@ -1,0 +1,279 @@
+"""Arrow IPC, files (also called Feather, of version 2) and streams, read by pyarrow; record batches are splits.
+
+Small neighbours are a split together, for which they are copied once. Large ones are cut at rows, where that costs
+nothing: in local files that are not compressed, which are mapped into memory. What types and nulls become is said in
+`tables.from_arrow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from typing import Any, Final
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Block
+from daskdist.core.origin import Skipped
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.arrow.arrow_messages import CONTINUES, FEATHER_1, MAGIC, Index, Message, damage, index_of
+from daskdist.storage.filesystem import Storage, Version, is_remote
+from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.schema_check import First, unlike
+from daskdist.tables.from_arrow import Tables
+
+# A batch that is at least this part of a split is one by itself.
+_LARGE: Final = 1 / 16
+# In memory no batch has more bytes for one in the file, which is a bit a value at least, but for dictionaries.
+_DENSEST: Final = 64
+# How much larger what is compressed is in memory, about.
+_RATIO: Final = 2
+# A message of a schema is shorter.
+_LONGEST: Final = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a file a split is.
+
+    Parameters
+    ----------
+    version
+        The file, as it was listed.
+    start, stop
+        The numbers of its record batches.
+    rows
+        From which row to which, of a batch that is cut; None for all.
+    """
+
+    version: Version
+    start: int
+    stop: int
+    rows: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    columns
+        Which columns, in what structure: see `Columns.of`.
+    missing
+        What stands for a null, by column.
+    partitions
+        The columns that the names of directories make.
+    storage
+        How files are opened.
+    """
+
+    columns: Any = None
+    missing: Mapping[str, Any] | None = None
+    partitions: Partitions = field(default_factory=Partitions)
+    storage: Storage = field(default_factory=Storage)
+
+    name = "arrow"
+    suffixes = (".arrow", ".feather", ".ipc", ".arrows")
+    is_splittable = True
+
+    def guess(self, path: str, head: bytes) -> bool:
+        if head.startswith((MAGIC, FEATHER_1)):
+            return True
+        return head.startswith(CONTINUES) and 0 < int.from_bytes(head[4:8], "little") < _LONGEST
+
+    def spec(self, path: str) -> ElementSpec:
+        return self._spec(index_of(self.storage, self.storage.version(path)), path)
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        version = self.storage.version(path)
+        index = index_of(self.storage, version)
+        try:
+            spec = self._spec(index, path)
+        except ArgumentError as error:
+            raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
+        if spec != first.spec:
+            raise unlike(path, spec, first)
+        share = len(self._tables.read_from(index.schema.names)) / max(len(index.schema.names), 1)
+        row_bytes = _row_bytes(spec)
+
+        def size_of(batch: Message) -> int:
+            if batch.num_rows is not None and row_bytes is not None:
+                # In a file that is damaged there may be any number of rows.
+                return min(batch.num_rows * row_bytes, batch.num_bytes * _DENSEST)
+            return int(batch.num_bytes * share * (_RATIO if batch.is_compressed else 1))
+
+        return [
+            _split(Part(version, *each), index, size_of, file)
+            for each in _grouped(index, size_of, in_bytes("split-bytes"), not is_remote(path))
+        ]
+
+    def read(self, split: Split) -> Block:
+        part: Part = split.payload
+        with self._opened(split) as batches, damage(split.label):
+            table = self._table(batches.batches(part.start, part.stop), part)
+            return self._tables.block(table, split.label, split.path or "")
+
+    def salvage(self, split: Split) -> Block:
+        part: Part = split.payload
+        kept, notes = [], []
+        with self._opened(split) as batches:
+            for number in range(part.start, part.stop):
+                try:
+                    with damage(split.label):
+                        table = self._table(batches.batches(number, number + 1), part)
+                        kept.append(self._tables.block(table, split.label, split.path or ""))
+                except FileError as error:
+                    if part.stop - part.start == 1:
+                        raise
+                    notes.append(Skipped(f"record batch {number} of {part.version.path}", str(error)))
+        if not kept:
+            raise FileError(f"{split.label}: none of its record batches can be read: {notes[0].reason}")
+        block = Block.concat(kept, split.label)
+        block.skipped = tuple(notes)
+        return block
+
+    @property
+    def _tables(self) -> Tables:
+        return Tables(self.columns, self.missing, self.partitions)
+
+    def _spec(self, index: Index, path: str) -> ElementSpec:
+        with damage(path):
+            return self._tables.spec(index.schema, path)
+
+    def _table(self, batches: Sequence[Any], part: Part) -> Any:
+        import pyarrow as pa
+
+        if part.rows is not None:
+            start, stop = part.rows
+            batches = [batch.slice(start, stop - start) for batch in batches]
+        names = batches[0].schema.names
+        wanted = self._tables.read_from(names)
+        if len(wanted) < len(names):
+            # Without a column there would be no rows.
+            batches = [batch.select(wanted or names[:1]) for batch in batches]
+        for batch in batches:
+            # Offsets and numbers of dictionaries that point elsewhere would end the process, as would text that is
+            # none. Plain numbers are not looked at.
+            batch.validate(full=True)
+        return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
+
+    @contextmanager
+    def _opened(self, split: Split) -> Iterator[_Batches]:
+        import pyarrow as pa
+
+        version = split.payload.version
+        if self.storage.version(version.path) != version:
+            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+        index = index_of(self.storage, version)
+        names = index.schema.names
+        wanted = set(self._tables.read_from(names))
+        fields = [number for number, name in enumerate(names) if name in wanted] or [0]
+        # Of what is only mapped, leaving some out would take longer than having them. Splits are read side by side
+        # already.
+        is_plain = not is_remote(version.path) and not any(each.is_compressed for each in index.batches)
+        is_all = is_plain or len(fields) == len(names)
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[] if is_all else fields)
+        with damage(split.label):
+            if is_remote(version.path):
+                with self.storage.open(version.path) as file:
+                    yield _Batches(index, file, options, is_mapped=False)
+            else:
+                # What is made of it keeps the mapping.
+                with pa.memory_map(version.path) as source:
+                    yield _Batches(index, source, options, is_mapped=True)
+
+
+class _Batches:
+    # The record batches of a file that is open.
+    def __init__(self, index: Index, source: Any, options: Any, *, is_mapped: bool) -> None:
+        import pyarrow as pa
+
+        self._index = index
+        self._source = source
+        self._options = options
+        self._is_mapped = is_mapped
+        self._reader = None if index.is_stream else pa.ipc.open_file(source, options=options)
+
+    def batches(self, start: int, stop: int) -> list[Any]:
+        """Record batches, of the columns that are wanted, or of all."""
+        messages = self._index.batches[start:stop]
+        if self._reader is not None:
+            found = [self._reader.get_batch(number) for number in range(start, stop)]
+        else:
+            found = self._of_stream(messages)
+        for number, (message, batch) in enumerate(zip(messages, found, strict=True), start):
+            if message.num_rows not in (None, batch.num_rows):
+                raise ValueError(f"record batch {number} has {batch.num_rows} rows, not {message.num_rows}")
+            batch.validate()
+        return found
+
+    def _of_stream(self, messages: Sequence[Message]) -> list[Any]:
+        import pyarrow as pa
+
+        if self._is_mapped and len(self._index.others) == 1 and not any(each.is_compressed for each in messages):
+            found = []
+            for message in messages:
+                self._source.seek(message.start)
+                found.append(pa.ipc.read_record_batch(pa.ipc.read_message(self._source), self._index.schema))
+            return found
+        # As a stream of its own: what it begins with, the dictionaries as they are by then, and the batches.
+        parts = [*self._index.needed_by(messages[0]), Message(messages[0].start, messages[-1].stop)]
+        data = b"".join(self._bytes_of(each) for each in parts)
+        with pa.ipc.open_stream(pa.BufferReader(data), options=self._options) as reader:
+            return list(reader)
+
+    def _bytes_of(self, message: Message) -> bytes:
+        self._source.seek(message.start)
+        return bytes(self._source.read(message.num_bytes))
+
+
+def _grouped(index: Index, size_of: Any, split_bytes: int, is_local: bool) -> Iterator[tuple[Any, ...]]:
+    # Batches from and to, and of one that is cut, rows from and to.
+    start, total, previous = 0, 0, 0
+    is_cut = is_local and not (index.is_stream and len(index.others) > 1)
+    for number, batch in enumerate(index.batches):
+        size = size_of(batch)
+        is_large = max(size, previous) >= split_bytes * _LARGE
+        if number > start and (is_large or total + size > split_bytes):
+            yield start, number
+            start, total = number, 0
+        total, previous = total + size, size
+        if (
+            is_cut
+            and size > split_bytes
+            and batch.num_rows is not None
+            and batch.num_rows > 1
+            and not batch.is_compressed
+        ):
+            num_parts = min(-(-size // max(split_bytes, 1)), batch.num_rows)
+            bounds = [batch.num_rows * k // num_parts for k in range(num_parts + 1)]
+            yield from ((number, number + 1, rows) for rows in pairwise(bounds))
+            start, total = number + 1, 0
+    if start < len(index.batches):
+        yield start, len(index.batches)
+
+
+def _split(part: Part, index: Index, size_of: Any, file: int) -> Split:
+    path, batches = part.version.path, index.batches[part.start : part.stop]
+    many = f"es {part.start} to {part.stop - 1}" if part.stop - part.start > 1 else f" {part.start}"
+    label = f"{path} record batch{many}"
+    num_bytes = sum(map(size_of, batches))
+    known = [batch.num_rows for batch in batches if batch.num_rows is not None]
+    num_rows = sum(known) if len(known) == len(batches) else None
+    if part.rows is not None:
+        start, stop = part.rows
+        label = f"{label} rows {start} to {stop}"
+        num_bytes, num_rows = num_bytes * (stop - start) // max(num_rows or 0, 1), stop - start
+    return Split(label, part, num_rows, num_bytes, file, path)
+
+
+def _row_bytes(spec: ElementSpec) -> int | None:
+    # The bytes of a row; None where rows differ, or have more bytes than their dtype says.
+    if any(None in leaf.shape or leaf.dtype.kind in "TO" for leaf in spec.leaves):
+        return None
+    return sum(prod(size or 0 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)

@@ -1,0 +1,398 @@
+"""Delimited text, CSV and TSV; a byte range, cut where a row begins, is a split.
+
+The types of columns are those of a sample of the first file that has rows, or the user's, and the same for all splits.
+Decoding is pyarrow's: see `fields`. Where rows begin, with newlines in quotes, is told by `quotes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block
+from daskdist.core.origin import Skipped
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.csv.dialect import TABS, Dialect, Sampled, first_row_begins, header_of, sampled, without_unequal
+from daskdist.formats.csv.fields import (
+    Fields,
+    Misfit,
+    arrow_type,
+    kind_named,
+    with_zone,
+)
+from daskdist.formats.csv.number_text import is_number_text
+from daskdist.storage.byte_ranges import GROWTH, Piece, Range, Ranges
+from daskdist.storage.compression import without_suffix
+from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.schema_check import First, readable, unlike
+from daskdist.tables.from_arrow import Tables
+
+# From so many columns on splits are not made smaller than others.
+_MANY_COLUMNS: Final = 1000
+# The types that a sample gives columns of numbers.
+_INFERRED_NUMBERS: Final = ("int64", "float64")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of files.
+
+    Parameters
+    ----------
+    names
+        Their names, in the order of the first file.
+    kinds
+        Their types, by name: see `fields`.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a split is.
+
+    Parameters
+    ----------
+    range
+        Of the file.
+    names
+        The columns of the file, in its order.
+    begin
+        Where what comes after the header begins.
+    schema
+        The columns of all files.
+    """
+
+    range: Range
+    names: tuple[str, ...]
+    begin: int
+    schema: Schema
+
+
+@dataclass(frozen=True)
+class Csv:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    columns
+        Which columns, in what structure: see `Columns.of`.
+    dialect
+        How rows and fields are written.
+    dtypes
+        The types of columns that are not to be inferred.
+    missing
+        What stands for a missing value, by column.
+    is_strict
+        Whether a missing value is an error in any column for which ``missing`` has nothing.
+    sample_bytes
+        How much of the first file is looked at for the types of columns.
+    compression
+        How files are compressed: ``"infer"``, a name, or None.
+    partitions
+        The columns that the names of directories make.
+    storage
+        How files are opened.
+    schema
+        The columns of all files; None for those of the first.
+    """
+
+    columns: Any = None
+    dialect: Dialect = field(default_factory=Dialect)
+    dtypes: Mapping[str, Any] | None = None
+    missing: Mapping[str, Any] | None = None
+    is_strict: bool = False
+    sample_bytes: int = 2**20
+    compression: str | None = "infer"
+    partitions: Partitions = field(default_factory=Partitions)
+    storage: Storage = field(default_factory=Storage)
+    schema: Schema | None = None
+
+    name = "csv"
+    suffixes = (".csv", *TABS)
+    is_splittable = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:
+            raise ArgumentError(f"sample_bytes is {self.sample_bytes!r}; give a number of bytes, 1 or more")
+        if self.missing is not None and not isinstance(self.missing, Mapping):
+            raise ArgumentError(f"missing is {self.missing!r:.80}; give a dict by column: {{'count': -1}}")
+        if self.dtypes is not None and not isinstance(self.dtypes, Mapping):
+            raise ArgumentError(f"dtypes is {self.dtypes!r:.80}; give a dict by column: {{'size': 'float64'}}")
+        for column, dtype in (self.dtypes or {}).items():
+            kind_named(dtype, column)
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return without_suffix(path).endswith(self.suffixes)
+
+    def learned(self, paths: Sequence[str]) -> Csv:
+        """The same reader with the columns of some files, as the first of them that has rows has them.
+
+        Raises
+        ------
+        FileError
+            No file is text of rows, or none has as much as a header.
+        """
+        found = None
+        for _, seen in readable(paths, self._sampled):
+            if seen is not None and seen.has_rows:
+                found = seen
+                break
+            found = found or seen
+        if found is None:
+            raise FileError(
+                f"{paths[0]}: empty, and so its columns are not known; give header=[...] and dtypes={{...}}"
+            )
+        return replace(self, schema=self._schema(found))
+
+    def spec(self, path: str) -> ElementSpec:
+        self.storage.version(path)
+        return self._spec(self._known(path), path)
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        schema = self._known(first.path)
+        spec = self._spec(schema, first.path)
+        if spec != first.spec:
+            raise unlike(path, spec, first)
+        # Each column of a split takes its time however few rows there are.
+        splits = self._ranges(path).list(path, file, 1 if len(schema.names) >= _MANY_COLUMNS else GROWTH)
+        if not splits:
+            return splits
+        names, begin = schema.names, 0
+        if self.dialect.has_header:
+            header = self._header(path)
+            if header is None:
+                return []
+            names, begin = header
+            if self.dialect.names is None:
+                self._check_header(path, names, schema, first)
+            else:
+                names = schema.names
+        else:
+            begin = first_row_begins(path, self._ranges(path), self.dialect.of(path))
+        return [replace(split, payload=Part(split.payload, names, begin, schema)) for split in splits]
+
+    def read(self, split: Split) -> Block:
+        import pyarrow as pa
+
+        part: Part = split.payload
+        path = split.path or ""
+        piece, fields = self._piece(split, part), self._fields(part, path)
+        data = self._text(piece, split)
+        with failures(split.label):
+            try:
+                table = fields.table(data)
+            except pa.ArrowInvalid as error:
+                raise self._told(split, fields, data, piece.offset, error) from error
+            return self._tables.block(table, split.label, path)
+
+    def salvage(self, split: Split) -> Block:
+        part: Part = split.payload
+        path = split.path or ""
+        piece, fields = self._piece(split, part, is_lenient=True), self._fields(part, path)
+        notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
+        data = self._text(piece, split, notes)
+        with failures(split.label):
+            data, unequal = without_unequal(data, fields, self.dialect.of(path))
+            notes += [
+                Skipped(f"row {row} of {split.label}", f"{num_fields} fields, not {len(fields.names)}: {text!r:.80}")
+                for row, num_fields, text in unequal
+            ]
+            table, misfits = fields.without_misfits(data)
+            kinds = dict(fields.kinds)
+            numbers = _numbers_without([row for row, _, _ in unequal])
+            notes += [
+                Skipped(f"row {numbers(each.row)} of {split.label}", f"column {each.column!r}: {_what(each, kinds)}")
+                for each in misfits
+            ]
+            block = self._tables.block(table, split.label, path)
+        block.skipped = tuple(notes)
+        return block
+
+    # --- columns ---
+
+    def _known(self, path: str) -> Schema:
+        if self.schema is not None:
+            return self.schema
+        found = self._sampled(path)
+        if found is None:
+            raise FileError(f"{path}: empty, and so its columns are not known; give header=[...] and dtypes={{...}}")
+        return self._schema(found)
+
+    def _sampled(self, path: str) -> Sampled | None:
+        dialect = self.dialect.of(path)
+        return sampled(self._ranges(path), dialect, self.storage.version(path), self.sample_bytes)
+
+    def _schema(self, found: Sampled) -> Schema:
+        names = found.names
+        for name in self.dtypes or {}:
+            if name not in names:
+                raise ArgumentError(f"dtypes: no column {name!r}; there are {', '.join(map(repr, names))}")
+        kinds = []
+        for name, (kind, full) in zip(names, found.kinds, strict=True):
+            if self.dtypes and name in self.dtypes:
+                kinds.append(with_zone(kind_named(self.dtypes[name], name), full))
+            else:
+                # What stands for a missing value makes it no float.
+                kinds.append(full if name in (self.missing or ()) else kind)
+        return Schema(names, tuple(kinds))
+
+    def _spec(self, schema: Schema, path: str) -> ElementSpec:
+        import pyarrow as pa
+
+        wanted = self._tables.read_from(schema.names)
+        for name, kind in zip(schema.names, schema.kinds, strict=True):
+            if kind == "bytes" and name in wanted and name not in (self.dtypes or ()):
+                raise FileError(
+                    f"{path}: column {name!r} is not {self.dialect.encoding}; give the encoding it has, or "
+                    f'dtypes={{{name!r}: "bytes"}}'
+                )
+        types = pa.schema([(name, arrow_type(kind)) for name, kind in zip(schema.names, schema.kinds, strict=True)])
+        return self._tables.spec(types, path)
+
+    @property
+    def _tables(self) -> Tables:
+        return Tables(self.columns, self.missing, self.partitions)
+
+    def _fields(self, part: Part, path: str) -> Fields:
+        kinds = dict(zip(part.schema.names, part.schema.kinds, strict=True))
+        wanted = self._tables.read_from(part.schema.names)
+        # Without a column there would be no rows.
+        given = self.missing or {}
+        if not wanted:
+            wanted = [part.schema.names[0]]
+            kinds[wanted[0]] = "bytes"
+        has_null = {kind: kind.startswith(("float", "datetime", "timedelta")) for kind in set(kinds.values())}
+        lacks_null = [name for name in wanted if not has_null[kinds[name]]]
+        required = wanted if self.is_strict else [name for name in lacks_null if kinds[name] not in ("str", "bytes")]
+        return Fields(
+            part.names,
+            tuple((name, kinds[name]) for name in wanted),
+            required=frozenset(name for name in required if name not in given),
+            optional=frozenset(name for name in wanted if name in given and kinds[name] in ("str", "bytes")),
+            inferred=frozenset(
+                name for name in wanted if kinds[name] in _INFERRED_NUMBERS and name not in (self.dtypes or ())
+            ),
+            **self.dialect.of(path).of_fields,
+        )
+
+    def _header(self, path: str) -> tuple[tuple[str, ...], int] | None:
+        return header_of(path, self._ranges(path), self.dialect.of(path))
+
+    def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: First) -> None:
+        # Columns may come in another order, and more of them where some are chosen.
+        wanted = schema.names if self.columns is None else self._tables.read_from(schema.names)
+        have, known = frozenset(names), frozenset(schema.names)
+        lacking = [name for name in wanted if name not in have]
+        extra = [name for name in names if name not in known] if self.columns is None else []
+        if lacking or extra:
+            what = [f"lacks {', '.join(map(repr, lacking))}"] if lacking else []
+            what += [f"has {', '.join(map(repr, extra))} besides"] if extra else []
+            raise FileError(
+                f"{path}: of the columns of {first.path}, the first file, it {' and '.join(what)}; leave the file out, "
+                "or name the columns that all files have by columns=[...]"
+            )
+
+    # --- rows ---
+
+    def _ranges(self, path: str) -> Ranges:
+        return Ranges(self.dialect.of(path).framing, self.storage, self.compression)
+
+    def _piece(self, split: Split, part: Part, *, is_lenient: bool = False) -> Piece:
+        piece = self._ranges(split.path or "").read(replace(split, payload=part.range), is_lenient=is_lenient)
+        if piece.offset >= part.begin:
+            return piece
+        # The header is in it, or blank lines before that.
+        length = min(part.begin - piece.offset, len(piece.data))
+        return replace(piece, data=piece.data[length:], offset=piece.offset + length)
+
+    def _text(self, piece: Piece, split: Split, notes: list[Skipped] | None = None) -> bytes:
+        # The rows of a piece in UTF-8; those that cannot be decoded are left out where there are notes.
+        dialect, data = self.dialect.of(split.path or ""), piece.data
+        framing = dialect.exact_framing
+        if framing.quote and not dialect.newlines_in_values and framing.has_quoted_newline(data):
+            raise FileError(
+                f"{split.label}: there is a newline in quotes, or a quote that is not closed; give "
+                "newlines_in_values=True, or quote=None if quotes are no more than text here"
+            )
+        if dialect.is_utf8:
+            return data
+        try:
+            return data.decode(dialect.encoding).encode()
+        except UnicodeDecodeError as error:
+            if notes is None:
+                begins, _ = framing.rows(data)
+                row = int((begins <= error.start).sum()) - 1
+                raise FileError(
+                    f"{split.label}: row {row} of it is not {dialect.encoding}: {error.reason}; give the encoding "
+                    "it has"
+                ) from None
+        kept = []
+        for begin, end in zip(*framing.rows(data), strict=True):
+            row_bytes = data[begin:end]
+            try:
+                kept.append(row_bytes.decode(dialect.encoding).encode() + b"\n")
+            except UnicodeDecodeError as error:
+                notes.append(Skipped(f"the row {row_bytes!r:.80} of {split.label}", str(error)))
+        return b"".join(kept)
+
+    # --- errors ---
+
+    def _told(self, split: Split, fields: Fields, data: bytes, offset: int, error: Exception) -> FileError:
+        # What is wrong with rows of which it is known that something is.
+        dialect = self.dialect.of(split.path or "")
+        begins, ends = dialect.exact_framing.rows(data, with_blank=dialect.keeps_blank)
+
+        def where(row: int) -> str:
+            # Where text was decoded it was elsewhere in the file.
+            place = f", at byte {offset + int(begins[row])}" if dialect.is_utf8 else ""
+            return f"{split.label}: row {row} of it{place}, "
+
+        unequal = fields.unequal(data)
+        if unequal:
+            row = min(unequal)
+            text = data[begins[row] : ends[row]].decode("utf-8", "replace")
+            return FileError(
+                f"{where(row)}has {unequal[row]} fields, not {len(fields.names)}: {text!r:.120}; mend it, or leave "
+                'such rows out by Options(on_error="skip")'
+            )
+        _, misfits = fields.without_misfits(data)
+        if not misfits:
+            return FileError(f"{split.label}: {error}")
+        misfit, kinds = misfits[0], dict(fields.kinds)
+        name, kind = misfit.column, kinds[misfit.column]
+        if misfit.value is None:
+            stands = {"bytes": "b''", "str": "''", "bool": "False"}.get(kind, "0")
+            advice = f"missing={{{name!r}: {stands}}} for what stands for it"
+            if kind not in ("str", "bytes"):
+                advice += f", or dtypes={{{name!r}: {'str' if kind == 'bool' else 'float64'!r}}}"
+        elif kind == "str":
+            advice = f'the encoding it has, or dtypes={{{name!r}: "bytes"}}'
+        elif name in fields.inferred and is_number_text(misfit.value):
+            advice = f"dtypes={{{name!r}: 'str'}} to keep it as it is written, or {{{name!r}: {kind!r}}} for the number"
+        else:
+            guessed = fields.guessed(data, name).removesuffix(" UTC")
+            advice = f"dtypes={{{name!r}: {'str' if guessed in (kind, 'bytes') else guessed!r}}}"
+        return FileError(f"{where(misfit.row)}column {name!r}: {_what(misfit, kinds)}; give {advice}")
+
+
+def _numbers_without(left_out: list[int]) -> Callable[[int], int]:
+    # What the number of a row was before others were left out.
+    shift = np.array(left_out, np.intp) - np.arange(len(left_out))
+    return lambda row: row + int(np.searchsorted(shift, row, side="right"))
+
+
+def _what(misfit: Misfit, kinds: Mapping[str, str]) -> str:
+    kind = kinds[misfit.column]
+    if misfit.value is None:
+        return f"its value is missing, and in {kind} nothing stands for that"
+    text = repr(misfit.value) if kind == "str" else repr(misfit.value.decode("utf-8", "replace"))
+    return f"{text:.80} is not {'UTF-8' if kind == 'str' else kind}"

@@ -1,0 +1,325 @@
+"""How delimited text is written, and what the beginning of a file tells: its header, and the types of its columns."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.csv.fields import NULLS, Fields, fields_in, infer
+from daskdist.formats.csv.quotes import MARK, Quotes
+from daskdist.storage.byte_ranges import Broken, Ranges
+from daskdist.storage.compression import without_suffix
+from daskdist.storage.filesystem import Version, failures
+
+TABS: Final = (".tsv", ".tab")
+
+# What is looked at for a header, at first and at most.
+_HEAD_BYTES: Final = 2**12
+_MOST_BYTES: Final = 2**26
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How rows and fields are written.
+
+    Parameters
+    ----------
+    delimiter
+        What is between fields; None for a tab in files whose names end in ``.tsv`` or ``.tab``, else a comma.
+    quote
+        What fields may be put in, or None.
+    newlines_in_values
+        Whether a field in quotes may hold newlines.
+    encoding
+        That of the text.
+    has_header
+        Whether a file begins with the names of its columns.
+    names
+        The names of columns, whatever a header says; none of them, ``()``, for ``c0``, ``c1`` and so on; None for
+        those of the header, without one as ``()``.
+    null_values
+        What stands for a value that is missing.
+    keeps_blank
+        Whether a blank line is a row of one empty field, instead of none.
+    comment
+        What lines begin with that are left out where they come before the header or the first row; None for none.
+    """
+
+    delimiter: str | None = None
+    quote: str | None = '"'
+    newlines_in_values: bool = True
+    encoding: str = "utf-8"
+    has_header: bool = True
+    names: tuple[str, ...] | None = None
+    null_values: tuple[str, ...] = NULLS
+    keeps_blank: bool = False
+    comment: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.comment is not None and not (isinstance(self.comment, str) and self.comment.strip()):
+            raise ArgumentError(f"comment is {self.comment!r}; give what lines of comment begin with, such as '#'")
+        for what, mark in (("delimiter", self.delimiter), ("quote", self.quote)):
+            if mark is None:
+                continue
+            if not isinstance(mark, str) or len(mark) != 1 or not mark.isascii() or mark in "\r\n\0":
+                raise ArgumentError(f"{what} is {mark!r}; give one character of ASCII, or None")
+        if self.delimiter is not None and self.delimiter == self.quote:
+            raise ArgumentError(f"delimiter and quote are both {self.quote!r}; give quote=None if there are no quotes")
+        twice = _twice(self.names or ())
+        if twice is not None:
+            raise ArgumentError(f"header: two columns are called {twice!r}; give each a name of its own")
+        self._check_encoding()
+
+    def _check_encoding(self) -> None:
+        try:
+            if self.is_utf8:
+                return
+            marks = "".join(["\r\n", self.delimiter or ",\t", self.quote or ""])
+            is_plain = marks.encode(self.encoding) == marks.encode()
+            others = "".join(map(chr, range(0x80, 0xD800))).encode(self.encoding, "ignore") if is_plain else b""
+        # Some that Python has are for other things than files, and refuse to do as they are told.
+        except (LookupError, TypeError, ValueError):
+            raise ArgumentError(f"encoding is {self.encoding!r}, which Python does not know for text") from None
+        if not is_plain or any(mark in others for mark in marks.encode()):
+            raise ArgumentError(
+                f"encoding is {self.encoding!r}, in which a newline, delimiter or quote is not one byte that is "
+                "nothing else; rewrite the files in UTF-8"
+            )
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether text is in Arrow's own encoding."""
+        return codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig")
+
+    def in_utf8(self, data: bytes) -> bytes:
+        """Some text in Arrow's own encoding, with marks in the place of what cannot be decoded."""
+        return data if self.is_utf8 else data.decode(self.encoding, "replace").encode()
+
+    @property
+    def of_fields(self) -> dict[str, Any]:
+        """What `Fields` takes of it."""
+        return {
+            "delimiter": self.delimiter or ",",
+            "quote": self.quote or "",
+            "null_values": self.null_values,
+            "keeps_blank": self.keeps_blank,
+        }
+
+    def of(self, path: str) -> Dialect:
+        """The dialect of one file, with its delimiter."""
+        if self.delimiter is not None:
+            return self
+        return replace(self, delimiter="\t" if without_suffix(path).endswith(TABS) else ",")
+
+    @property
+    def framing(self) -> Quotes:
+        """How rows follow one another."""
+        return replace(self.exact_framing, newlines=self.newlines_in_values)
+
+    @property
+    def exact_framing(self) -> Quotes:
+        """The same whether or not newlines are expected in values, for what is read from the beginning."""
+        return Quotes((self.delimiter or ",").encode(), (self.quote or "").encode())
+
+
+def without_unequal(data: bytes, fields: Fields, dialect: Dialect) -> tuple[bytes, list[tuple[int, int, str]]]:
+    """Rows without those of too many or too few fields; of these the number, how many fields, and the text."""
+    unequal = fields.unequal(data)
+    if not unequal:
+        return data, []
+    begins, ends = dialect.exact_framing.rows(data, with_blank=dialect.keeps_blank)
+    kept, notes, at = [], [], 0
+    for row in sorted(unequal):
+        notes.append((row, unequal[row], data[begins[row] : ends[row]].decode("utf-8", "replace")))
+        kept.append(data[at : begins[row]])
+        at = int(begins[row + 1]) if row + 1 < len(begins) else len(data)
+    return b"".join([*kept, data[at:]]), notes
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The columns of a file.
+
+    Parameters
+    ----------
+    names
+        Their names.
+    kinds
+        Of each the type, and what it is where something stands for missing values.
+    has_rows
+        Whether there are rows to tell them by.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[tuple[str, str], ...]
+    has_rows: bool
+
+
+@lru_cache(maxsize=64)
+def sampled(ranges: Ranges, dialect: Dialect, version: Version, sample_bytes: int) -> Sampled | None:
+    """The columns of a file, by its first rows; None where it is empty and nothing names them.
+
+    Parameters
+    ----------
+    ranges
+        How files are read.
+    dialect
+        How they are written: see `Dialect.of`.
+    version
+        Which file.
+    sample_bytes
+        How much of it to look at.
+
+    Raises
+    ------
+    FileError
+        Its header or first row is no such thing.
+    """
+    path, framing = version.path, dialect.exact_framing
+    names, begin = dialect.names or (), 0
+    if dialect.has_header:
+        header = header_of(path, ranges, dialect)
+        if header is None:
+            return Sampled(names, (_TEXT,) * len(names), False) if names else None
+        names, begin = header
+    else:
+        begin = first_row_begins(path, ranges, dialect)
+    data = dialect.in_utf8(_rows_from(path, ranges, framing, begin, sample_bytes))
+    first = _first_row(data, framing, is_end=True)
+    if first is None:
+        return Sampled(names, (_TEXT,) * len(names), False) if names else None
+    if dialect.has_header and dialect.names is None and dialect.comment is None:
+        _refuse_comment(path, names[0], len(names), data, dialect)
+    with failures(path, "its first row cannot be read"):
+        num_fields = _num_fields(first[0], dialect)
+    names = names or _numbered(num_fields)
+    if dialect.names and num_fields != len(names):
+        raise FileError(
+            f"{path}: its first row, {first[0]!r:.80}, has {num_fields} fields, and there are {len(names)} names for "
+            "them; give a name for each, or say what the delimiter is"
+        )
+    with failures(path):
+        fields = Fields(names, (), **dialect.of_fields)
+        return Sampled(names, infer(without_unequal(data, fields, dialect)[0], fields), True)
+
+
+_TEXT: Final = ("str", "str")
+
+
+def _num_fields(row: bytes, dialect: Dialect) -> int:
+    return len(fields_in(row, dialect.delimiter or ",", dialect.quote or "", "replace"))
+
+
+def _numbered(num_columns: int) -> tuple[str, ...]:
+    return tuple(f"c{number}" for number in range(num_columns))
+
+
+def header_of(path: str, ranges: Ranges, dialect: Dialect) -> tuple[tuple[str, ...], int] | None:
+    """The names that a file begins with, and where what comes after them begins; None where it is empty.
+
+    Raises
+    ------
+    FileError
+        They cannot be read, or are no names.
+    """
+    num_bytes = _HEAD_BYTES
+    while True:
+        data, is_all = ranges.head(path, num_bytes)
+        first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
+        if first is not None:
+            row = dialect.in_utf8(first[0])
+            with failures(path, f"its header, {first[0]!r:.80}, cannot be read; give the encoding it has"):
+                if dialect.names is not None:
+                    return dialect.names or _numbered(_num_fields(row, dialect)), first[1]
+                names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
+            twice = _twice(names)
+            if twice is not None:
+                raise FileError(f"{path}: two columns are called {twice!r}; mend it, or give header=[...] for others")
+            return names, first[1]
+        if is_all:
+            return None
+        if num_bytes >= _MOST_BYTES:
+            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text, and of this delimiter?")
+        num_bytes *= 16
+
+
+def first_row_begins(path: str, ranges: Ranges, dialect: Dialect) -> int:
+    """Return where the first row of a file without a header begins: after the lines of comment."""
+    num_bytes = _HEAD_BYTES
+    while dialect.comment is not None:
+        data, is_all = ranges.head(path, num_bytes)
+        first = _first_row(data, dialect.exact_framing, is_end=is_all, path=path, comment=dialect.comment)
+        if first is not None:
+            return first[1] - len(first[0])
+        if is_all:
+            return len(data)
+        if num_bytes >= _MOST_BYTES:
+            raise FileError(f"{path}: no row ends in its first {num_bytes} bytes; is it text, and of this delimiter?")
+        num_bytes *= 16
+    return 0
+
+
+def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dialect: Dialect) -> None:
+    # A comment taken for the header, which the first row that is none has another number of fields than.
+    mark = next((mark for mark in _COMMENTS if first_name.startswith(mark)), None)
+    if mark is None:
+        return
+    for begin, end in list(zip(*dialect.exact_framing.rows(data), strict=True))[:_MOST_COMMENTS]:
+        row = data[begin:end]
+        if row.startswith(mark.encode()):
+            continue
+        with failures(path, "its first row cannot be read"):
+            num_fields = _num_fields(row, dialect)
+        if num_fields != num_names:
+            raise FileError(
+                f"{path}: its first line begins with {first_name!r:.60}, which looks like a comment and not like the "
+                f"header of rows of {num_fields} fields; give comment={mark!r} to leave out such lines at the beginning"
+            )
+        return
+
+
+# What lines of comment begin with, and how many of them are looked at.
+_COMMENTS: Final = ("#", "//", "%", ";")
+_MOST_COMMENTS: Final = 1000
+
+
+def _rows_from(path: str, ranges: Ranges, framing: Quotes, begin: int, sample_bytes: int) -> bytes:
+    # Some whole rows, from where the first begins.
+    while True:
+        data, is_all = ranges.head(path, begin + sample_bytes)
+        data = data[begin:]
+        begins, _ = framing.rows(data)
+        if is_all or len(begins) > 1 or begin + sample_bytes >= _MOST_BYTES:
+            break
+        sample_bytes *= 16
+    # The last may not be whole, and if it cannot be, who reads it is told.
+    is_whole = is_all and len(framing.marks(data)) % 2 == 0
+    return data if is_whole or not len(begins) else data[: begins[-1]]
+
+
+def _first_row(
+    data: bytes, framing: Quotes, *, is_end: bool, path: str = "", comment: str | None = None
+) -> tuple[bytes, int] | None:
+    # The first row that is not blank, and no comment, and where it ends; None where it is not whole, or there is none.
+    start = len(data) - len(data.removeprefix(MARK).lstrip(b"\r\n"))
+    while comment is not None and data.startswith(comment.encode(), start):
+        newline = data.find(b"\n", start)
+        if newline < 0:
+            return None
+        start = len(data) - len(data[newline:].lstrip(b"\r\n"))
+    if start == len(data):
+        return None
+    try:
+        end = framing.boundary(data[start:], 1, is_end=is_end)
+    except Broken as error:
+        raise FileError(f"{path}: {error.reason}") from None
+    return None if end is None else (data[start : start + end], start + end)

@@ -1,0 +1,410 @@
+"""Rows of delimited fields as Arrow tables: which types columns have, and which values are of none.
+
+Decoding is pyarrow's. A type has the name of the dtype it becomes: ``"int64"``, ``"str"``, ``"datetime64[s]"``, with
+``" UTC"`` behind where times say their zone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.errors import ArgumentError
+from daskdist.formats.csv.number_text import may_hold_number_text, number_texts
+from daskdist.formats.csv.quotes import MARK
+
+NULLS: Final = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null")
+
+_NUMBERS: Final = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float32",
+    "float64",
+    "bool",
+)
+_TIMES: Final = {
+    "datetime64[D]": "date32",
+    **{f"datetime64[{unit}]": f"timestamp[{unit}]" for unit in ("s", "ms", "us", "ns")},
+    **{f"timedelta64[{unit}]": f"time32[{unit}]" for unit in ("s", "ms")},
+    **{f"timedelta64[{unit}]": f"time64[{unit}]" for unit in ("us", "ns")},
+}
+_ZONED: Final = " UTC"
+# Bytes with those that are none of ASCII as question marks.
+_MASKED: Final = bytes(range(128)) + b"?" * 128
+# The most that Arrow has in one block.
+_MOST_BYTES: Final = 2**31 - 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A value that is not of its column's type.
+
+    Parameters
+    ----------
+    row
+        Its row.
+    column
+        The name of its column.
+    value
+        What is there; None where it is missing, and nothing stands for it.
+    """
+
+    row: int
+    column: str
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class Fields:
+    """How rows become columns.
+
+    Parameters
+    ----------
+    names
+        The names of all columns of a file, in its order.
+    kinds
+        Of those to be read the type, by name.
+    delimiter, quote
+        What is between fields, and what they are put in; no quote where it is empty.
+    null_values
+        What stands for a value that is missing.
+    required
+        Columns in which a missing value is an error.
+    optional
+        Columns of text in which it is a null; in others of text it is the text that it is.
+    keeps_blank
+        Whether a blank line is a row of one empty field, instead of none.
+    inferred
+        Columns of numbers of which nobody but a sample says that they are: text of digits that is no number (see
+        `number_text`) is an error in them.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[tuple[str, str], ...]
+    delimiter: str = ","
+    quote: str = '"'
+    null_values: tuple[str, ...] = NULLS
+    required: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+    keeps_blank: bool = False
+    inferred: frozenset[str] = frozenset()
+
+    def table(self, data: bytes) -> Any:
+        """Some whole rows as a table.
+
+        Raises
+        ------
+        pyarrow.ArrowInvalid
+            There is a row of too many or too few fields, a value that is not of its type, or one that is missing where
+            it is required.
+        """
+        import pyarrow as pa
+
+        found = self._parsed(data, dict(self.kinds))
+        for name in self.required:
+            if self._missing(found.column(name)).any():
+                raise pa.ArrowInvalid(f"a value is missing in {name!r}")
+        for name, is_text in self._number_texts(data, self.inferred).items():
+            if is_text.any():
+                raise pa.ArrowInvalid(f"a value in {name!r} is written as no number is")
+        return self._with_nulls(found)
+
+    def unequal(self, data: bytes) -> dict[int, int]:
+        """The rows of too many or too few fields, by number, each with how many it has."""
+        found: dict[int, int] = {}
+
+        def note(row: Any) -> str:
+            found[row.number - 1] = row.actual_columns
+            return "skip"
+
+        # It is the bytes of ASCII that tell, and pyarrow decodes a row that it gives.
+        masked = data.removeprefix(MARK).translate(_MASKED)
+        if masked:
+            self._read(masked, note, include_columns=[self.names[0]])
+        return found
+
+    def without_misfits(self, data: bytes) -> tuple[Any, list[Misfit]]:
+        """Of rows of as many fields those whose values are as they should be, and of others the first that is not."""
+        import pyarrow as pa
+
+        texts = self._parsed(data, dict.fromkeys(dict(self.kinds), "bytes"))
+        misfits: dict[int, Misfit] = {}
+        columns: list[Any] = []
+        for name, kind in self.kinds:
+            given = _one_chunk(texts.column(name))
+            try:
+                columns.append(_one_chunk(self._parsed(data, {name: kind}).column(0)))
+            except pa.ArrowInvalid:
+                columns.append(None)
+                for row in self._unfit(given, kind).tolist():
+                    misfits.setdefault(row, Misfit(row, name, given[row].as_py()))
+            if name in self.required:
+                for row in np.flatnonzero(self._missing(given)).tolist():
+                    misfits.setdefault(row, Misfit(row, name, None))
+        for name, is_text in self._number_texts(data, self.inferred).items():
+            for row in np.flatnonzero(is_text).tolist():
+                misfits.setdefault(row, Misfit(row, name, texts.column(name)[row].as_py()))
+        is_kept = np.ones(texts.num_rows, bool)
+        is_kept[list(misfits)] = False
+        kept = pa.array(is_kept)
+        for place, (name, kind) in enumerate(self.kinds):
+            if columns[place] is None:
+                columns[place] = self._converted(texts.column(name).filter(kept).to_pylist(), kind)
+            else:
+                columns[place] = columns[place].filter(kept)
+        found = pa.table(columns, names=[name for name, _ in self.kinds])
+        return self._with_nulls(found), [misfits[row] for row in sorted(misfits)]
+
+    def guessed(self, data: bytes, name: str) -> str:
+        """The type that all values of a column are of, by its name."""
+        table = self._read(data, include_columns=[name])
+        return _kind_of(table.column(0))
+
+    def _unfit(self, texts: Any, kind: str) -> Any:
+        # The rows of values that are not of a type. What a value is, is for pyarrow to say, and it says of many
+        # only that one is not: so halves are tried, of values that differ.
+        import pyarrow as pa
+
+        known = texts.dictionary_encode()
+        values = known.dictionary.to_pylist()
+        nulls = {value.encode() for value in self.null_values}
+        # Most do not look like it, which is quickly seen.
+        looks_like = _looks_like(kind)
+        unfit = [place for place, value in enumerate(values) if not looks_like(value) and value not in nulls]
+        places = sorted(set(range(len(values))).difference(unfit))
+        parts = [(0, len(places))]
+        while parts:
+            start, stop = parts.pop()
+            try:
+                self._converted([values[place] for place in places[start:stop]], kind)
+            except pa.ArrowInvalid:
+                if stop - start == 1:
+                    unfit.append(places[start])
+                else:
+                    middle = (start + stop) // 2
+                    parts += [(start, middle), (middle, stop)]
+        return np.flatnonzero(np.isin(known.indices.to_numpy(), unfit))
+
+    def _converted(self, values: Sequence[bytes], kind: str) -> Any:
+        alone = Fields((_ALONE,), ((_ALONE, kind),), null_values=self.null_values)
+        return _one_chunk(alone._parsed(_as_rows(values), {_ALONE: kind}).column(0))
+
+    def _missing(self, column: Any) -> Any:
+        # Whether each value is missing. What was read as text or bytes has no nulls.
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = _one_chunk(column)
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            return pc.is_in(column, self._nulls(column.type)).to_numpy(zero_copy_only=False)
+        return column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
+
+    def _number_texts(self, data: bytes, names: Collection[str]) -> dict[str, Any]:
+        # Of columns of numbers which values are text of digits that is no number.
+        if not names or not may_hold_number_text(data, self.delimiter, self.quote):
+            return {}
+        texts = self._parsed(data, dict.fromkeys(names, "bytes"))
+        found = {}
+        for name in names:
+            column = _one_chunk(texts.column(name))
+            is_text = number_texts(column)
+            found[name] = is_text & ~self._missing(column) if is_text.any() else is_text
+        return found
+
+    def _with_nulls(self, table: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for name in self.optional:
+            place, column = table.schema.get_field_index(name), table.column(name)
+            is_null = pc.is_in(column, self._nulls(column.type))
+            table = table.set_column(place, name, pc.if_else(is_null, pa.scalar(None, column.type), column))
+        return table
+
+    def _nulls(self, kind: Any) -> Any:
+        import pyarrow as pa
+
+        return pa.array([value.encode() for value in self.null_values], pa.binary()).cast(kind)
+
+    def _parsed(self, data: bytes, kinds: Mapping[str, str]) -> Any:
+        import pyarrow as pa
+
+        types = {name: arrow_type(kind) for name, kind in kinds.items()}
+        if not data or data == MARK:
+            return pa.table({name: pa.array([], kind) for name, kind in types.items()})
+        return self._read(data, column_types=types, include_columns=list(types))
+
+    def _read(
+        self, data: bytes, on_invalid: Callable[[Any], str] | None = None, *, is_header: bool = True, **conversion: Any
+    ) -> Any:
+        # Without names, those of the first row.
+        import pyarrow as pa
+        import pyarrow.csv as pc
+
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"rows of {len(data)} bytes; give a smaller split-bytes, or newlines_in_values=False")
+        quote = self.quote if self.quote and self.quote.encode() in data else False
+        return pc.read_csv(
+            pa.BufferReader(data),
+            # In one block, so that no row is cut. Splits are read side by side already.
+            pc.ReadOptions(
+                use_threads=False,
+                block_size=len(data) + 1,
+                column_names=list(self.names),
+                autogenerate_column_names=not is_header,
+            ),
+            pc.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char=quote,
+                newlines_in_values=bool(quote),
+                ignore_empty_lines=not self.keeps_blank,
+                invalid_row_handler=on_invalid,
+            ),
+            pc.ConvertOptions(null_values=list(self.null_values), **conversion),
+        )
+
+
+# What a column is called that is looked at by itself.
+_ALONE: Final = "value"
+
+
+def fields_in(row: bytes, delimiter: str, quote: str, errors: str = "strict") -> list[str]:
+    """Return the fields of one row, as text.
+
+    Parameters
+    ----------
+    row
+        The row.
+    delimiter, quote
+        What is between fields, and what they are put in; no quote where it is empty.
+    errors
+        What is done about bytes that are not UTF-8, as `bytes.decode` has it.
+
+    Raises
+    ------
+    ValueError
+        It is not UTF-8, or a field is longer than Python's reader takes.
+    """
+    text = io.StringIO(row.removeprefix(MARK).decode(errors=errors), newline="")
+    # Which takes a fiftieth of the time that pyarrow does for many columns, and has quotes as that does.
+    try:
+        if quote:
+            return next(csv.reader(text, delimiter=delimiter, quotechar=quote), [])
+        return next(csv.reader(text, delimiter=delimiter, quoting=csv.QUOTE_NONE), [])
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+
+
+def infer(data: bytes, fields: Fields) -> tuple[tuple[str, str], ...]:
+    """Return for each column its type, as some rows have it, and what it is where something stands for missing values.
+
+    Where values are missing, whole numbers are float64 and booleans text. A column of none but missing ones is float64.
+    A column of numbers is text if one of them is written as no number is: see `number_text`.
+    """
+    import pyarrow as pa
+
+    table = fields._read(data)
+    numbers = [one.name for one in table.schema if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)]
+    texts = {name for name, is_text in fields._number_texts(data, numbers).items() if is_text.any()}
+    return tuple(
+        ("str", "str") if name in texts else (_kind_of(column), _kind_of(column, is_full=True))
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    )
+
+
+def _kind_of(column: Any, *, is_full: bool = False) -> str:
+    import pyarrow as pa
+
+    types, kind = pa.types, column.type
+    if types.is_null(kind) or types.is_floating(kind):
+        return "float64"
+    if types.is_integer(kind):
+        return "float64" if column.null_count and not is_full else "int64"
+    if types.is_boolean(kind):
+        return "str" if column.null_count and not is_full else "bool"
+    if types.is_date(kind):
+        return "datetime64[D]"
+    if types.is_timestamp(kind):
+        return f"datetime64[{kind.unit}]" + (_ZONED if kind.tz else "")
+    if types.is_time(kind):
+        return f"timedelta64[{kind.unit}]"
+    return "bytes" if types.is_binary(kind) else "str"
+
+
+def kind_named(dtype: Any, column: str) -> str:
+    """The name of the type that a user gives a column.
+
+    Raises
+    ------
+    ArgumentError
+        It is none that can be read.
+    """
+    try:
+        found = np.dtype({"str": str, "bytes": bytes}.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+    except TypeError:
+        found = np.dtype("V")
+    name = {"T": "str", "U": "str", "S": "bytes", "O": "bytes"}.get(found.kind) or str(found.newbyteorder("="))
+    if name not in (*_NUMBERS, *_TIMES, "str", "bytes"):
+        known = ", ".join(["str", "bytes", *_NUMBERS, "datetime64[D, s, ms, us or ns]", "timedelta64[s, ms, us or ns]"])
+        raise ArgumentError(f"dtypes: {column!r} cannot be {dtype!r}; there are {known}")
+    return name
+
+
+@cache
+def arrow_type(kind: str) -> Any:
+    """Return the Arrow type of a type's name."""
+    import pyarrow as pa
+
+    name = kind.removesuffix(_ZONED)
+    if name in _TIMES:
+        maker, _, unit = _TIMES[name].rstrip("]").partition("[")
+        zone = ("UTC",) if kind.endswith(_ZONED) else ()
+        return getattr(pa, maker)(*((unit,) if unit else ()), *zone)
+    return {"str": pa.string(), "bytes": pa.binary()}.get(name) or pa.from_numpy_dtype(np.dtype(name))
+
+
+def with_zone(kind: str, inferred: str) -> str:
+    """A type that a user gives a column whose values have been seen: of times with a zone, if they have one."""
+    return kind + _ZONED if kind.startswith("datetime64") and inferred.endswith(_ZONED) else kind
+
+
+# Of types what all their values look like, by how their names begin; not all that looks so is one.
+_LOOKS: Final = {
+    ("int", "uint"): rb"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)",
+    ("float",): rb"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|[iInN][a-zA-Z0-9_()]*)",
+    ("bool",): rb"[01]|[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]",
+    ("datetime", "timedelta"): rb"[0-9][-+.:0-9TZ ]*",
+}
+
+
+def _looks_like(kind: str) -> Callable[[bytes], object]:
+    look = next((look for names, look in _LOOKS.items() if kind.startswith(names)), rb"[\x00-\xff]*")
+    return re.compile(rb"[ \t]*(" + look + rb")[ \t]*").fullmatch
+
+
+def _as_rows(values: Sequence[bytes]) -> bytes:
+    return b"".join(b'"' + value.replace(b'"', b'""') + b'"\n' for value in values)
+
+
+def _one_chunk(column: Any) -> Any:
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    array = column.combine_chunks()
+    return array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks or [pa.array([], array.type)])

@@ -1,0 +1,1 @@
+"""JSON and lines of JSON."""

@@ -1,0 +1,460 @@
+"""JSON: an object an element; of lines of them a byte range is a split, of anything else a file.
+
+Lines are decoded by pyarrow, by a schema that a sample of the first file and the user have told: the same for all
+splits. Of a file that is an array, or whose objects go over lines, the objects are found by Python's decoder first,
+and then decoded in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from daskdist.core.block import Block
+from daskdist.core.origin import Skipped
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.json.json_types import Kind, check_dtypes, common, kind_of, misfit, refuse_problem, schema_of
+from daskdist.formats.text import Lines
+from daskdist.storage.byte_ranges import GROWTH, Range, Ranges
+from daskdist.storage.compression import without_suffix
+from daskdist.storage.filesystem import Storage, Version, failures
+from daskdist.storage.hive_partitions import Partitions
+from daskdist.storage.schema_check import First, readable, unlike
+from daskdist.tables.from_arrow import Tables
+
+_MARK: Final = b"\xef\xbb\xbf"
+# As much of a file as tells whether its objects are lines.
+_HEAD_BYTES: Final = 2**12
+# What is looked at for a first object, where the sample has none.
+_MOST_BYTES: Final = 2**28
+# What a block of the decoder may have at most.
+_BLOCK_BYTES: Final = 2**31 - 1
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+# A record that is null: the first of some, and one of those after it.
+_NOTHING: Final = re.compile(rb"[ \t\n\r]*null")
+_NOTHING_AFTER: Final = re.compile(rb"\n[ \t\r]*null")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """One record that is all there is."""
+
+    is_local = False
+
+    def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
+        return 0 if not at_least else len(data) if is_end else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a split is.
+
+    Parameters
+    ----------
+    range
+        Of the file.
+    are_lines
+        Whether its objects are lines.
+    schema
+        The Arrow schema of all files, serialized.
+    """
+
+    range: Range
+    are_lines: bool
+    schema: bytes
+
+
+@dataclass(frozen=True)
+class Json:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    columns
+        Which fields, in what structure: see `Columns.of`.
+    lines
+        Whether files have an object a line; None to tell it by how each begins.
+    dtypes
+        Of some fields the type: a dtype, ``[dtype]`` for lists, a dict by field for objects, or an Arrow type.
+    missing
+        What stands for a null, by column.
+    sample_bytes
+        How much of the first file is looked at for the types of the other fields.
+    compression
+        How files are compressed: ``"infer"``, a name, or None.
+    partitions
+        The columns that the names of directories make.
+    storage
+        How files are opened.
+    schema
+        The Arrow schema of all files, serialized; None to learn it from the first of them.
+    """
+
+    columns: Any = None
+    lines: bool | None = None
+    dtypes: Mapping[str, Any] | None = None
+    missing: Mapping[str, Any] | None = None
+    sample_bytes: int = 2**20
+    compression: str | None = "infer"
+    partitions: Partitions = field(default_factory=Partitions)
+    storage: Storage = field(default_factory=Storage)
+    schema: bytes | None = None
+
+    name = "json"
+    suffixes = (".json", ".jsonl", ".ndjson", ".jsonlines")
+    is_splittable = True
+
+    def __post_init__(self) -> None:
+        if self.lines not in (None, True, False):
+            raise ArgumentError(f"lines is {self.lines!r}; give True, False, or None to tell it by the file")
+        if not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:
+            raise ArgumentError(f"sample_bytes is {self.sample_bytes!r}; give a number of bytes, 1 or more")
+        check_dtypes(self.dtypes)
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return without_suffix(path).endswith(self.suffixes)
+
+    def learned(self, paths: Sequence[str]) -> Json:
+        """The same with the schema, which the first of some files that has an object tells."""
+        first = None
+        for path, kind in readable(paths, self._kind):
+            first = first or path
+            if kind.fields:
+                return replace(self, schema=self._schema_of(path))
+        return replace(self, schema=self._schema_of(first or paths[0]))
+
+    def spec(self, path: str) -> ElementSpec:
+        return self._spec(self._schema_of(path), path)
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        schema = self._schema_of(first.path)
+        spec = self._spec(schema, first.path)
+        if spec != first.spec:
+            raise unlike(path, spec, first)
+        are_lines = self._are_lines(path)
+        ranges = self._ranges(are_lines)
+        if are_lines:
+            splits = ranges.list(path, file, GROWTH)
+        else:
+            version = self.storage.version(path)
+            whole = Range(version, ranges.compression_of(path), 0, 0, version.num_bytes)
+            splits = [Split(f"{path} as a whole", whole, None, version.num_bytes, file, path)]
+        return [replace(split, payload=Part(split.payload, are_lines, schema)) for split in splits]
+
+    def read(self, split: Split) -> Block:
+        import pyarrow as pa
+
+        objects = self._objects(split, is_lenient=False)
+        try:
+            return self._block(objects.data, split)
+        except pa.ArrowException as error:
+            raise self._complaint(objects, split, error) from None
+
+    def salvage(self, split: Split) -> Block:
+        objects = self._objects(split, is_lenient=True)
+        kept, notes = self._salvaged(objects, split)
+        block = Block.concat(kept, split.label) if kept else self._block(b"", split)
+        block.skipped = (*objects.notes, *notes)
+        return block
+
+    @property
+    def _tables(self) -> Tables:
+        return Tables(self.columns, self.missing, self.partitions)
+
+    def _ranges(self, are_lines: bool) -> Ranges:
+        return Ranges(Lines() if are_lines else Whole(), self.storage, self.compression)
+
+    # --- what is in a file ---
+
+    def _are_lines(self, path: str) -> bool:
+        if self.lines is not None:
+            return self.lines
+        head, _ = self._ranges(True).head(path, _HEAD_BYTES)
+        head = head.removeprefix(_MARK).lstrip()
+        first, newline, rest = head.partition(b"\n")
+        if head.startswith(b"[") or not newline:
+            return not head.startswith(b"[")
+        # An object that goes over lines: the first is the beginning of one, and the second is none.
+        return not _is_open(first) or rest.lstrip().startswith(b"{")
+
+    def _kind(self, path: str) -> Kind:
+        version = self.storage.version(path)
+        return _sampled(self.storage, version, self.compression, self._are_lines(path), self.sample_bytes)
+
+    def _schema_of(self, path: str) -> bytes:
+        if self.schema is not None:
+            self.storage.version(path)
+            return self.schema
+        kind = self._kind(path)
+        if not kind.fields and not self.dtypes:
+            head, _ = self._ranges(True).head(path, _HEAD_BYTES)
+            raise FileError(
+                f"{path}: there is no object with fields to tell their types by: {_likeness(head)}; if objects come "
+                "later, give dtypes={field: dtype}"
+            )
+        return bytes(schema_of(kind, self.dtypes).serialize())
+
+    def _spec(self, schema: bytes, path: str) -> ElementSpec:
+        fields = _parsed(schema)
+        for name in self._tables.read_from(fields.names):
+            refuse_problem(fields.field(name), path)
+        return self._tables.spec(fields, path)
+
+    # --- from bytes to rows ---
+
+    def _objects(self, split: Split, *, is_lenient: bool) -> Objects:
+        part: Part = split.payload
+        piece = self._ranges(part.are_lines).read(replace(split, payload=part.range), is_lenient=is_lenient)
+        notes = () if piece.broken is None or piece.is_after else (Skipped(split.label, piece.broken),)
+        data = piece.data.removeprefix(_MARK) if piece.offset == 0 else piece.data
+        if part.are_lines:
+            return Objects(data, "line", notes)
+        found, problem = _found(data)
+        if problem is not None:
+            if not is_lenient:
+                raise FileError(f"{split.label}: object {len(found)} of it is not JSON: {problem}")
+            notes = (*notes, Skipped(f"object {len(found)} of {split.label}, and what comes after", problem))
+        return Objects(b"\n".join(found), "object", notes)
+
+    def _block(self, data: bytes, split: Split) -> Block:
+        table = self._decoded(data, _parsed(split.payload.schema))
+        with failures(split.label):
+            return self._tables.block(table, split.label, split.path or "")
+
+    def _chosen(self, schema: Any) -> tuple[Any, str]:
+        # What is to be decoded, and what of a field that is not of it.
+        import pyarrow as pa
+
+        names = self._tables.read_from(schema.names)
+        if self.columns is None or any(_has_objects(schema.field(name).type) for name in names):
+            # The decoder would leave out what it does not know within objects too, without a word.
+            return schema, "error"
+        # What nobody asks for may be whatever it is. Something has to be asked for, or there are no rows.
+        return pa.schema([schema.field(name) for name in names] or [pa.field("", pa.null())]), "ignore"
+
+    def _decoded(self, data: bytes, schema: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.json as pj
+
+        schema, unexpected = self._chosen(schema)
+        if not data.strip():
+            return schema.empty_table()
+        if _NOTHING.match(data) or (b"null" in data and _NOTHING_AFTER.search(data)):
+            # The decoder takes it for an object of nulls, or ends the process where it comes first.
+            raise pa.ArrowInvalid("null is no object")
+        table = pj.read_json(
+            pa.BufferReader(data),
+            pj.ReadOptions(use_threads=False, block_size=min(len(data) + 1, _BLOCK_BYTES)),
+            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+        )
+        # Text is taken as it comes, and may be no UTF-8.
+        table.validate(full=True)
+        num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        if table.num_rows != num_lines and table.num_rows != sum(
+            not each.isspace() for each in data.split(b"\n") if each
+        ):
+            # Objects that go over lines are decoded where a range does not end in one: not to be relied on.
+            raise pa.ArrowInvalid(f"there are {table.num_rows} objects in {num_lines} lines")
+        return table
+
+    def _complaint(self, objects: Objects, split: Split, error: Exception) -> FileError:
+        # Which line it is that cannot be read, found by halving, and why.
+        schema, lines = _parsed(split.payload.schema), objects.data.split(b"\n")
+        start, stop = 0, len(lines)
+        while stop - start > 1:
+            middle = (start + stop) // 2
+            if self._failure(lines[start:middle], schema) is not None:
+                stop = middle
+            else:
+                start = middle
+        reason = self._reason(lines[start], schema) or str(self._failure(lines[start:stop], schema) or error)
+        return FileError(f"{split.label}: {objects.unit} {start} of it, {lines[start][:80]!r}: {reason}")
+
+    def _failure(self, lines: Sequence[bytes], schema: Any) -> Exception | None:
+        import pyarrow as pa
+
+        try:
+            self._decoded(b"\n".join(lines), schema)
+        except pa.ArrowException as error:
+            return error  # type: ignore[no-any-return]
+        return None
+
+    def _reason(self, line: bytes, schema: Any) -> str | None:
+        # What Python's decoder can tell of it, which knows of fields.
+        import pyarrow as pa
+
+        try:
+            value = json.loads(line)
+        except RecursionError:
+            return "it is nested too deep"
+        except ValueError as error:
+            return f"it is not JSON: {error}; for objects that go over lines give lines=False"
+        if not isinstance(value, dict):
+            return "it is no object"
+        schema, unexpected = self._chosen(schema)
+        if unexpected == "ignore":
+            value = {name: each for name, each in value.items() if name in schema.names}
+        found = misfit(value, pa.struct(list(schema)))
+        if found is not None:
+            return found
+        for one in schema:
+            text = json.dumps({one.name: value.get(one.name)}).encode()
+            if Json()._failure([text], pa.schema([one])) is not None:
+                return f"the field {one.name!r} is {value.get(one.name)!r:.60}, which does not become {one.type}"
+        return None
+
+    def _salvaged(self, objects: Objects, split: Split) -> tuple[list[Block], list[Skipped]]:
+        # Halves, and halves of those that have something broken.
+        import pyarrow as pa
+
+        lines = objects.data.split(b"\n")
+        kept, notes = [], []
+        rest = [(0, len(lines))]
+        while rest:
+            start, stop = rest.pop()
+            try:
+                block = self._block(b"\n".join(lines[start:stop]), split)
+            except (pa.ArrowException, FileError) as error:
+                if stop - start > 1:
+                    middle = (start + stop) // 2
+                    rest += [(middle, stop), (start, middle)]
+                    continue
+                reason = (
+                    None if isinstance(error, FileError) else self._reason(lines[start], _parsed(split.payload.schema))
+                )
+                notes.append(Skipped(f"{objects.unit} {start} of {split.label}", reason or str(error)))
+                continue
+            if len(block):
+                kept.append(block)
+        return kept, notes
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Objects to be decoded.
+
+    Parameters
+    ----------
+    data
+        An object a line.
+    unit
+        What a message calls one.
+    notes
+        What comes to be left out before they are decoded.
+    """
+
+    data: bytes
+    unit: str
+    notes: tuple[Skipped, ...] = ()
+
+
+@lru_cache(maxsize=64)
+def _parsed(schema: bytes) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.py_buffer(schema))
+
+
+@lru_cache(maxsize=64)
+def _sampled(storage: Storage, version: Version, compression: str | None, are_lines: bool, sample_bytes: int) -> Kind:
+    # What the first objects of a file are together. Broken ones are told of when they are read.
+    ranges = Ranges(Lines(), storage, compression)
+    while True:
+        data, is_all = ranges.head(version.path, sample_bytes)
+        data = data.removeprefix(_MARK)
+        if are_lines:
+            lines = data[: len(data) if is_all else data.rfind(b"\n") + 1].split(b"\n")
+        else:
+            lines, _ = _found(data)
+        whole = Kind("struct")
+        for line in lines:
+            whole = common(whole, _kind_of_line(line))
+        if whole.fields or is_all or sample_bytes >= _MOST_BYTES:
+            return whole
+        sample_bytes *= 4
+
+
+def _kind_of_line(line: bytes) -> Kind:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = {}
+    return kind_of(value if isinstance(value, dict) else {})
+
+
+def _likeness(head: bytes) -> str:
+    # What the beginning of a file looks like that has no objects.
+    text = head.removeprefix(_MARK).strip()
+    line = text.partition(b"\n")[0].strip()
+    if not text:
+        return "it is empty"
+    if text.startswith((b"PAR1", b"ARROW1", b"\x1f\x8b", b"PK\x03\x04")):
+        return f"it begins with {text[:6]!r}, as files of another format or compression do"
+    begins = f"it begins with {line[:60]!r}"
+    if text.startswith(b"<"):
+        return f"{begins}, as HTML and XML do, such as the page by which a server says that something is wrong"
+    for part in (line, text):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(part)
+            return f"{begins}, which is JSON, and {'without fields' if isinstance(value, dict) else 'no object'}"
+    if re.match(rb"[{\[]\s*\{?\s*'", text):
+        return f"{begins}, as Python shows a dict, and text in JSON is in double quotes: write it with json.dumps"
+    if not text.startswith((b"{", b"[")) and (b"," in line or b"\t" in line):
+        return f"{begins}, as delimited text does, which read_csv reads"
+    return f"{begins}, which is not JSON"
+
+
+def _is_open(line: bytes) -> bool:
+    # Whether a line is the beginning of JSON that goes on.
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(error.doc.rstrip())
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _found(data: bytes) -> tuple[list[bytes], str | None]:
+    # The objects of an array, or one after the other, each as a line; and why what comes after them is none.
+    text = data.decode("utf-8", "surrogateescape")
+    at, decoder, found = _after_space(text, 0), json.JSONDecoder(), list[bytes]()
+    is_array = text.startswith("[", at)
+    at = _after_space(text, at + is_array)
+    try:
+        while at < len(text) and not (is_array and text.startswith("]", at)):
+            if is_array and found:
+                if not text.startswith(",", at):
+                    return found, f"at character {at}, ',' or ']' is expected after an object"
+                at = _after_space(text, at + 1)
+            _, end = decoder.raw_decode(text, at)
+            line = text[at:end].replace("\n", " ").replace("\r", " ")
+            found.append(line.encode("utf-8", "surrogateescape"))
+            at = _after_space(text, end)
+    except (ValueError, RecursionError) as error:
+        return found, f"at character {at}: {error}"
+    if is_array and at == len(text):
+        return found, f"the file ends at character {at}, and the array does not"
+    if is_array and _after_space(text, at + 1) < len(text):
+        return found, f"there is something after the end of the array, at character {at + 1}"
+    return found, None
+
+
+def _after_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _has_objects(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return _has_objects(kind.value_type)
+    return bool(pa.types.is_struct(kind))

@@ -1,0 +1,1 @@
+"""Saved datasets: Arrow files and a manifest."""

@@ -1,0 +1,53 @@
+"""Saved datasets: directories that ``save`` wrote; a part is a split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from daskdist.core.block import Block, Bundle
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.formats.saved.manifest import MANIFEST, is_manifest, read_manifest
+from daskdist.formats.saved.store import read_part
+from daskdist.storage.schema_check import First, unlike
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The reader; it has no options."""
+
+    name = "saved"
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    marks = (MANIFEST,)
+    is_splittable = True
+
+    def guess(self, path: str, head: bytes) -> bool:
+        # Others call files so too.
+        return path.endswith(f"/{MANIFEST}") and is_manifest(head)
+
+    def spec(self, path: str) -> ElementSpec:
+        return read_manifest(path).spec
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        manifest = read_manifest(path)
+        if manifest.spec.most_general_common_spec(first.spec) is None:
+            raise unlike(path, manifest.spec, first)
+        return [
+            Split(
+                f"{path} part {number}",
+                (path, part, manifest.spec.structure),
+                part.num_rows,
+                part.num_bytes,
+                file,
+                path,
+            )
+            for number, part in enumerate(manifest.parts)
+        ]
+
+    def read(self, split: Split) -> Block | Bundle:
+        path, part, structure = split.payload
+        rows = read_part(path, part, structure)
+        rows.label = split.label
+        return rows

@@ -1,0 +1,557 @@
+"""Parts of saved datasets: elements in Arrow IPC files, which any reader of Arrow opens.
+
+A leaf is a column, named by its path; how its elements lie there is one of four layouts:
+
+* ``rows``: arrays of one dtype that are rows of an array or of a `Ragged`. Axes are fixed-size lists, rows of
+  different lengths lists, text and bytes Arrow's own. Bools are bytes, times int64, complex numbers pairs.
+* ``shaped``: arrays of one dtype and number of axes that differ in more than their length, such as pictures:
+  the shape of each, and its values.
+* ``words``: scalars of ``str_`` or ``bytes_``, each of its own length.
+* ``each``: anything else; every element is a small Arrow stream of its own.
+
+Numbers in a local file that is not compressed are used where they lie: the file is mapped into memory, and
+only what is looked at is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block, Bundle, Rows
+from daskdist.core.origin import Chosen, Origin
+from daskdist.core.ragged import Ragged, concat
+from daskdist.core.spec_json import dtype_from_json, dtype_to_json, no_dataset
+from daskdist.core.structure import Leaves, Nested, Structure, as_array
+from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.formats.saved.manifest import KEY, Part, codec
+from daskdist.storage.whole_file import located, writing
+from daskdist.tables.to_arrow import columns_of
+
+# A compressed file is cut into pieces of about so many bytes: to read one row is to decompress its piece.
+PIECE_BYTES: Final = 2**20
+
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+
+# What Arrow and NumPy raise for a file that is garbage depends on where the garbage is.
+_DAMAGE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    # How the elements of one leaf lie in their column; `dtype` and `shape` are those of the innermost rows, and
+    # `splits` the dtypes of the row splits around them, outermost first.
+    kind: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+    splits: tuple[str, ...] = ()
+
+    def to_json(self) -> Any:
+        return [self.kind, dtype_to_json(self.dtype), list(self.shape), list(self.splits)]
+
+    @staticmethod
+    def from_json(content: Any) -> _Layout:
+        kind, dtype, shape, splits = content
+        return _Layout(kind, dtype_from_json(dtype), tuple(shape), tuple(splits))
+
+    @property
+    def inner(self) -> _Layout:
+        """The layout of what the outermost rows hold."""
+        return _Layout(self.kind, self.dtype, self.shape, self.splits[1:])
+
+    @property
+    def is_strings(self) -> bool:
+        return self.dtype in (_TEXT, object)
+
+    @property
+    def width(self) -> int:
+        """The values of an innermost row; 0 too where they have no bytes."""
+        return prod(self.shape) if self.dtype.itemsize else 0
+
+    def empty(self) -> Any:
+        """A column without rows."""
+        column: Any = _valueless(0, self)
+        for dtype in reversed(self.splits):
+            column = Ragged(column, np.zeros(1, dtype))
+        return column
+
+
+def _valueless(num_rows: int, layout: _Layout) -> Any:
+    # Not np.zeros, which makes text without characters wider.
+    return np.ndarray((num_rows, *layout.shape), layout.dtype)
+
+
+# --- writing ---
+
+
+def write_part(rows: Rows, directory: str, name: str, compression: str | None = None) -> Part:
+    """Write elements to a file, which appears under its name once it is whole.
+
+    Parameters
+    ----------
+    rows
+        The elements, each a row of it.
+    directory
+        A local path or an fsspec URL; made if it is not there.
+    name
+        The name of the file, without its ``.arrow``.
+    compression
+        ``"lz4"``, ``"zstd"``, ``"AUTO"``, which is lz4, or None.
+
+    Raises
+    ------
+    ArgumentError
+        An element has a leaf that no file holds, or an argument is out of range.
+    FileError
+        The file cannot be written.
+
+    Notes
+    -----
+    Numbers come back in native byte order, and arrays of no axes as scalars.
+    """
+    import pyarrow as pa
+
+    made = Part(f"{name}.arrow", len(rows), 0)
+    options = pa.ipc.IpcWriteOptions(compression=codec(compression), use_threads=False)
+    batch = _record_batch(rows)
+    num_pieces = max(1, -(-batch.nbytes // PIECE_BYTES)) if options.compression else 1
+    piece_rows = max(1, -(-made.num_rows // num_pieces))
+    schema = _with_metadata(batch.schema, piece_rows=piece_rows)
+    with writing(directory, made.name) as file, pa.ipc.new_file(file, schema, options=options) as writer:
+        for start in range(0, max(1, batch.num_rows), piece_rows):
+            writer.write_batch(batch.slice(start, piece_rows))
+    return Part(made.name, made.num_rows, int(batch.nbytes))
+
+
+def _record_batch(rows: Rows) -> Any:
+    import pyarrow as pa
+
+    paths = rows.structure.paths
+    columns = [_checked(column, path) for column, path in zip(columns_of(rows), paths, strict=True)]
+    layouts, arrays = [], []
+    for column, path in zip(columns, paths, strict=True):
+        try:
+            layout, array = _lay_out(column)
+        except ArgumentError as error:
+            raise ArgumentError(f"{error} (leaf {path or 'that is the element'})") from None
+        layouts.append(layout)
+        arrays.append(array)
+    # Rows of a block of text are strings and those of a bundle arrays, so that one cannot stand in for the other.
+    is_block = isinstance(rows, Block) or (bool(columns) and all(map(_gives_rows, columns)))
+    schema = pa.schema([pa.field(path, array.type) for path, array in zip(paths, arrays, strict=True)])
+    content = {"num_rows": len(rows), "is_block": is_block, "layouts": [layout.to_json() for layout in layouts]}
+    return pa.record_batch(arrays, schema=_with_metadata(schema, **content))
+
+
+def _with_metadata(schema: Any, **content: Any) -> Any:
+    known = json.loads(schema.metadata[KEY]) if schema.metadata else {}
+    return schema.with_metadata({KEY: json.dumps(known | content)})
+
+
+def _gives_rows(column: Any) -> bool:
+    return not isinstance(column, list) and (column.ndim > 1 or column.dtype not in (_TEXT, object))
+
+
+def _checked(column: Any, path: str) -> Any:
+    # In native byte order, and as one array or `Ragged` where that gives each element back as it is.
+    if isinstance(column, list):
+        return _gathered([_checked(leaf, path) for leaf in column])
+    if isinstance(column, Nested):
+        raise ArgumentError(no_dataset(path))
+    if isinstance(column, Ragged):
+        values = _checked(column.values, path)
+        return column if values is column.values else Ragged(values, column.row_splits)
+    if not isinstance(column, (np.ndarray, np.generic)):
+        raise ArgumentError(
+            f"save: leaf {path or '(the element)'} is {type(column).__module__}.{type(column).__name__}; "
+            "only arrays in the memory of the host are saved"
+        )
+    return column if column.dtype.isnative else column.astype(column.dtype.newbyteorder("="))
+
+
+def _gathered(leaves: list[Any]) -> Any:
+    if not leaves or len({_likeness(leaf) for leaf in leaves}) > 1 or _is_word(leaves[0]):
+        return leaves
+    if isinstance(leaves[0], Ragged):
+        return Ragged.of(leaves)
+    shapes = {leaf.shape for leaf in leaves}
+    if len(shapes) == 1:
+        return np.stack(leaves)
+    return Ragged.of(leaves) if len({shape[1:] for shape in shapes}) == 1 else leaves
+
+
+def _likeness(leaf: Any) -> Any:
+    # Equal for leaves that one column can hold, as rows or shaped.
+    if isinstance(leaf, Ragged):
+        return leaf.row_splits.dtype, _row_likeness(leaf.values)
+    return leaf.ndim, leaf.dtype, type(leaf) if _is_word(leaf) else None
+
+
+def _row_likeness(values: Any) -> Any:
+    if isinstance(values, Ragged):
+        return values.row_splits.dtype, _row_likeness(values.values)
+    return values.shape[1:], values.dtype
+
+
+def _is_word(leaf: Any) -> bool:
+    # Scalars of text know their length, and an array of them drops the zeros they end with.
+    return isinstance(leaf, (np.str_, np.bytes_))
+
+
+def _lay_out(column: Any) -> tuple[_Layout, Any]:
+    import pyarrow as pa
+
+    if not isinstance(column, list):
+        return _layout_of(column), _to_arrow(column)
+    if len({_likeness(leaf) for leaf in column}) == 1:
+        first = column[0]
+        if _is_word(first):
+            words = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else bytes(leaf) for leaf in column]
+            return _Layout("words", np.dtype(type(first))), pa.array(words, pa.large_binary())
+        if isinstance(first, np.ndarray) and first.dtype.itemsize:
+            shapes = _to_arrow(np.array([leaf.shape for leaf in column], np.int64))
+            values = _to_arrow(Ragged.of([leaf.reshape(-1) for leaf in column]))
+            return (
+                _Layout("shaped", first.dtype, (first.ndim,)),
+                pa.StructArray.from_arrays([shapes, values], ["shape", "values"]),
+            )
+    return _Layout("each", np.dtype(object)), pa.array(map(_stream, column), pa.large_binary())
+
+
+def _layout_of(column: Any) -> _Layout:
+    splits = []
+    while isinstance(column, Ragged):
+        splits.append(column.row_splits.dtype.str)
+        column = column.values
+    return _Layout("rows", column.dtype, column.shape[1:], tuple(splits))
+
+
+def _to_arrow(column: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(column, Ragged):
+        kind = pa.ListArray if column.row_splits.dtype == np.int32 else pa.LargeListArray
+        return kind.from_arrays(pa.array(column.row_splits), _to_arrow(column.values))
+    layout = _layout_of(column)
+    if not (width := layout.width):
+        return pa.nulls(len(column))
+    if layout.is_strings:
+        flat = _strings(column)
+    else:
+        kind, per_value = _storage(layout.dtype)
+        width *= per_value
+        buffer = pa.py_buffer(np.ascontiguousarray(column).reshape(-1).view(np.uint8))
+        flat = pa.Array.from_buffers(kind, len(column) * width, [None, buffer])
+    if width == 1 and column.ndim == 1:
+        return flat
+    if width >= 2**31:
+        raise ArgumentError(f"save: an element of {width} values is too large; split it into rows first")
+    return pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _strings(column: Any) -> Any:
+    import pyarrow as pa
+
+    values = column.reshape(-1).tolist()
+    if column.dtype == _TEXT:
+        return pa.array(values, pa.large_string())
+    odd = next((value for value in values if type(value) is not bytes), None)
+    if odd is not None or None in values:
+        raise ArgumentError(f"save: an array of objects holds {type(odd).__name__}, and only bytes are saved")
+    return pa.array(values, pa.large_binary())
+
+
+def _storage(dtype: np.dtype[Any]) -> tuple[Any, int]:
+    # The Arrow type of a value's numbers, and how many of them a value has.
+    import pyarrow as pa
+
+    dtype_to_json(dtype)
+    if dtype.kind in "iuf" and dtype.itemsize <= 8:
+        return pa.from_numpy_dtype(dtype), 1
+    if dtype.kind == "c" and dtype.itemsize <= 16:
+        return (pa.float32() if dtype.itemsize == 8 else pa.float64()), 2
+    if dtype.kind in "mM":
+        return pa.int64(), 1
+    return (pa.uint8() if dtype.kind == "b" else pa.binary(dtype.itemsize)), 1
+
+
+def _stream(leaf: Any) -> bytes:
+    # One leaf as a file of one row, so that whatever a column can hold, it can be.
+    import pyarrow as pa
+
+    if isinstance(leaf, Ragged):
+        layout, array = _lay_out(Ragged(leaf, np.array([0, len(leaf)])))
+    else:
+        layout, array = _lay_out([leaf] if _is_word(leaf) else leaf[None])
+    schema = _with_metadata(pa.schema([pa.field("", array.type)]), layout=layout.to_json())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([array], schema=schema))
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+# --- reading ---
+
+
+def read_part(
+    directory: str, part: Part, structure: Structure, start: int = 0, stop: int | None = None
+) -> Block | Bundle:
+    """Read the elements of a part, or those from ``start`` to ``stop``.
+
+    Parameters
+    ----------
+    directory
+        Where the part is: a local path or an fsspec URL.
+    part, structure
+        As the manifest has them.
+    start, stop
+        The first row, and the row after the last, as in a slice.
+
+    Returns
+    -------
+    Block or Bundle
+        A block where a block was written, or where the rows of one are those elements; else a bundle.
+
+    Raises
+    ------
+    FileError
+        The file is missing, damaged, or not of this structure.
+
+    Notes
+    -----
+    Values are not checked: a file whose numbers were altered is read as it is. A local file that is not
+    compressed has to stay as it is while its elements are in use; it may be deleted.
+    """
+    rows = range(part.num_rows)[start:stop] or range(0)
+    return _read(directory, part, structure, slice(rows.start, rows.stop), rows)
+
+
+def take_rows(directory: str, part: Part, structure: Structure, rows: Any) -> Block | Bundle:
+    """Read the given rows of a part, in the given order.
+
+    Parameters
+    ----------
+    directory, part, structure
+        As in `read_part`.
+    rows
+        Their numbers, integers from 0.
+
+    Raises
+    ------
+    ArgumentError
+        There is no row of a number.
+    FileError
+        As in `read_part`.
+
+    Notes
+    -----
+    Of a local file that is not compressed only these rows are read, of one that is compressed the pieces of
+    about a megabyte that hold them; of a remote file that is not compressed, all of it.
+    """
+    index = np.asarray(rows)
+    if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
+        raise ArgumentError(f"take_rows: rows is {index.dtype}{list(index.shape)}; give integers, [num_rows]")
+    index = index.astype(np.intp, copy=False)
+    if len(index) and not 0 <= index.min() <= index.max() < part.num_rows:
+        raise ArgumentError(
+            f"take_rows: rows go from {index.min()} to {index.max()}; {part.name} has rows 0 to {part.num_rows - 1}"
+        )
+    return _read(directory, part, structure, index, index)
+
+
+def _read(directory: str, part: Part, structure: Structure, which: Any, numbers: Any) -> Block | Bundle:
+    with _opened(directory, part.name) as (path, reader):
+        content = json.loads(reader.schema.metadata[KEY])
+        if content["num_rows"] != part.num_rows:
+            raise FileError(f"{path}: has {content['num_rows']} rows, and the manifest says {part.num_rows}")
+        if tuple(reader.schema.names) != structure.paths:
+            raise FileError(f"{path}: its leaves are {reader.schema.names}, and those asked for {structure.paths}")
+        layouts = [_Layout.from_json(layout) for layout in content["layouts"]]
+        columns = _selected(reader, layouts, content, which)
+        leaves = [_finished(column, layout) for column, layout in zip(columns, layouts, strict=True)]
+        if content["is_block"]:
+            return Block(structure, leaves, path, Chosen([Origin(path)], numbers))
+        items: list[Leaves] = (
+            list(zip(*[map(as_array, leaf) for leaf in leaves], strict=True)) if leaves else [()] * len(numbers)
+        )
+        return Bundle(structure, items, path)
+
+
+@contextmanager
+def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
+    import pyarrow as pa
+    from fsspec.implementations.local import LocalFileSystem
+
+    fs, root = located(directory)
+    path = f"{root}/{name}"
+    try:
+        # What is used of a mapped file keeps it mapped after it is closed.
+        source = pa.memory_map(path) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
+        with source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
+            if KEY not in (reader.schema.metadata or {}):
+                raise FileError(f"{path}: an Arrow file, and not of a saved dataset")
+            yield path, reader
+    except FileNotFoundError as error:
+        raise FileError(
+            f"{path}: not found: gone since it was saved, or on a disk that this machine does not see"
+        ) from error
+    except FileError:
+        raise
+    except PermissionError as error:
+        raise FileError(f"{path}: may not be read: {error}") from error
+    except (DaskdistError, *_DAMAGE) as error:
+        raise FileError(f"{path}: damaged or cut short: {error}") from error
+
+
+def _selected(reader: Any, layouts: Sequence[_Layout], content: Any, which: Any) -> list[Any]:
+    # The columns of the chosen rows, from the pieces of the file that have some.
+    num_rows, piece_rows = content["num_rows"], content["piece_rows"]
+    if reader.num_record_batches != max(1, -(-num_rows // piece_rows)):
+        raise ValueError(f"{reader.num_record_batches} pieces of {piece_rows} rows for {num_rows} rows")
+    if isinstance(which, slice):
+        first, last = which.start // piece_rows, max(which.start, which.stop - 1) // piece_rows
+        parts = [
+            (piece, slice(max(0, which.start - piece * piece_rows), max(0, which.stop - piece * piece_rows)))
+            for piece in range(min(first, reader.num_record_batches - 1), last + 1)
+        ]
+        return _together([_piece(reader, layouts, content, *part) for part in parts])
+    pieces = which // piece_rows
+    wanted = np.unique(pieces).tolist() or [0]
+    if len(wanted) == 1:
+        return _piece(reader, layouts, content, wanted[0], which - wanted[0] * piece_rows)
+    chosen = [np.flatnonzero(pieces == piece) for piece in wanted]
+    found = _together(
+        [
+            _piece(reader, layouts, content, piece, which[places] - piece * piece_rows)
+            for piece, places in zip(wanted, chosen, strict=True)
+        ]
+    )
+    # They came piece by piece, and are wanted in the order asked for.
+    order = np.empty(len(which), np.intp)
+    order[np.concatenate(chosen)] = np.arange(len(which))
+    return [_chosen(column, order) for column in found]
+
+
+def _piece(reader: Any, layouts: Sequence[_Layout], content: Any, piece: int, which: Any) -> list[Any]:
+    try:
+        batch = reader.get_batch(piece)
+    except MemoryError as error:
+        # A length that is garbage: there is room for a piece, or for a file that is only mapped.
+        raise ValueError(error) from None
+    piece_rows = min(content["piece_rows"], content["num_rows"] - piece * content["piece_rows"])
+    if layouts and batch.num_rows != piece_rows:
+        raise ValueError(f"piece {piece} has {batch.num_rows} rows, not {piece_rows}")
+    return [_chosen(_laid(array, layout), which) for array, layout in zip(batch.columns, layouts, strict=True)]
+
+
+def _chosen(column: Any, which: Any) -> Any:
+    if isinstance(column, tuple):
+        return tuple(_chosen(each, which) for each in column)
+    return column[which] if isinstance(which, slice) else column.take(which, axis=0)
+
+
+def _together(pieces: list[list[Any]]) -> list[Any]:
+    if len(pieces) == 1:
+        return pieces[0]
+    return [
+        tuple(map(concat, zip(*column, strict=True))) if isinstance(column[0], tuple) else concat(column)
+        for column in zip(*pieces, strict=True)
+    ]
+
+
+def _laid(array: Any, layout: _Layout) -> Any:
+    """What lies in a column, not copied: arrays, and `Ragged` bytes where it is text."""
+    import pyarrow as pa
+
+    if layout.kind == "rows":
+        expected = _to_arrow(layout.empty()).type
+        if array.type != expected:
+            raise ValueError(f"a column of {array.type}, and {expected} is what its layout says")
+        return _from_arrow(array, layout)
+    if layout.kind == "shaped" and pa.types.is_struct(array.type) and not array.null_count:
+        shapes, values = _shaped(layout)
+        return _laid(array.field("shape"), shapes), _laid(array.field("values"), values)
+    if layout.kind not in ("words", "each") or array.type != pa.large_binary():
+        raise ValueError(f"a column of {array.type} and of layout {layout.kind!r}")
+    return _bytes_from_arrow(array)
+
+
+def _from_arrow(array: Any, layout: _Layout) -> Any:
+    if layout.splits:
+        return Ragged(_from_arrow(array.values, layout.inner), _offsets(array, np.dtype(layout.splits[0])))
+    if not layout.width:
+        return _valueless(len(array), layout)
+    flat = array.values if hasattr(array.type, "list_size") else array
+    if array.null_count or flat.null_count:
+        raise ValueError(f"{array.null_count or flat.null_count} values are null")
+    if layout.is_strings:
+        return Ragged(_bytes_from_arrow(flat), np.arange(len(array) + 1) * layout.width)
+    numbers = np.frombuffer(flat.buffers()[1] or b"", layout.dtype, len(array) * layout.width)
+    return numbers.reshape(len(array), *layout.shape)
+
+
+def _bytes_from_arrow(array: Any) -> Ragged:
+    splits = _offsets(array, np.dtype(np.int64))
+    return Ragged(np.frombuffer(array.buffers()[2] or b"", np.uint8, int(splits[-1])), splits)
+
+
+def _offsets(array: Any, dtype: np.dtype[Any]) -> Any:
+    if array.null_count:
+        raise ValueError(f"{array.null_count} rows are null")
+    # Arrow may leave out the one offset of no rows.
+    return np.frombuffer(array.buffers()[1], dtype, len(array) + 1) if len(array) else np.zeros(1, dtype)
+
+
+def _finished(column: Any, layout: _Layout) -> Any:
+    """The leaf of all rows: an array or `Ragged`, or a list of what each element has."""
+    if layout.kind == "rows":
+        return _decoded(column, layout)
+    if layout.kind == "shaped":
+        shapes, flat = column[0].tolist(), _decoded(column[1], _shaped(layout)[1])
+        return [values.reshape(shape) for values, shape in zip(flat, shapes, strict=True)]
+    if layout.kind == "words":
+        if layout.dtype.kind == "U":
+            return [np.str_(each.decode("utf-8", "surrogatepass")) for each in _cut(column)]
+        return [np.bytes_(each) for each in _cut(column)]
+    return [_from_stream(each) for each in _cut(column)]
+
+
+def _shaped(layout: _Layout) -> tuple[_Layout, _Layout]:
+    # The layouts of the shapes and of the values; a shaped leaf's own has the number of axes for a shape.
+    int64 = np.dtype(np.int64)
+    return _Layout("rows", int64, layout.shape), _Layout("rows", layout.dtype, (), (int64.str,))
+
+
+def _decoded(column: Any, layout: _Layout) -> Any:
+    if layout.splits:
+        return Ragged(_decoded(column.values, layout.inner), column.row_splits)
+    if not (layout.is_strings and layout.width):
+        return column
+    made: np.ndarray[Any, Any]
+    if layout.dtype == _TEXT:
+        made = np.array([each.decode() for each in _cut(column.values)], layout.dtype)
+    else:
+        made = np.empty(len(column.values), object)
+        made[:] = list(_cut(column.values))
+    return made.reshape(len(column), *layout.shape)
+
+
+def _cut(strings: Ragged) -> Iterator[bytes]:
+    # One copy of all, as slices of bytes are far cheaper than those of arrays.
+    data, splits = strings.values.tobytes(), strings.row_splits.tolist()
+    return map(data.__getitem__, map(slice, splits[:-1], splits[1:]))
+
+
+def _from_stream(data: bytes) -> Any:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        batch = reader.read_next_batch()
+        layout = _Layout.from_json(json.loads(reader.schema.metadata[KEY])["layout"])
+    return as_array(_finished(_laid(batch.column(0), layout), layout)[0])

@@ -1,0 +1,234 @@
+"""How databases are reached: URLs and their secrets, engines, and connections that end with what they were made for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from dask.base import normalize_token
+
+from daskdist.config import setting
+from daskdist.errors import ArgumentError, DaskdistError, FileError
+from daskdist.storage.filesystem import DAMAGE, failures, is_remote, local
+
+# Parts of names of options that are secret.
+_SECRET: Final = ("pass", "pwd", "secret", "token", "cred", "odbc_connect", "private")
+# What drivers call the seconds to wait for a server.
+_TIMEOUTS: Final = {
+    "mariadbconnector": "connect_timeout",
+    "mysqldb": "connect_timeout",
+    "psycopg": "connect_timeout",
+    "psycopg2": "connect_timeout",
+    "pymysql": "connect_timeout",
+}
+# A server that went away without a word is noticed by its silence.
+_ALIVE: Final = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+
+
+@dataclass(frozen=True, repr=False)
+class Login:
+    """How a database is reached, other than a SQLite file. Its secrets are pickled, and never shown.
+
+    Parameters
+    ----------
+    url
+        SQLAlchemy's URL.
+    options
+        What ``sqlalchemy.create_engine`` takes, by name.
+    """
+
+    url: str | None = None
+    options: Mapping[str, Any] | None = None
+
+    @property
+    def shown(self) -> str:
+        """The URL without what is secret in it."""
+        made = _url(self.url or "")
+        query = {name: "***" if _is_secret(name) else value for name, value in made.query.items()}
+        text: str = made.set(query=query).render_as_string(hide_password=True)
+        return text.replace("%2A%2A%2A", "***")
+
+    def without_secrets(self, text: str) -> str:
+        """What a driver says, in which it may say too much."""
+        for secret in _secrets(self.options or {}):
+            text = text.replace(secret, "***")
+        if self.url is not None:
+            made = _url(self.url)
+            for secret in (str(made.password or ""), *_secrets(made.query)):
+                # One of a letter or two would be found in every other word.
+                text = text.replace(secret, "***") if len(secret) > 3 else text
+        return text
+
+    def __repr__(self) -> str:
+        url = "" if self.url is None else self.shown
+        return f"Login({url}{', options: ' + ', '.join(self.options) if self.options else ''})"
+
+    def __hash__(self) -> int:
+        return hash((self.url, tuple(sorted(self.options or ()))))
+
+    def __dask_tokenize__(self) -> Any:
+        return ("Login", None if self.url is None else self.shown, normalize_token(_blanked(self.options)))
+
+
+@contextmanager
+def connected(login: Login, path: str, label: str) -> Iterator[Any]:
+    """A connection of SQLAlchemy, for as long as it is in use; nothing is ever committed.
+
+    Parameters
+    ----------
+    login
+        How the database is reached.
+    path
+        The path that stands for it.
+    label
+        What is read, for messages.
+
+    Raises
+    ------
+    FileError
+        The database cannot be reached, or what is done with the connection fails.
+    """
+    sa = library()
+    engine = _engine_at(login, path)
+    kinds = (sa.exc.SQLAlchemyError, engine.dialect.loaded_dbapi.Error, *DAMAGE)
+    try:
+        with engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("PRAGMA query_only = ON")
+            yield connection
+    except DaskdistError:
+        raise
+    # What a driver raised may have the password in it, so it is not told as the cause.
+    except kinds as error:
+        said = " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
+        raise FileError(f"{label}: cannot be read: {login.without_secrets(said)}") from None
+
+
+def _engine_at(login: Login, path: str) -> Any:
+    if login.url is not None:
+        url = _url(login.url)
+        if url.get_backend_name() == "sqlite" and not str(url.database).startswith("file:"):
+            _check_file(str(url.database))
+        return _engine(login, url)
+    if is_remote(path):
+        raise FileError(f"{path}: SQLite reads files of this machine's own disks alone; copy it to one first")
+    _check_file(path)
+    # Not made where there is none; a log that has to be written back is.
+    database = Path(local(path)).as_uri().replace("file://", "file:", 1)
+    url = library().engine.URL.create("sqlite", database=database, query={"mode": "rw", "uri": "true"})
+    return _engine(login, url)
+
+
+def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[str, Login]:
+    """The path that stands for a database, and how it is reached.
+
+    Parameters
+    ----------
+    connection
+        SQLAlchemy's URL, or the path of a SQLite file.
+    options
+        What ``sqlalchemy.create_engine`` takes besides.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither.
+    """
+    sa = library()
+    if not isinstance(connection, (str, os.PathLike)):
+        raise ArgumentError(
+            f"read_sql: connection is of type {type(connection).__name__}, which cannot be sent to workers; give the "
+            "URL as text, such as engine.url.render_as_string(hide_password=False)"
+        )
+    connection = os.fspath(connection)
+    made = _url(connection) if is_remote(connection) else sa.engine.URL.create("sqlite", database=local(connection))
+    if made.get_backend_name() == "sqlite" and not str(made.database).startswith("file:"):
+        if made.database in (None, "", ":memory:") or connection in ("", ":memory:"):
+            raise ArgumentError(
+                "read_sql: a SQLite database in memory is seen by the one connection that made it; write it to a file"
+            )
+        made = made.set(database=local(str(made.database)))
+        if not made.query and not options and made.get_driver_name() == "pysqlite":
+            return str(made.database), Login()
+    login = Login(made.render_as_string(hide_password=False), options)
+    return login.shown, login
+
+
+def library() -> Any:
+    """SQLAlchemy.
+
+    Raises
+    ------
+    ArgumentError
+        It is not installed.
+    """
+    try:
+        import sqlalchemy
+    except ImportError as error:
+        raise ArgumentError(f"databases are read by SQLAlchemy: pip install 'daskdist[sql]' ({error})") from None
+    return sqlalchemy
+
+
+@lru_cache(maxsize=16)
+def _engine(login: Login, made: Any) -> Any:
+    # Its connections are made for each reading: none is kept, so none is left open or shared by threads.
+    sa = library()
+    options = dict(login.options or {})
+    name = made.drivername.partition("+")[0]
+    try:
+        dialect = made.get_dialect()
+        arguments = dict(options.pop("connect_args", {}))
+        if dialect.driver in _TIMEOUTS and "connect_timeout" not in made.query:
+            arguments.setdefault(_TIMEOUTS[dialect.driver], int(setting("timeouts.connect")))
+        if dialect.driver in ("psycopg", "psycopg2"):
+            arguments = {**_ALIVE, **arguments}
+        engine = sa.create_engine(made, **{"poolclass": sa.pool.NullPool, **options, "connect_args": arguments})
+    except sa.exc.NoSuchModuleError:
+        raise ArgumentError(f"read_sql: SQLAlchemy knows no database {name!r}; see its list of dialects") from None
+    except ImportError as error:
+        raise ArgumentError(f"read_sql: the driver of {made.drivername!r} is not installed: {error.name}") from None
+    except (TypeError, ValueError, sa.exc.ArgumentError) as error:
+        raise ArgumentError(f"read_sql: engine_options: {login.without_secrets(str(error))}") from None
+    if engine.dialect.is_async:
+        raise ArgumentError(f"read_sql: {made.drivername!r} is an asynchronous driver; use one that is not")
+    return engine
+
+
+def _url(url: str) -> Any:
+    sa = library()
+    try:
+        return sa.engine.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):
+        # The text is not shown: there may be a password in it.
+        raise ArgumentError(
+            "read_sql: connection is no URL of SQLAlchemy; write it as 'postgresql+psycopg://user:password@host/database'"
+            " or 'sqlite:///path', with characters such as @ in a password quoted by urllib.parse.quote"
+        ) from None
+
+
+def _check_file(path: str) -> None:
+    with failures(path, "cannot be looked up"):
+        os.stat(path)
+
+
+def _is_secret(name: str) -> bool:
+    return any(part in name.lower() for part in _SECRET)
+
+
+def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif _is_secret(name) and isinstance(value, str) and value:
+            yield value
+
+
+def _blanked(options: Any) -> Any:
+    if not isinstance(options, Mapping):
+        return options
+    return {name: "***" if _is_secret(name) else _blanked(value) for name, value in options.items()}

@@ -1,0 +1,527 @@
+"""Tables and queries of databases, by way of SQLAlchemy; a range of an index column is a split.
+
+A path is the URL of a database without what is secret in it, or that of a SQLite file. Rows come in an order that the
+data alone decides, so that reading is pure: by the index, then by what makes rows of one key differ. Each split is a
+question of its own, on a connection of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.config import in_bytes
+from daskdist.core.arguments import whole_number
+from daskdist.core.block import Block
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.sql.column_types import POSTGRESQL, Column, array_of, column_of, reflected_kind, sampled_kind
+from daskdist.formats.sql.login import Login, connected
+from daskdist.storage.schema_check import First, unlike
+from daskdist.tables.from_arrow import Tables
+
+# Rows looked at for what their columns hold and how large they are.
+_SAMPLED: Final = 1000
+# The most rows a driver gives at a time: Python's objects take several times the memory of arrays of them. From
+# a server each time is a journey; from a file, few are best, as they are still in the processor's cache.
+_FETCHED: Final = 4096
+_FETCHED_OF_FILE: Final = 512
+_QUERY: Final = re.compile(
+    r"[\s(]*(--[^\n]*\n\s*|/\*.*?\*/\s*)*[\s(]*(select|with|values)\b", re.IGNORECASE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table or query as it was found.
+
+    Parameters
+    ----------
+    name
+        Of the table; of a query, what it is called in messages.
+    schema
+        The schema that the table is in, where that was said.
+    query
+        The text of the query; None for a table.
+    columns
+        The columns that are read, in the order of the table.
+    positions
+        Where they stand in it.
+    index
+        The column that ranges are of; None where there is none.
+    order
+        The columns that rows are ordered by; none where the query says.
+    row_bytes
+        The size of a row, about.
+    """
+
+    name: str
+    schema: str | None
+    query: str | None
+    columns: tuple[Column, ...] = ()
+    positions: tuple[int, ...] = ()
+    index: str | None = None
+    order: tuple[tuple[str, str], ...] = ()
+    row_bytes: int = 1
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        if self.query is not None:
+            return f"query {self.name!r}"
+        return f"table {self.name!r}" if self.schema is None else f"table {self.schema + '.' + self.name!r}"
+
+    def source(self) -> Any:
+        """What rows are selected from."""
+        import sqlalchemy as sa
+
+        if self.query is None:
+            return sa.table(self.name, schema=self.schema)
+        return _text(self.query).columns().subquery("rows_of_query")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Which rows, by the index column.
+
+    Parameters
+    ----------
+    low
+        The least; None without.
+    high
+        What they are less than; None without.
+    is_closed
+        Whether ``high`` is one of them.
+    is_null
+        Whether they are those without a value.
+    """
+
+    low: Any = None
+    high: Any = None
+    is_closed: bool = False
+    is_null: bool = False
+
+    def where(self, column: Any) -> list[Any]:
+        """As conditions on a column."""
+        if self.is_null:
+            return [column.is_(None)]
+        made = []
+        if self.low is not None:
+            made.append(column >= _bound(self.low))
+        if self.high is not None:
+            made.append(column <= _bound(self.high) if self.is_closed else column < _bound(self.high))
+        return made or [column.isnot(None)]
+
+    def label(self, name: str) -> str:
+        """What messages call them."""
+        if self.is_null:
+            return f"{name} null"
+        if self.low is None and self.high is None:
+            return f"{name} of any value"
+        low = "" if self.low is None else f"from {self.low} "
+        high = "" if self.high is None else f"{'to' if self.is_closed else 'below'} {self.high}"
+        return f"{name} {low}{high}".rstrip()
+
+
+@dataclass(frozen=True)
+class Sql:
+    """The reader, with its options.
+
+    Parameters
+    ----------
+    table
+        The name of a table or view, ``"schema.table"``, or the text of a query; None for the only table there is.
+    index
+        The column whose ranges are splits. By default the first of the primary key; of a SQLite table without, the
+        number of the row. A query has none unless it is named.
+    columns
+        Which columns, in what structure: see `Columns.of`.
+    num_splits
+        How many ranges at most; as many as make splits of the usual size if None.
+    rows_per_split
+        About how many rows a range is to have, instead.
+    limits
+        The least and the greatest value of the index of rows that are read, both included.
+    missing
+        What stands for a null, by column.
+    dtypes
+        What columns are read as, where that is not what the database says they are.
+    login
+        How the database is reached; nothing for SQLite files.
+    """
+
+    table: str | None = None
+    index: str | None = None
+    columns: Any = None
+    num_splits: int | None = None
+    rows_per_split: int | None = None
+    limits: tuple[Any, Any] | None = None
+    missing: Mapping[str, Any] | None = None
+    dtypes: Mapping[str, Any] | None = None
+    login: Login = field(default_factory=Login)
+
+    name = "sql"
+    suffixes = (".sqlite", ".sqlite3", ".db")
+    is_splittable = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_splits", "rows_per_split"):
+            if getattr(self, name) is not None:
+                whole_number("read_sql", name, getattr(self, name), at_least=1)
+        if self.num_splits is not None and self.rows_per_split is not None:
+            raise ArgumentError("read_sql: num_splits and rows_per_split are both given; give one")
+        if self.limits is not None and not (isinstance(self.limits, tuple) and len(self.limits) == 2):
+            raise ArgumentError(
+                f"read_sql: limits is {self.limits!r:.80}; give the least and the greatest: (low, high)"
+            )
+        if self.limits is not None and None in self.limits:
+            raise ArgumentError(f"read_sql: limits is {self.limits!r:.80}; neither the least nor the greatest is None")
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return head.startswith(b"SQLite format 3\0")
+
+    def spec(self, path: str) -> ElementSpec:
+        with connected(self.login, path, path) as connection:
+            return self._spec(self._relation(connection, path), path)
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        with connected(self.login, path, path) as connection:
+            try:
+                relation = self._relation(connection, path)
+                spec = self._spec(relation, path)
+            except ArgumentError as error:
+                raise FileError(f"{path}: {error}; {first.path}, the first, had what is asked for") from None
+            if spec != first.spec:
+                raise unlike(path, spec, first)
+            ranges, num_bytes = self._ranges(connection, relation)
+        here = f"{path} {relation.label}"
+        labels = [here if relation.index is None else f"{here}, {part.label(relation.index)}" for part in ranges]
+        return [
+            Split(label, (path, relation, part), None, num_bytes, file, path)
+            for label, part in zip(labels, ranges, strict=True)
+        ]
+
+    def read(self, split: Split) -> Block:
+        import pyarrow as pa
+
+        path, relation, part = split.payload
+        fetched = max(1, min(_FETCHED, in_bytes("split-bytes") // relation.row_bytes))
+        schema = _schema(relation)
+        batches, start = [], 0
+        with connected(self.login, path, split.label) as connection:
+            positions = relation.positions if relation.index is None and relation.query else range(len(schema))
+            for rows in _fetched(connection, _statement(relation, part), fetched):
+                values = list(zip(*rows, strict=True))
+                arrays = [
+                    array_of(values[position], column, split.label, start)
+                    for position, column in zip(positions, relation.columns, strict=True)
+                ]
+                batches.append(pa.record_batch(arrays, schema=schema))
+                start += len(rows)
+        return self._tables.block(pa.Table.from_batches(batches, schema), split.label, path)
+
+    def names(self, path: str) -> list[str]:
+        """The names of all columns of the table or query."""
+        with connected(self.login, path, path) as connection:
+            return list(self._described(connection, self._found(connection, path), path))
+
+    @property
+    def _tables(self) -> Tables:
+        return Tables(self.columns, self.missing)
+
+    def _spec(self, relation: Relation, path: str) -> ElementSpec:
+        return self._tables.spec(_schema(relation), path)
+
+    # --- what there is ---
+
+    def _found(self, connection: Any, path: str) -> Relation:
+        # The table, with its schema, or the query.
+        import sqlalchemy as sa
+
+        inspector = sa.inspect(connection)
+        if self.table is None:
+            names = inspector.get_table_names()
+            if len(names) != 1:
+                raise FileError(f"{path}: has {_named(names)}; say which with Sql(table)")
+            return Relation(names[0], None, None)
+        if is_query(self.table):
+            query = self.table.strip().rstrip(";").rstrip()
+            return Relation(" ".join(query.split())[:60], None, query)
+        schema, _, name = self.table.rpartition(".")
+        for found in (Relation(self.table, None, None), *([Relation(name, schema, None)] if schema else [])):
+            if inspector.has_table(found.name, found.schema) or found.name in _views(inspector, found.schema):
+                return found
+        raise FileError(
+            f"{path}: no table {self.table!r}; there are {_named(inspector.get_table_names())}. Give the name of one, "
+            "with its schema before a dot where it is in another, or a query that begins with SELECT or WITH"
+        )
+
+    def _described(self, connection: Any, relation: Relation, path: str) -> dict[str, str | None]:
+        # The kind of each column by its name, as far as the database says; it is asked for no rows.
+        import sqlalchemy as sa
+
+        nothing = sa.select(sa.literal_column("*")).select_from(relation.source()).where(sa.false())
+        with connection.execute(nothing) as result:
+            described = result.cursor.description
+        names = [each[0] for each in described]
+        for name in names:
+            if names.count(name) > 1:
+                raise FileError(f"{path}: {relation.label} has two columns called {name!r}; rename one with AS")
+        if connection.dialect.name == "postgresql":
+            return {each[0]: POSTGRESQL.get(each[1]) for each in described}
+        if relation.query is not None:
+            return dict.fromkeys(names)
+        reflected = {
+            each["name"]: reflected_kind(each["type"])
+            for each in sa.inspect(connection).get_columns(relation.name, relation.schema)
+        }
+        return {name: reflected.get(name) for name in names}
+
+    def _relation(self, connection: Any, path: str) -> Relation:
+        found = self._found(connection, path)
+        kinds = self._described(connection, found, path)
+        names = list(kinds)
+        for name in self.dtypes or ():
+            if name not in names:
+                raise ArgumentError(f"dtypes: no column {name!r}; there are {', '.join(map(repr, names))}")
+        read = self._tables_of(names).read_from(names)
+        index, key, is_unique = self._index(connection, found, kinds)
+        if index is None:
+            for option in ("num_splits", "rows_per_split", "limits"):
+                if getattr(self, option) is not None:
+                    raise ArgumentError(f"read_sql: {option} is of ranges of a column, and there is none; give index=")
+        dtypes = self.dtypes or {}
+        columns = [column_of(name, kinds[name] or "null", dtypes.get(name)) for name in read]
+        row_bytes = 8 * len(columns)
+        if any(not column.is_sized or column.arrow == "null" for column in columns):
+            sample, row_bytes = self._sample(connection, found, read)
+            for place, column in enumerate(columns):
+                if kinds[column.name] is None and column.name not in dtypes:
+                    kind = sampled_kind(column.name, sample[column.name], f"{path} {found.label}")
+                    columns[place] = column_of(column.name, kind)
+        # Rows that agree in all of these are the same element, or differ in the key.
+        by = [index] if index is not None and is_unique else [index, *(key or read)]
+        order = [(name, kinds.get(name) or "") for name in dict.fromkeys(by) if name is not None]
+        if found.query is not None and index is None:
+            order = []
+        return Relation(
+            found.name,
+            found.schema,
+            found.query,
+            tuple(columns),
+            tuple(names.index(name) for name in read),
+            index,
+            tuple(order),
+            max(1, row_bytes),
+        )
+
+    def _tables_of(self, names: Sequence[str]) -> Tables:
+        if self.index is not None and self.index not in names and self.index != _ROW:
+            raise ArgumentError(f"read_sql: no index column {self.index!r}; there are {', '.join(map(repr, names))}")
+        return self._tables
+
+    def _index(self, connection: Any, found: Relation, kinds: Mapping[str, Any]) -> tuple[str | None, list[str], bool]:
+        # The index column, the primary key, and whether no two rows have one value of the index.
+        import sqlalchemy as sa
+
+        if found.query is not None:
+            return self.index, [], False
+        inspector = sa.inspect(connection)
+        key = inspector.get_pk_constraint(found.name, found.schema)["constrained_columns"]
+        index = self.index
+        if index is None and key:
+            index = key[0]
+        if index in (None, _ROW) and _ROW not in kinds:
+            has_rows = connection.dialect.name == "sqlite" and found.name not in _views(inspector, found.schema)
+            if index == _ROW and not has_rows:
+                raise ArgumentError(f"read_sql: {found.label} has no {_ROW}; only tables of SQLite do")
+            index = _ROW if has_rows else None
+        return index, key, index == _ROW or key == [index]
+
+    def _sample(self, connection: Any, found: Relation, read: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
+        # Some of the rows, by column, and their size on average.
+        import sqlalchemy as sa
+
+        statement = sa.select(*[sa.column(name) for name in read]).select_from(found.source()).limit(_SAMPLED)
+        rows: list[Any] = []
+        num_bytes = 0
+        for part in _fetched(connection, statement, 100):
+            rows.extend(part)
+            num_bytes += sum(_size(value) for row in part for value in row)
+            if num_bytes > in_bytes("split-bytes"):
+                break
+        columns = [list(values) for values in zip(*rows, strict=True)] if rows else [[] for _ in read]
+        return dict(zip(read, columns, strict=True)), num_bytes // max(1, len(rows))
+
+    # --- ranges ---
+
+    def _ranges(self, connection: Any, relation: Relation) -> tuple[list[Range], int | None]:
+        """The ranges that together are all rows, each once, and the size of one, where that is known."""
+        import sqlalchemy as sa
+
+        if relation.index is None:
+            return [Range()], None
+        low, high = (None, None) if self.limits is None else self.limits
+        whole = Range(low, high, is_closed=True)
+        column = _column(relation.index)
+        values = [sa.func.min(column), sa.func.max(column)] if _is_ordered(relation) else []
+        asked = sa.select(sa.func.count(), sa.func.count(column), *values).select_from(relation.source())
+        if self.limits is not None:
+            asked = asked.where(*whole.where(column))
+        num_rows, num_present, *ends = connection.execute(asked).one()
+        number = self._number(num_present, relation.row_bytes)
+        bounds = _even(ends[0], ends[1], number) if len(ends) == 2 and num_present else None
+        if bounds is None:
+            bounds = self._ranked(connection, relation, whole, max(1, math.ceil(num_present / number)))
+        edges = [low, *bounds, high]
+        ranges = [Range(edges[k], edges[k + 1]) for k in range(len(edges) - 1)] if num_present else []
+        if ranges and high is not None:
+            ranges[-1] = Range(ranges[-1].low, high, is_closed=True)
+        if self.limits is None and num_rows > num_present:
+            ranges.append(Range(is_null=True))
+        return ranges, relation.row_bytes * num_rows // max(1, len(ranges))
+
+    def _number(self, num_rows: int, row_bytes: int) -> int:
+        if self.num_splits is not None:
+            return min(self.num_splits, max(1, num_rows))
+        rows = self.rows_per_split or max(1, in_bytes("split-bytes") // row_bytes)
+        return max(1, math.ceil(num_rows / rows))
+
+    def _ranked(self, connection: Any, relation: Relation, whole: Range, step: int) -> list[Any]:
+        # Every ``step``-th value in the database's own order: of text, say, which has no arithmetic.
+        import sqlalchemy as sa
+
+        column = _column(relation.index or "")
+        place = sa.func.row_number().over(order_by=column).label("place")
+        inner = sa.select(column.label("edge"), place).select_from(relation.source()).where(*whole.where(column))
+        ranked = inner.subquery("ranked")
+        every = sa.select(ranked.c.edge).where((ranked.c.place - 1) % step == 0, ranked.c.place > 1)
+        return list(dict.fromkeys(connection.execute(every.order_by(ranked.c.place)).scalars()))
+
+
+# What SQLite calls the number of a row.
+_ROW: Final = "rowid"
+
+
+def nothing_of(dtype: Any) -> Any:
+    """What TensorFlow has for a null: nothing of the type that is asked for."""
+    found = np.dtype(dtype)
+    if found.kind in "SO":
+        return b""
+    return "" if found.kind in "UT" else found.type(0).item()
+
+
+def is_query(text: str) -> bool:
+    """Whether a text is a query, and not the name of a table."""
+    return _QUERY.match(text) is not None
+
+
+def _views(inspector: Any, schema: str | None) -> list[str]:
+    views: list[str] = inspector.get_view_names(schema)
+    try:
+        return [*views, *inspector.get_materialized_view_names(schema)]
+    except NotImplementedError:
+        return views
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"the tables {', '.join(map(repr, names[:20]))}{' ...' if len(names) > 20 else ''}" if names else "no tables"
+
+
+def _text(query: str) -> Any:
+    # A colon would make the name of a parameter of the word after it.
+    import sqlalchemy as sa
+
+    return sa.text(re.sub(r":(?=\w)", r"\\:", query))
+
+
+def _column(name: str) -> Any:
+    import sqlalchemy as sa
+
+    return sa.literal_column(_ROW) if name == _ROW else sa.column(name)
+
+
+def _schema(relation: Relation) -> Any:
+    import pyarrow as pa
+
+    return pa.schema([(column.name, column.arrow) for column in relation.columns])
+
+
+def _fetched(connection: Any, statement: Any, number: int) -> Iterator[list[Any]]:
+    # SQLite gives rows as they are asked for; what SQLAlchemy makes of each takes longer than all of our own work.
+    is_plain = connection.dialect.name == "sqlite"
+    options = {} if is_plain else {"stream_results": True, "max_row_buffer": number}
+    with connection.execute(statement, execution_options=options) as result:
+        fetch = result.cursor.fetchmany if is_plain else result.fetchmany
+        number = min(number, _FETCHED_OF_FILE) if is_plain else number
+        while rows := fetch(number):
+            yield rows
+
+
+def _statement(relation: Relation, part: Range) -> Any:
+    import sqlalchemy as sa
+
+    if relation.query is not None and relation.index is None:
+        # As it is: its own order is lost inside another query.
+        return _text(relation.query)
+    made = sa.select(*[sa.column(column.name) for column in relation.columns]).select_from(relation.source())
+    if relation.index is not None:
+        made = made.where(*part.where(_column(relation.index)))
+    return made.order_by(*[_sortable(name, kind) for name, kind in relation.order])
+
+
+def _sortable(name: str, kind: str) -> Any:
+    import sqlalchemy as sa
+
+    # Documents have no order but that of their text.
+    return sa.cast(sa.column(name), sa.Text) if kind == "json" else _column(name)
+
+
+def _bound(value: Any) -> Any:
+    # With a type where SQLAlchemy would take one that is too small, or has no zone.
+    import sqlalchemy as sa
+
+    if hasattr(value, "item") and hasattr(value, "dtype"):
+        value = value.item()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return sa.bindparam(None, value, sa.BigInteger())
+    if isinstance(value, datetime):
+        return sa.bindparam(None, value, sa.DateTime(timezone=value.tzinfo is not None))
+    return value
+
+
+def _is_ordered(relation: Relation) -> bool:
+    # Not every type that can be sorted has a least value, as databases go.
+    kind = next((kind for name, kind in relation.order if name == relation.index), "")
+    return kind not in ("uuid", "bool", "json", "bytes") and not kind.endswith("[]")
+
+
+def _even(low: Any, high: Any, number: int) -> list[Any] | None:
+    """Where values from ``low`` to ``high`` are cut into parts of one width; None where that cannot be said."""
+    kinds = (int, float, Decimal, date, timedelta)
+    if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in (low, high)):
+        return None
+    try:
+        span: Any = high - low
+        if isinstance(span, (float, Decimal)):
+            if not math.isfinite(span):
+                return None
+            made = [low + span * k / number for k in range(1, number)]
+        else:
+            made = [low + span * k // number for k in range(1, number)]
+    # Of a float and a Decimal, of times with a zone and without.
+    except (TypeError, ArithmeticError):
+        return None
+    return [edge for edge in dict.fromkeys(made) if edge > low]
+
+
+def _size(value: Any) -> int:
+    return len(value) + 16 if isinstance(value, (str, bytes, memoryview, list)) else 8

@@ -1,0 +1,463 @@
+"""Arrays in files as elements: their rows, those of several arrays side by side, cut where chunks end.
+
+===================================  ===================================================
+an array of                          gives
+===================================  ===================================================
+numbers, bools, times, fixed text    rows of that dtype, in the byte order of the machine
+fields (a structured dtype)          a dict by field, of arrays where fields hold such
+===================================  ===================================================
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from math import lcm, prod
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Block, Rows, merge
+from daskdist.core.origin import Skipped
+from daskdist.core.ragged import Ragged, concat
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE, Structure
+from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.schema_check import First, unlike
+from daskdist.tables.columns import Columns
+
+# What the one array of a file that gives it none is called.
+LONE_NAME: Final = ""
+# Where chunks of all arrays end together only after more than so many times the size of a split, one array's do.
+_STRETCH: Final = 4
+# What is kept of chunks that splits share, in sizes of a split.
+_KEPT: Final = 4
+# No file has more splits: a header that says so lies, and a list of them would fill the memory.
+_MOST_SPLITS: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array in a file.
+
+    Parameters
+    ----------
+    name
+        Its name there; empty where it is the only one and has none.
+    num_rows
+        Its length along axis 0.
+    row
+        The spec of a row.
+    row_bytes
+        The size of a row in memory, about.
+    chunk_rows
+        The rows that are decoded together; 1 where any can be read by themselves.
+    """
+
+    name: str
+    num_rows: int
+    row: ElementSpec
+    row_bytes: int
+    chunk_rows: int = 1
+
+    @classmethod
+    def of(cls, name: str, shape: Sequence[int], dtype: np.dtype[Any], path: str, chunk_rows: int = 1) -> Stored:
+        """From its shape and dtype.
+
+        Raises
+        ------
+        FileError
+            It has no rows, or its dtype has no place in an element.
+        """
+        check_rows(name, shape, path)
+        row = row_spec(dtype, shape[1:], f"{path}{f': array {name!r}' if name else ''}")
+        return cls(name, shape[0], row, prod(shape[1:]) * dtype.itemsize, max(chunk_rows, 1))
+
+
+def check_rows(name: str, shape: Sequence[int], path: str) -> None:
+    """See whether an array has rows.
+
+    Raises
+    ------
+    FileError
+        It has no axis, or one of negative length.
+    """
+    array = f"array {name!r}" if name else "its array"
+    if not shape:
+        raise FileError(f"{path}: {array} is a single value, without an axis 0 whose rows could be elements")
+    if min(shape) < 0:
+        raise FileError(f"{path}: {array} says its shape is {tuple(shape)}: damaged")
+
+
+def row_spec(dtype: np.dtype[Any], shape: Sequence[int], where: str) -> ElementSpec:
+    """The spec of a row, shape ``shape``, of an array of a dtype.
+
+    Raises
+    ------
+    FileError
+        The dtype has no place in an element.
+    """
+    if dtype.subdtype is not None:
+        base, inner = dtype.subdtype
+        return row_spec(base, (*shape, *inner), where)
+    if dtype.names:
+        # In the order in which structures have them.
+        parts = [row_spec(dtype[name], shape, f"{where}, field {name!r}") for name in sorted(dtype.names)]
+        return ElementSpec.nest(Structure.of(dict.fromkeys(dtype.names, 0))[1], parts)
+    if dtype.kind in "OV":
+        what = "Python objects" if dtype.kind == "O" else f"raw bytes ({dtype})"
+        raise FileError(
+            f"{where} holds {what}, which are not read; store numbers, times or text of a fixed size, or leave it out"
+        )
+    return ElementSpec(LONE, (TensorSpec(tuple(shape), native(dtype)),))
+
+
+def names_in(asked: Any) -> list[str]:
+    """Return the names that users ask for, in whatever structure."""
+    leaves = [each for leaf in Structure.of(asked)[0] for each in (leaf if isinstance(leaf, list) else [leaf])]
+    return [each for each in leaves if isinstance(each, str)]
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """A dtype in the byte order of the machine, with nothing else attached to it."""
+    return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufcmMSU" else dtype
+
+
+def leaves_of(rows: Any) -> list[Any]:
+    """The leaves of an array's rows, shape ``(num_rows, ...)``: itself, or one for each field."""
+    if isinstance(rows, Ragged):
+        return [Ragged(rows.values.astype(native(rows.dtype), copy=False), rows.row_splits)]
+    if rows.dtype.names:
+        # Fields lie between one another, and maybe not where the machine likes them: each is copied out.
+        return [np.ascontiguousarray(leaf) for name in sorted(rows.dtype.names) for leaf in leaves_of(rows[name])]
+    wanted = native(rows.dtype)
+    # A view is without what else a library has attached to the dtype.
+    return [rows.view(wanted) if rows.dtype == wanted and rows.dtype.metadata else rows.astype(wanted, copy=False)]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Arrays whose rows make up elements: the k-th of each the k-th.
+
+    Parameters
+    ----------
+    columns
+        What array is which leaf.
+    stored
+        The arrays.
+    """
+
+    columns: Columns
+    stored: tuple[Stored, ...]
+
+    @classmethod
+    def of(cls, columns: Columns, describe: Callable[[str], Stored], path: str) -> Arrays:
+        """Those of a file.
+
+        Parameters
+        ----------
+        columns
+            Which ones.
+        describe
+            Looks one of them up by its name.
+        path
+            Of the file, for messages.
+
+        Raises
+        ------
+        FileError
+            Their lengths differ, or one has no rows.
+        """
+        stored = tuple(map(describe, columns.names))
+        lengths = {each.num_rows for each in stored}
+        if len(lengths) > 1:
+            each = ", ".join(f"{one.name!r} has {one.num_rows}" for one in stored)
+            raise FileError(f"{path}: arrays of one length make elements, and of these {each} rows; name some of them")
+        return cls(columns, stored)
+
+    @property
+    def num_rows(self) -> int:
+        return self.stored[0].num_rows
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(each.row_bytes for each in self.stored)
+
+    @property
+    def spec(self) -> ElementSpec:
+        """The spec of an element."""
+        rows = {each.name: each.row for each in self.stored}
+        return self.columns.spec(rows.__getitem__)
+
+    def cuts(self, path: str) -> list[tuple[int, int]]:
+        """The rows of each split: from one place where chunks of all arrays end to another.
+
+        Where there are too few such places, chunks of the array that takes longest to decode end there.
+
+        Raises
+        ------
+        FileError
+            There are more rows than any file has.
+        """
+        size = max(in_bytes("split-bytes"), 1)
+        step = lcm(*[each.chunk_rows for each in self.stored])
+        chunks = [each for each in self.stored if each.chunk_rows > 1]
+        if chunks and min(step, self.num_rows) * self.row_bytes > _STRETCH * size:
+            step = max(chunks, key=lambda each: each.chunk_rows * each.row_bytes).chunk_rows
+        rows = step * max(size // (step * self.row_bytes), 1) if self.row_bytes else max(self.num_rows, 1)
+        if self.num_rows > _MOST_SPLITS * rows:
+            raise FileError(
+                f"{path}: says it has {self.num_rows} rows, more than {_MOST_SPLITS} splits of {rows}: damaged, or to "
+                "be read with a larger daskdist.split-bytes"
+            )
+        return [(start, min(start + rows, self.num_rows)) for start in range(0, self.num_rows, rows)]
+
+    def block(self, rows: Callable[[Stored], Any], label: str) -> Block:
+        """The elements that some rows of each array make."""
+        arrays = {each.name: leaves_of(rows(each)) for each in self.stored}
+        return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__), label)
+
+    def salvage(self, start: int, stop: int, label: str, path: str, read: Callable[[int, int], Block]) -> Block:
+        """The rows ``start`` to ``stop`` that can be read; the unit is what lies between two ends of chunks.
+
+        Raises
+        ------
+        FileError
+            None can be.
+        """
+        ends = {
+            row
+            for each in self.stored
+            if each.chunk_rows > 1
+            for row in range(start - start % each.chunk_rows, stop, each.chunk_rows)
+            if row > start
+        }
+        bounds = [start, *sorted(ends), stop]
+        kept: list[Block] = []
+        notes: list[Skipped] = []
+        for first, last in pairwise(bounds):
+            try:
+                kept.append(read(first, last))
+            except FileError as error:
+                if not kept and last == stop:
+                    raise
+                notes.append(Skipped(rows_label(path, first, last), str(error)))
+        block = Block.concat(kept, label) if len(kept) > 1 else kept[0]
+        block.skipped = tuple(notes)
+        return block
+
+
+def chosen(asked: Any, names: Sequence[str], path: str, first: First | None, kind: str = "array") -> Columns:
+    """The arrays asked for, of those a file has.
+
+    Parameters
+    ----------
+    asked
+        What users write: see `Columns.of`.
+    names
+        The names of its arrays; `LONE_NAME` where it is one.
+    path
+        Of the file, for messages.
+    first
+        The first file, where this is another.
+    kind
+        What messages call one of them.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such array.
+    FileError
+        The same, where the first file has it; or there are none at all.
+    """
+    if asked is None and not names:
+        raise FileError(f"{path}: has no arrays")
+    try:
+        if names == [LONE_NAME] and asked is not None:
+            raise ArgumentError(f"it is one array, without a name, and {kind}s asks for {asked!r}; leave {kind}s out")
+        return Columns.of(LONE_NAME if names == [LONE_NAME] else asked, names, kind)
+    except ArgumentError as error:
+        if first is None or first.path == path:
+            raise ArgumentError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
+
+
+def check_alike(arrays: Arrays, path: str, first: First) -> None:
+    """See whether the elements of a file are like those of the first.
+
+    Raises
+    ------
+    FileError
+        They are not.
+    """
+    spec = arrays.spec
+    if spec != first.spec:
+        raise unlike(path, spec, first)
+
+
+def rows_label(path: str, start: int, stop: int) -> str:
+    """What a split of some rows is called."""
+    return f"{path} rows {start} to {stop}"
+
+
+# --- chunks that splits share ---
+
+
+@dataclass(eq=False)
+class _Chunk:
+    # Rows that were decoded together, and how many of them have not been asked for.
+    num_left: int
+    lock: Any = field(default_factory=threading.Lock)
+    rows: Any = None
+
+
+class _Shared:
+    # A chunk is kept till each of its rows has been given once, as a pass over the file does.
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[Any, _Chunk] = OrderedDict()
+
+    def rows(self, key: Any, start: int, stop: int, num_rows: int, decode: Callable[[], Any]) -> Any:
+        """Rows ``start`` to ``stop`` of a chunk, which one caller decodes while others wait."""
+        with self._lock:
+            chunk = self._chunks.setdefault(key, _Chunk(num_rows))
+            self._chunks.move_to_end(key)
+        try:
+            with chunk.lock:
+                if chunk.rows is None:
+                    chunk.rows = decode()
+        except BaseException:
+            with self._lock:
+                self._drop(key, chunk)
+            raise
+        with self._lock:
+            chunk.num_left -= stop - start
+            if chunk.num_left <= 0:
+                self._drop(key, chunk)
+            limit = _KEPT * in_bytes("split-bytes")
+            while len(self._chunks) > 1 and sum(_size(each) for each in self._chunks.values()) > limit:
+                self._chunks.popitem(last=False)
+        return chunk.rows[start:stop]
+
+    def _drop(self, key: Any, chunk: _Chunk) -> None:
+        if self._chunks.get(key) is chunk:
+            del self._chunks[key]
+
+
+def _size(chunk: _Chunk) -> int:
+    return 0 if chunk.rows is None else int(chunk.rows.nbytes)
+
+
+_shared = _Shared()
+
+
+def by_chunks(stored: Stored, start: int, stop: int, key: Any, fetch: Callable[[int, int], Any]) -> Any:
+    """Rows ``start`` to ``stop`` of an array, of which splits that follow one another decode each chunk once.
+
+    Parameters
+    ----------
+    stored
+        The array.
+    start, stop
+        The rows.
+    key
+        What tells it, as it is now, from every other.
+    fetch
+        ``fetch(start, stop)`` decodes rows.
+    """
+    size = stored.chunk_rows
+    parts = []
+    while start < stop:
+        chunk = start - start % size
+        whole = stop if stop == stored.num_rows else stop - stop % size
+        if start == chunk and whole > start:
+            parts.append(fetch(start, whole))
+            start = whole
+            continue
+        end = min(chunk + size, stored.num_rows)
+        part = _shared.rows(
+            (key, chunk), start - chunk, min(stop, end) - chunk, end - chunk, partial(fetch, chunk, end)
+        )
+        parts.append(part)
+        start = min(stop, end)
+    return parts[0] if len(parts) == 1 else concat(parts)
+
+
+# --- writing ---
+
+
+def columns_of(rows: Rows) -> list[Any]:
+    """The leaves of elements, shape ``(num_rows, ...)``, to be written.
+
+    Raises
+    ------
+    ArgumentError
+        Their shapes or dtypes differ, so that they make no array.
+    """
+    whole = rows if isinstance(rows, Block) else merge([rows], rows)
+    if not isinstance(whole, Block):
+        what = "their shapes or dtypes differ" if len(whole) else "there are none, and so no shape"
+        raise ArgumentError(f"elements of {rows.label or 'this data'} make no arrays: {what}")
+    return list(whole.leaves)
+
+
+def check_writable(spec: ElementSpec, name: str, kinds: str, advice: str) -> list[str]:
+    """The names of the arrays that elements are written as: those of a dict, or ``""`` for a lone leaf.
+
+    Parameters
+    ----------
+    spec
+        Of an element.
+    name
+        What it is written as, for messages.
+    kinds
+        The kinds of dtypes that can be written.
+    advice
+        What to do about others.
+
+    Raises
+    ------
+    ArgumentError
+        They cannot be written; the message says which leaf, and what to do.
+    """
+    names = array_names(spec.structure, name)
+    for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        which = f"leaf {path or '(the element)'} is {leaf}"
+        if type(leaf) is not TensorSpec or None in leaf.shape:
+            raise ArgumentError(
+                f"{name} takes arrays of one shape, and {which}; use padded_batch and unbatch, or save or to_parquet"
+            )
+        if leaf.dtype.kind not in kinds or (leaf.dtype.kind in "fc" and leaf.dtype.itemsize not in (2, 4, 8, 16)):
+            raise ArgumentError(f"{name} takes no {leaf.dtype}, and {which}; {advice}")
+    return names
+
+
+def array_names(structure: Structure, name: str) -> list[str]:
+    """The names of the arrays that elements are written as, a leaf each; ``""`` for a lone one.
+
+    Raises
+    ------
+    ArgumentError
+        They are neither a lone leaf nor a dict of such.
+    """
+    if structure == LONE:
+        return [""]
+    nest = structure.pack(range(structure.num_leaves))
+    if isinstance(nest, dict) and all(isinstance(leaf, int) and _ok(key) for key, leaf in nest.items()):
+        return sorted(nest, key=nest.__getitem__)
+    raise ArgumentError(
+        f"{name} takes a lone array or a dict of arrays by name, without '/', and elements are {structure}; "
+        "make such a dict of them with map(...)"
+    )
+
+
+def _ok(name: object) -> bool:
+    # A name that leads nowhere else.
+    if not isinstance(name, str):
+        return False
+    return bool(name) and "/" not in name and "\\" not in name and "\0" not in name and not name.startswith(".")

@@ -1,0 +1,475 @@
+"""``tf.train.Example``: what features are to be read of it, and how.
+
+An example is a protobuf message that maps names to lists of bytes, floats or integers. All records of a block are
+read at once (`example_walk`); what is laid out in another way than writers do, or is not as asked for, is read
+record by record here, and so it is here where it is said what is wrong.
+
+A feature is found and refused as in ``tf.io.parse_example``: it is missing where it is not there or holds no list,
+of a name that is there twice the last counts, and others are not looked at. Where a list comes in several parts,
+or there are fields that are not known, it is read as protobuf has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.ragged import Ragged, concat
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError
+from daskdist.formats.tfrecord.example_walk import PADDING, Malformed, Wanted, integers_of, walk
+
+Array = np.ndarray[Any, Any]
+
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+_BYTES: Final = np.dtype(object)
+_FLOAT: Final = np.dtype(np.float32)
+_INTEGER: Final = np.dtype(np.int64)
+
+# Field of a feature -> what its list holds.
+_KINDS: Final = {1: "bytes", 2: "float32", 3: "int64"}
+_FIELDS: Final = {_BYTES: 1, _TEXT: 1, _FLOAT: 2, _INTEGER: 3}
+_DAMAGED: Final = 0
+# Rows that are walked over at once: so few that what is made on the way stays in the processor's cache.
+_CHUNK_ROWS: Final = 8192
+
+
+@dataclass(frozen=True)
+class FixedLenFeature:
+    """A feature that every example has, and as many values of it.
+
+    Parameters
+    ----------
+    shape
+        Of the array that its values make.
+    dtype
+        float32; int64; bytes, which is also what "string" stands for, as in TensorFlow; or str for text in UTF-8.
+    default_value
+        What stands for it where it is missing: an array of that shape, or one value for all of it. Without, that
+        is an error.
+
+    >>> FixedLenFeature((), "int64", default_value=-1)
+    FixedLenFeature(shape=(), dtype=dtype('int64'), default_value=-1)
+    """
+
+    shape: Any
+    dtype: Any
+    default_value: Any = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+        _default_of(self)
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The spec of its array."""
+        return TensorSpec(self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class VarLenFeature:
+    """A feature of which examples have different numbers of values, or none.
+
+    Parameters
+    ----------
+    dtype
+        As in `FixedLenFeature`.
+    """
+
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The spec of its array, whose length differs."""
+        return TensorSpec((None,), self.dtype)
+
+
+@dataclass(frozen=True)
+class FixedLenSequenceFeature:
+    """A feature whose values make a number of arrays of one shape, which differs.
+
+    Parameters
+    ----------
+    shape
+        Of each.
+    dtype
+        As in `FixedLenFeature`.
+    allow_missing
+        Whether it may be missing, and has no arrays then.
+    default_value
+        Taken for compatibility: there is nothing to fill up in one example. Give it to
+        `Dataset.padded_batch` as ``padding_values``.
+    """
+
+    shape: Any
+    dtype: Any
+    allow_missing: bool = False
+    default_value: Any = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not prod(self.shape):
+            raise ArgumentError(f"{self}: an array of shape {self.shape} has no values, so none can be counted")
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The spec of its array, whose length differs."""
+        return TensorSpec((None, *self.shape), self.dtype)
+
+
+Feature = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
+
+
+def _check(feature: Any) -> None:
+    # What was given for shape and dtype, made what it stands for.
+    kind = type(feature).__name__
+    object.__setattr__(feature, "dtype", _dtype_of(feature.dtype, kind))
+    if isinstance(feature, VarLenFeature):
+        return
+    shape = (feature.shape,) if isinstance(feature.shape, int) else feature.shape
+    if not (isinstance(shape, Sequence) and all(isinstance(size, (int, np.integer)) and size >= 0 for size in shape)):
+        advice = "; a length that differs is a VarLenFeature's or a FixedLenSequenceFeature's"
+        raise ArgumentError(f"{kind}: shape is {feature.shape!r}; give whole numbers from 0 on{advice}")
+    object.__setattr__(feature, "shape", tuple(map(int, shape)))
+    default = feature.default_value
+    if isinstance(default, (list, np.ndarray, np.generic)):
+        object.__setattr__(feature, "default_value", _frozen(default))
+
+
+def _frozen(value: Any) -> Any:
+    value = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _dtype_of(dtype: Any, kind: str) -> np.dtype[Any]:
+    if dtype in (bytes, object, np.bytes_, "bytes", "string"):
+        return _BYTES
+    if dtype in (str, np.str_, "str"):
+        return _TEXT
+    with contextlib.suppress(TypeError):
+        found: np.dtype[Any] = _FLOAT if dtype is float else np.dtype(dtype)
+        if found in _FIELDS:
+            return found
+    raise ArgumentError(
+        f"{kind}: dtype is {dtype!r}; an example holds float32, int64 and bytes, so give one of these, or str for "
+        "text, and make others of them with map(...)"
+    )
+
+
+def _default_of(feature: FixedLenFeature) -> Array | None:
+    given, shape = feature.default_value, feature.shape
+    if given is None:
+        return None
+    try:
+        # Text is no bytes, and a fraction no whole number.
+        flat = [given] if isinstance(given, (str, bytes)) else np.asarray(given, _loose(feature.dtype)).ravel().tolist()
+        values = np.empty(len(flat), feature.dtype)
+        if not all(isinstance(each, _TYPES[feature.dtype]) for each in flat):
+            raise TypeError
+        values[:] = flat
+        return np.broadcast_to(values[0], shape) if values.size == 1 else values.reshape(shape)
+    except (TypeError, ValueError, OverflowError):
+        dtype = {_BYTES: "bytes", _TEXT: "str"}.get(feature.dtype, feature.dtype)
+        raise ArgumentError(
+            f"FixedLenFeature: default_value is {given!r:.80}; give {dtype}, one value or an array of shape {shape}"
+        ) from None
+
+
+def _loose(dtype: np.dtype[Any]) -> Any:
+    # Without a dtype NumPy's own bytes would lose the zeros they end with.
+    return object if dtype in (_BYTES, _TEXT) else None
+
+
+_TYPES: Final[dict[Any, Any]] = {_BYTES: bytes, _TEXT: str, _FLOAT: (int, float), _INTEGER: int}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """How the examples of a dataset are read.
+
+    Parameters
+    ----------
+    features
+        What is read, by name.
+    """
+
+    features: Mapping[str, Feature]
+
+    def __post_init__(self) -> None:
+        given = self.features
+        if not isinstance(given, Mapping) or not given:
+            raise ArgumentError(f"features is {given!r:.80}; give a dict of at least one feature by its name")
+        for name, feature in given.items():
+            if not isinstance(name, str):
+                raise ArgumentError(f"features: {name!r} is no name; give text")
+            if not isinstance(feature, Feature):
+                raise ArgumentError(
+                    f"features[{name!r}] is {feature!r:.80}; give a FixedLenFeature, VarLenFeature or "
+                    "FixedLenSequenceFeature"
+                )
+
+    @cached_property
+    def spec(self) -> ElementSpec:
+        """The spec of an element: a dict of arrays by name."""
+        leaves, structure = Structure.of({name: feature.spec for name, feature in self.features.items()})
+        return ElementSpec(structure, leaves)
+
+    def parse(self, data: bytes, starts: Array, lengths: Array) -> tuple[list[Any], Array, list[tuple[int, str]]]:
+        """The columns of records.
+
+        Parameters
+        ----------
+        data
+            A buffer they lie in.
+        starts, lengths
+            Where each begins, and how many bytes it has.
+
+        Returns
+        -------
+        columns
+            A column for each feature, in the order of the leaves of the spec.
+        rows
+            The numbers of the records they hold, in order.
+        refused
+            The numbers of the others, and what is wrong with each.
+        """
+        buffer = np.frombuffer(data + bytes(PADDING), np.uint8)
+        parts, kept = [], []
+        refused: list[tuple[int, str]] = []
+        for at in range(0, len(starts), _CHUNK_ROWS):
+            chunk = slice(at, at + _CHUNK_ROWS)
+            columns, rows, bad = self._parsed(data, buffer, starts[chunk], starts[chunk] + lengths[chunk])
+            parts.append(columns)
+            kept.append(rows + at)
+            refused.extend((row + at, reason) for row, reason in bad)
+        if not parts:
+            return [_empty(feature) for feature in self._features], np.zeros(0, np.int64), []
+        columns = [concat(column) if len(parts) > 1 else column[0] for column in zip(*parts, strict=True)]
+        return columns, np.concatenate(kept), refused
+
+    def _parsed(
+        self, data: bytes, buffer: Array, starts: Array, stops: Array
+    ) -> tuple[list[Any], Array, list[tuple[int, str]]]:
+        # Of one chunk, whose records are read at once but for those that are odd in some way.
+        found, is_odd = walk(buffer, starts, stops, self._wanted)
+        rows, odd = np.flatnonzero(~is_odd), np.flatnonzero(is_odd)
+        columns = [
+            _column(feature, values, counts[rows], is_there[rows])
+            for feature, (values, counts, is_there) in zip(self._features, found, strict=True)
+        ]
+        if not len(odd):
+            return columns, rows, []
+        singles, taken, refused = [], [], []
+        for row in odd.tolist():
+            try:
+                singles.append(self.parse_one(data[starts[row] : stops[row]]))
+                taken.append(row)
+            except Malformed as error:
+                refused.append((row, error.reason))
+        if singles:
+            order = np.argsort(np.concatenate([rows, taken]))
+            more = [_stacked(feature, column) for feature, column in zip(self._features, zip(*singles), strict=True)]  # noqa: B905
+            columns = [concat([a, b]).take(order, axis=0) for a, b in zip(columns, more, strict=True)]
+            rows = np.concatenate([rows, np.array(taken, np.int64)])[order]
+        return columns, rows, refused
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        # In the order of leaves.
+        names, _ = Structure.of({name: name for name in self.features})
+        return names
+
+    @cached_property
+    def _features(self) -> list[Feature]:
+        return [self.features[name] for name in self._names]
+
+    @cached_property
+    def _wanted(self) -> list[Wanted]:
+        return [
+            Wanted(
+                name.encode(),
+                _FIELDS[feature.dtype],
+                feature.dtype == _TEXT,
+                prod(feature.shape) if isinstance(feature, FixedLenFeature) else None,
+                prod(feature.shape) if isinstance(feature, FixedLenSequenceFeature) else 1,
+                _may_be_missing(feature),
+            )
+            for name, feature in zip(self._names, self._features, strict=True)
+        ]
+
+    def parse_one(self, record: bytes) -> list[Array]:
+        """The array of each feature of one record, in the order of the leaves of the spec.
+
+        Raises
+        ------
+        Malformed
+            It is no example, or has not what is asked for.
+        """
+        found = _features_of(record)
+        return [
+            _array(name, feature, found.get(name.encode()))
+            for name, feature in zip(self._names, self._features, strict=True)
+        ]
+
+
+def _may_be_missing(feature: Feature) -> bool:
+    if isinstance(feature, FixedLenFeature):
+        return feature.default_value is not None
+    return isinstance(feature, VarLenFeature) or feature.allow_missing
+
+
+# --- columns ---
+
+
+def _empty(feature: Feature) -> Any:
+    return _column(feature, np.zeros(0, feature.dtype), np.zeros(0, np.int64), np.zeros(0, bool))
+
+
+def _column(feature: Feature, values: Array, counts: Array, is_there: Array) -> Any:
+    # Of the values of all rows, how many each has, and which are not missing.
+    if isinstance(feature, FixedLenFeature):
+        if is_there.all():
+            return values.reshape(len(counts), *feature.shape)
+        column: Array = np.empty((len(counts), *feature.shape), feature.dtype)
+        column[is_there] = values.reshape(-1, *feature.shape) if prod(feature.shape) else 0
+        column[~is_there] = _default_of(feature)
+        return column
+    splits = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=splits[1:])
+    if isinstance(feature, VarLenFeature):
+        return Ragged(values, splits)
+    return Ragged(values.reshape(-1, *feature.shape), splits // prod(feature.shape))
+
+
+def _stacked(feature: Feature, arrays: Sequence[Array]) -> Any:
+    if isinstance(feature, FixedLenFeature):
+        return np.stack(arrays)
+    return Ragged.of(arrays)
+
+
+# --- one record ---
+
+
+def _array(name: str, feature: Feature, found: tuple[int, bytes] | None) -> Array:
+    dtype = feature.dtype
+    if found is None:
+        if not _may_be_missing(feature):
+            hint = "allow_missing=True" if isinstance(feature, FixedLenSequenceFeature) else "a default_value"
+            raise Malformed(f"feature {name!r} is missing; give it {hint} where examples may lack it")
+        default = _default_of(feature) if isinstance(feature, FixedLenFeature) else None
+        return np.zeros((0, *feature.spec.shape[1:]), dtype) if default is None else default
+    field, content = found
+    if field == _DAMAGED:
+        raise Malformed(f"feature {name!r} is no list of values")
+    if field != _FIELDS[dtype]:
+        raise Malformed(f"feature {name!r} holds {_KINDS[field]}, and {_KINDS[_FIELDS[dtype]]} is asked for")
+    try:
+        values = _values(field, content)
+        if dtype == _TEXT:
+            values = np.array([value.decode() for value in values], _TEXT)
+    except UnicodeDecodeError as error:
+        raise Malformed(f"feature {name!r} is not UTF-8: {error.reason}; ask for bytes") from None
+    except Malformed as error:
+        raise Malformed(f"feature {name!r}: {error.reason}") from None
+    if isinstance(feature, VarLenFeature):
+        return values
+    size = prod(feature.shape)
+    if isinstance(feature, FixedLenSequenceFeature):
+        if len(values) % size:
+            raise Malformed(f"feature {name!r} has {len(values)} values; shape {feature.shape} takes {size} at a time")
+        return values.reshape(-1, *feature.shape)
+    if len(values) != size:
+        raise Malformed(f"feature {name!r} has {len(values)} values; shape {feature.shape} takes {size}")
+    return values.reshape(feature.shape)
+
+
+def _features_of(record: bytes) -> dict[bytes, tuple[int, bytes]]:
+    # Name -> which list it has, and the content of that. Messages that come in parts are those parts joined.
+    found: dict[bytes, tuple[int, bytes]] = {}
+    entries = b"".join(value for field, value in _fields(record) if field == 1 and isinstance(value, bytes))
+    for field, entry in _fields(entries):
+        if field != 1 or not isinstance(entry, bytes):
+            continue
+        name, content = b"", b""
+        for part, value in _fields(entry):
+            if part == 1 and isinstance(value, bytes):
+                name = value
+            elif part == 2 and isinstance(value, bytes):
+                content += value
+        feature: tuple[int, bytes] | None = None
+        try:
+            for part, value in _fields(content):
+                if part in _KINDS and isinstance(value, bytes):
+                    feature = part, feature[1] + value if feature and feature[0] == part else value
+        except Malformed:
+            # It matters only where it is asked for.
+            feature = _DAMAGED, content
+        if feature is not None:
+            found[name] = feature
+    return found
+
+
+def _values(field: int, content: bytes) -> Array:
+    values: list[Any] = []
+    for part, value in _fields(content, {1: 2, 2: 5, 3: 0}[field]):
+        if part != 1:
+            continue
+        if field == 1 and isinstance(value, bytes):
+            values.append(value)
+        elif field == 2 and isinstance(value, bytes):
+            if len(value) % 4:
+                raise Malformed(f"{len(value)} bytes of floats, which have four each")
+            values.append(np.frombuffer(value, "<f4"))
+        elif field == 3:
+            values.append(integers_of(value) if isinstance(value, bytes) else np.array([value], np.uint64).view("i8"))
+    if field == 1:
+        made = np.empty(len(values), object)
+        made[:] = values
+        return made
+    return np.concatenate(values or [np.zeros(0)], dtype=_FLOAT if field == 2 else _INTEGER, casting="unsafe")
+
+
+def _fields(data: bytes, packed_wire: int = 2) -> Iterator[tuple[int, bytes | int]]:
+    """The fields of a message: numbers, and contents; what is of fixed size as bytes too, where that is asked for."""
+    at, stop = 0, len(data)
+    while at < stop:
+        tag, at = _varint(data, at)
+        field, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield field, value
+            continue
+        if wire == 2:
+            size, at = _varint(data, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise Malformed(f"not an example: a field of wire type {wire}")
+        if not field or at + size > stop:
+            raise Malformed(f"not an example, or one cut short: a field of {size} bytes where {stop - at} are left")
+        if wire in (2, packed_wire):
+            yield field, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(10):
+        if at >= len(data):
+            raise Malformed("not an example, or one cut short: it ends within a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << (7 * place)
+        if byte < 128:
+            return value & (2**64 - 1), at
+    raise Malformed("not an example: a number of more than ten bytes")

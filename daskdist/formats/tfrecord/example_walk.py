@@ -1,0 +1,443 @@
+"""The wire format of ``tf.train.Example``, walked over in all records of a block at once.
+
+A step reads the same thing of every record with one call of NumPy, at a place of its own in each. So records need
+no layout in common; only those that are laid out as no writer does it are left to be read one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from daskdist.tables.byte_rows import objects_at, rows_at, spans
+
+Array = np.ndarray[Any, Any]
+
+# Zeros that are needed after the records: what is read at once reaches beyond the last.
+PADDING: Final = 16
+# With fewer records than these a step for all costs more than one for each.
+_FEW: Final = 24
+# A length that takes more than this is none that fits in memory.
+_LENGTH_BYTES: Final = 5
+_TOO_LONG: Final = 2**62
+_VARINT_BYTES: Final = 10
+_WORD_BYTES: Final = 8
+
+# Tag of a field of some length, by its number.
+_ONE, _TWO = 0x0A, 0x12
+
+
+class Malformed(Exception):  # noqa: N818 - a signal between what parses and what knows the file
+    """A record is no example, or has not what is asked for.
+
+    Parameters
+    ----------
+    reason
+        What is wrong, and what was expected.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A feature to look for.
+
+    Parameters
+    ----------
+    key
+        Its name.
+    field
+        The number of the list it holds: 1 of bytes, 2 of floats, 3 of integers.
+    is_text
+        Whether bytes are to be text.
+    size
+        How many values it has; None for any number.
+    multiple
+        What that is a multiple of.
+    may_be_missing
+        Whether records may lack it.
+    """
+
+    key: bytes
+    field: int
+    is_text: bool
+    size: int | None
+    multiple: int
+    may_be_missing: bool
+
+
+# Values one row after the other, how many each row has, and which rows have the feature.
+Found = tuple[Array, Array, Array]
+
+
+def walk(data: Array, starts: Array, stops: Array, wanted: Sequence[Wanted]) -> tuple[list[Found], Array]:
+    """The values of features in records.
+
+    Parameters
+    ----------
+    data
+        Bytes, with `PADDING` after the last record.
+    starts, stops
+        Where in them each record begins and ends.
+    wanted
+        Which features.
+
+    Returns
+    -------
+    found
+        Of each feature the values of the records that are not odd; what there is of each record.
+    is_odd
+        Which records are to be read one by one.
+    """
+    num_rows = len(starts)
+    is_odd = np.full(num_rows, num_rows < _FEW)
+    lists = [_Lists(num_rows) for _ in wanted]
+    if not is_odd.all():
+        _find(data, starts, stops, [each.key for each in wanted], lists, is_odd)
+    columns: list[tuple[_Column, Array]] = []
+    for each, found in zip(wanted, lists, strict=True):
+        is_odd |= (found.field != 0) & (found.field != each.field)
+        if not each.may_be_missing:
+            is_odd |= found.field == 0
+        column = _READERS[each.field](data, found, is_odd, each)
+        is_there = found.field != 0
+        if each.size is not None:
+            is_odd |= is_there & (column.counts != each.size)
+        elif each.multiple > 1:
+            is_odd |= column.counts % each.multiple != 0
+        columns.append((column, is_there))
+    rows = np.flatnonzero(~is_odd)
+    return [(column.values(rows), column.counts, is_there) for column, is_there in columns], is_odd
+
+
+class _Lists:
+    # Of one feature in each record: the number of the list it holds (0 where there is none), and where that lies.
+    def __init__(self, num_rows: int) -> None:
+        self.field = np.zeros(num_rows, np.uint8)
+        self.start = np.zeros(num_rows, np.int64)
+        self.stop = np.zeros(num_rows, np.int64)
+
+
+def _find(
+    data: Array, starts: Array, stops: Array, keys: Sequence[bytes], lists: Sequence[_Lists], is_odd: Array
+) -> None:
+    rows = np.arange(len(starts))
+    size, stride = int(stops[0] - starts[0]), int(starts[1] - starts[0])
+    if size >= _WORD_BYTES and (stops - starts == size).all() and (np.diff(starts) == stride).all():
+        rows = rows[~_find_alike(data, len(rows), int(starts[0]), size, stride, keys, lists)]
+        for found in lists:
+            found.start += starts
+            found.stop += starts
+    _find_each(data, rows, starts, stops, keys, lists, is_odd, few=_FEW)
+
+
+def _find_alike(
+    data: Array, num_rows: int, at: int, size: int, stride: int, keys: Sequence[bytes], lists: Sequence[_Lists]
+) -> Array:
+    # Records of one length mostly have everything where the first has it: all their bytes but values are its. Which
+    # these are; where their lists lie is noted from the beginning of each record on.
+    first = np.concatenate([data[at : at + size], np.zeros(PADDING, np.uint8)])
+    one, is_odd = [_Lists(1) for _ in keys], np.zeros(1, bool)
+    _find_each(first, np.arange(1), np.array([0]), np.array([size]), keys, one, is_odd, few=0)
+    if is_odd[0]:
+        return np.zeros(num_rows, bool)
+    mask = np.full(size, 255, np.uint8)
+    for each in one:
+        mask[each.start[0] : each.stop[0]] = 0
+    # Eight bytes at a time, the last eight once more.
+    is_alike = np.ones(num_rows, bool)
+    for begin, num_words in ((0, size // _WORD_BYTES), (size - _WORD_BYTES, 1)):
+        words = np.ndarray((num_rows, num_words), "<u8", data, at + begin, (stride, _WORD_BYTES))
+        stop = begin + num_words * _WORD_BYTES
+        is_alike &= ~((words ^ first[begin:stop].view("<u8")) & mask[begin:stop].view("<u8")).any(axis=1)
+    which: Any = slice(None) if is_alike.all() else is_alike
+    for each, found in zip(one, lists, strict=True):
+        found.field[which], found.start[which], found.stop[which] = each.field, each.start, each.stop
+    return is_alike
+
+
+def _find_each(
+    data: Array,
+    rows: Array,
+    starts: Array,
+    stops: Array,
+    keys: Sequence[bytes],
+    lists: Sequence[_Lists],
+    is_odd: Array,
+    *,
+    few: int,
+) -> None:
+    # An example is one field, its features; these are entries of a key and a feature; and that is one list.
+    length, at = _lengths(data, starts[rows] + 1)
+    stop = stops[rows]
+    is_good = (_byte(data, starts[rows]) == _ONE) & (at + length == stop)
+    is_odd[rows[~is_good]] = True
+    is_good &= at < stop
+    rows, at, stop = rows[is_good], at[is_good], stop[is_good]
+    while len(rows):
+        if len(rows) < few:
+            is_odd[rows] = True
+            return
+        length, key_tag = _lengths(data, at + 1)
+        end = key_tag + length
+        key_length, key = _lengths(data, key_tag + 1)
+        value_tag = key + key_length
+        value_length, tag = _lengths(data, value_tag + 1)
+        field = _byte(data, tag)
+        list_length, start = _lengths(data, tag + 1)
+        is_empty = value_length == 0
+        is_good = (
+            (_byte(data, at) == _ONE)
+            & (_byte(data, key_tag) == _ONE)
+            & (_byte(data, value_tag) == _TWO)
+            & (tag + value_length == end)
+            & (end <= stop)
+            & (is_empty | ((start + list_length == end) & ((field == 0x0A) | (field == 0x12) | (field == 0x1A))))
+        )
+        if not is_good.all():
+            is_odd[rows[~is_good]] = True
+            rows, stop, end, key, key_length = (each[is_good] for each in (rows, stop, end, key, key_length))
+            field, start, is_empty = field[is_good], start[is_good], is_empty[is_good]
+        # One that holds no list leaves what there was of its name.
+        field = np.where(is_empty, 0, field >> 3)
+        for which, is_here in _told(data, key, key_length, keys):
+            is_here = is_here & ~is_empty
+            here = rows[is_here]
+            found = lists[which]
+            found.field[here], found.start[here], found.stop[here] = field[is_here], start[is_here], end[is_here]
+        if (end == stop).any():
+            is_more = end < stop
+            rows, stop, end = rows[is_more], stop[is_more], end[is_more]
+        at = end
+
+
+def _told(data: Array, key: Array, length: Array, keys: Sequence[bytes]) -> list[tuple[int, Array]]:
+    # Which entries are of which key; all are of one, mostly, and that is tried first.
+    if not len(key):
+        return []
+    first = data[key[0] : key[0] + length[0]].tobytes()
+    told = []
+    for which in sorted(range(len(keys)), key=lambda which: keys[which] != first):
+        is_here = length == len(keys[which])
+        if not is_here.any():
+            continue
+        for place in range(0, len(keys[which]), 8):
+            part = keys[which][place : place + 8]
+            mask = np.uint64(2 ** (8 * len(part)) - 1)
+            is_here &= (_words(data, key + place) & mask) == np.uint64(int.from_bytes(part, "little"))
+        told.append((which, is_here))
+        if is_here.all():
+            break
+    return told
+
+
+def _words(data: Array, at: Array) -> Array:
+    words: Array = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))[np.minimum(at, len(data) - 8)]
+    return words
+
+
+def _byte(data: Array, at: Array) -> Array:
+    # A place beyond the end is that of a record that is found to be odd.
+    return data.take(at, mode="clip")
+
+
+def _lengths(data: Array, at: Array) -> tuple[Array, Array]:
+    # The numbers that begin somewhere, and where they end.
+    first = _byte(data, at)
+    value, following = first.astype(np.int64), at + 1
+    if (first < 128).all():
+        return value, following
+    rows = np.flatnonzero(first >= 128)
+    part, place = value[rows] & 127, following[rows]
+    for shift in range(7, 7 * _LENGTH_BYTES, 7):
+        byte = _byte(data, place).astype(np.int64)
+        part |= (byte & 127) << shift
+        place = place + 1
+        value[rows], following[rows] = part, place
+        is_more = byte >= 128
+        rows, part, place = rows[is_more], part[is_more], place[is_more]
+        if not len(rows):
+            return value, following
+    value[rows] = _TOO_LONG
+    return value, following
+
+
+def _packed(data: Array, found: _Lists, is_odd: Array) -> tuple[Array, Array]:
+    # Where the values of lists begin, and how many bytes they have: one field that is all of the list.
+    length, start = _lengths(data, found.start + 1)
+    is_good = (_byte(data, found.start) == _ONE) & (start + length == found.stop)
+    is_empty = found.start == found.stop
+    is_odd |= ~(is_good | is_empty)
+    return start, np.where(is_good & ~is_empty & ~is_odd, length, 0)
+
+
+class _Column(Protocol):
+    # Of one feature: how many values each row has, and those of some rows.
+    counts: Array
+
+    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None: ...
+
+    def values(self, rows: Array) -> Array: ...
+
+
+class _Floats:
+    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None:
+        self._data = data
+        self._start, length = _packed(data, found, is_odd)
+        is_odd |= length % 4 != 0
+        self.counts = length // 4
+
+    def values(self, rows: Array) -> Array:
+        """The values of some rows."""
+        start, counts = self._start[rows], self.counts[rows]
+        if len(rows) and (counts == counts[0]).all():
+            return rows_at(self._data, start, 4 * int(counts[0])).view("<f4").reshape(-1)
+        places = np.repeat(start - 4 * (np.cumsum(counts) - counts), counts) + 4 * np.arange(counts.sum())
+        values: Array = rows_at(self._data, places, 4).view("<f4").reshape(-1)
+        return values
+
+
+class _Integers:
+    _values: Array
+    counts: Array
+
+    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None:
+        start, length = _packed(data, found, is_odd)
+        if not len(length):
+            content = np.zeros(0, np.uint8)
+        elif (length == length[0]).all():
+            content = rows_at(data, start, int(length[0])).reshape(-1)
+        else:
+            content = data[spans(start, length)]
+        stops = np.cumsum(length)
+        ends = np.flatnonzero(content < 128)
+        if len(ends) == len(content):
+            self._values, self.counts = content.astype(np.int64), length
+            return
+        # A row that ends within a number, or has one that is too long, spoils no other row's: ends are made up.
+        row_ends = stops[length > 0] - 1
+        is_cut = content[row_ends] >= 128
+        if is_cut.any():
+            is_odd[np.flatnonzero(length > 0)[is_cut]] = True
+            ends = np.union1d(ends, row_ends)
+        sizes = np.diff(ends, prepend=-1)
+        if sizes.max() > _VARINT_BYTES:
+            is_odd[np.searchsorted(stops, ends[sizes > _VARINT_BYTES], "right")] = True
+        self._values = _decoded(content, ends, sizes)
+        edges = np.searchsorted(ends, stops)
+        self.counts = np.diff(edges, prepend=0)
+
+    def values(self, rows: Array) -> Array:
+        """The values of some rows."""
+        if len(rows) == len(self.counts):
+            return self._values
+        is_kept = np.zeros(len(self.counts), bool)
+        is_kept[rows] = True
+        kept: Array = self._values[np.repeat(is_kept, self.counts)]
+        return kept
+
+
+def _decoded(content: Array, ends: Array, sizes: Array) -> Array:
+    # Numbers of seven bits a byte, the lowest first, by where they end and how many bytes they have.
+    starts = ends - sizes + 1
+    values = (content[starts] & 127).astype(np.uint64)
+    rows = np.flatnonzero(sizes > 1)
+    for place in range(1, _VARINT_BYTES):
+        if not len(rows):
+            break
+        values[rows] |= (content[starts[rows] + place] & 127).astype(np.uint64) << np.uint64(7 * place)
+        rows = rows[sizes[rows] > place + 1]
+    signed: Array = values.view(np.int64)
+    return signed
+
+
+def integers_of(content: bytes) -> Array:
+    """The integers of packed numbers.
+
+    Raises
+    ------
+    Malformed
+        They end within one, or one is too long.
+    """
+    data = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(data < 128)
+    sizes = np.diff(ends, prepend=-1)
+    if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
+        raise Malformed("its integers end within one")
+    if len(sizes) and sizes.max() > _VARINT_BYTES:
+        raise Malformed(f"an integer of {sizes.max()} bytes, where {_VARINT_BYTES} are the most")
+    return _decoded(data, ends, sizes)
+
+
+class _Bytes:
+    counts: Array
+
+    def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None:
+        self._data = data
+        start, length, row = self._strings(data, found, is_odd)
+        self._start, self._length, self._row = start, length, row
+        self.counts = np.bincount(row, minlength=len(is_odd))
+        self._text = self._decoded(is_odd) if wanted.is_text else None
+
+    @staticmethod
+    def _strings(data: Array, found: _Lists, is_odd: Array) -> tuple[Array, Array, Array]:
+        # Each string of each row, row by row. A step reads one of every row that has as many.
+        rows = np.flatnonzero((found.start < found.stop) & ~is_odd)
+        at, stop = found.start[rows], found.stop[rows]
+        parts: list[tuple[Array, Array, Array]] = []
+        while len(rows):
+            if parts and len(rows) < _FEW:
+                is_odd[rows] = True
+                break
+            length, start = _lengths(data, at + 1)
+            end = start + length
+            is_good = (_byte(data, at) == _ONE) & (end <= stop)
+            if not is_good.all():
+                is_odd[rows[~is_good]] = True
+                rows, stop, start, length, end = (each[is_good] for each in (rows, stop, start, length, end))
+            parts.append((start, length, rows))
+            is_more = end < stop
+            rows, at, stop = rows[is_more], end[is_more], stop[is_more]
+        if not parts:
+            return rows, rows, rows
+        if len(parts) == 1:
+            return parts[0]
+        starts, lengths, owners = (np.concatenate(each) for each in zip(*parts, strict=True))
+        order = np.argsort(owners, kind="stable")
+        return starts[order], lengths[order], owners[order]
+
+    def _decoded(self, is_odd: Array) -> Array:
+        raw = objects_at(self._data, self._start, self._length).tolist()
+        text: Array = np.empty(len(raw), np.dtypes.StringDType())
+        try:
+            text[:] = list(map(bytes.decode, raw))
+        except UnicodeDecodeError:
+            for place, value in enumerate(raw):
+                try:
+                    text[place] = value.decode()
+                except UnicodeDecodeError:
+                    is_odd[self._row[place]] = True
+        return text
+
+    def values(self, rows: Array) -> Array:
+        """The values of some rows."""
+        is_all = len(rows) == len(self.counts)
+        kept: Any = slice(None)
+        if not is_all:
+            is_kept = np.zeros(len(self.counts), bool)
+            is_kept[rows] = True
+            kept = is_kept[self._row]
+        if self._text is not None:
+            text: Array = self._text[kept]
+            return text
+        return objects_at(self._data, self._start[kept], self._length[kept])
+
+
+# By the number of the list.
+_READERS: Final[dict[int, type[_Column]]] = {1: _Bytes, 2: _Floats, 3: _Integers}

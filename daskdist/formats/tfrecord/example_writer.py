@@ -1,0 +1,234 @@
+"""Elements as ``tf.train.Example``, a whole block at once.
+
+Floats become a list of float32 (of a float64 about seven digits are kept), whole numbers and booleans one of int64,
+bytes and text (as UTF-8) one of bytes. A number that is too large for these is an error. Arrays are written flat, the
+last axis fastest: their shape is the reader's to give. Features are in the order of their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block, Rows, from_items
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec
+from daskdist.errors import ArgumentError
+from daskdist.tables.byte_rows import Pieces
+
+Array = np.ndarray[Any, Any]
+
+# Kinds of dtypes -> tag of the list they are written as.
+_TAGS: Final = {**dict.fromkeys("f", b"\x12"), **dict.fromkeys("iub", b"\x1a"), **dict.fromkeys("OSTU", b"\x0a")}
+_ONE: Final = b"\x0a"
+_VARINT_BYTES: Final = 10
+
+
+def check_example(spec: ElementSpec) -> None:
+    """See whether elements can be written as examples.
+
+    Raises
+    ------
+    ArgumentError
+        They cannot; the message says which leaf, and what to do.
+    """
+    names(spec.packed)
+    for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True):
+        if isinstance(leaf, (DatasetSpec, RaggedTensorSpec)):
+            raise ArgumentError(
+                f"leaf {path} is {leaf}; an example holds arrays: unbatch() first, or map(...) it to one"
+            )
+        if leaf.dtype.kind not in _TAGS:
+            raise ArgumentError(
+                f"leaf {path} is {leaf.dtype}; an example holds numbers, bytes and text: map(...) it to one of these"
+            )
+
+
+def names(element: Any) -> list[str]:
+    """The names of the features that an element has.
+
+    Raises
+    ------
+    ArgumentError
+        It is no dict of leaves by name.
+    """
+    if type(element) is not dict or not element or not all(isinstance(name, str) for name in element):
+        raise ArgumentError(
+            "elements are to be bytes, a record each, or dicts of arrays by name, an example each; "
+            "make them so with map(lambda x, y: {'x': x, 'y': y}) before they are written"
+        )
+    for name, leaf in element.items():
+        if isinstance(leaf, (dict, tuple)):
+            raise ArgumentError(
+                f"{name!r} holds a nest; an example is flat: give each array a name of its own with map(...)"
+            )
+    return list(element)
+
+
+def examples_of(rows: Rows) -> tuple[Array, Array]:
+    """Examples, one after the other, and how many bytes each has.
+
+    Raises
+    ------
+    ArgumentError
+        There is a value among them that an example does not hold.
+    """
+    paths = names(rows.structure.pack(range(rows.structure.num_leaves)))
+    order = rows.structure.pack(range(rows.structure.num_leaves))
+    entries = Pieces(len(rows))
+    for name in sorted(paths):
+        values, counts = _flat(rows, name, order[name])
+        _check_range(rows, name, values, counts)
+        entries.extend(_entry(name, values, counts))
+    made = Pieces(len(rows))
+    made.same(_ONE)
+    _add_numbers(made, entries.lengths)
+    made.extend(entries)
+    return made.joined(), made.lengths
+
+
+def _flat(rows: Rows, name: str, leaf: int) -> tuple[Array, Array]:
+    # Return the values of a leaf, row by row, and how many each row has.
+    if not isinstance(rows, Block):
+        items = [rows.item(index)[leaf] for index in range(len(rows))]
+        counts = np.array([np.size(item) for item in items], np.int64)
+        values = [np.asarray(item).reshape(-1) for item in items]
+        _check_together(name, values)
+        return np.concatenate(values) if values else np.zeros(0), counts
+    column = rows.leaves[leaf]
+    if not isinstance(column, Ragged):
+        return column.reshape(-1), np.full(len(column), column[:1].size, np.int64)
+    splits, values = column.row_splits, column.values
+    while isinstance(values, Ragged):
+        splits, values = values.row_splits[splits], values.values
+    return values.reshape(-1), np.diff(splits) * values[:1].size
+
+
+def _check_together(name: str, values: Sequence[Array]) -> None:
+    # NumPy makes float64 of int64 and uint64, and of whole numbers and floats, and loses digits.
+    dtypes = list(dict.fromkeys(each.dtype for each in values))
+    if len(dtypes) > 1 and len({_TAGS.get(dtype.kind) for dtype in (*dtypes, np.result_type(*dtypes))}) > 1:
+        raise ArgumentError(
+            f"leaf {name!r} comes as {', '.join(map(str, dtypes))}; give all elements one dtype first with map(...)"
+        )
+
+
+def _check_range(rows: Rows, name: str, values: Array, counts: Array) -> None:
+    # Raise for a value that is too large for the list it is written as.
+    if values.dtype.kind == "f" and values.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):
+            is_over = np.isinf(values.astype(np.float32)) & ~np.isinf(values)
+        held = "float32"
+    elif values.dtype == np.uint64:
+        is_over, held = values > np.uint64(np.iinfo(np.int64).max), "int64"
+    else:
+        return
+    if is_over.any():
+        place = int(np.argmax(is_over))
+        row = int(np.searchsorted(np.cumsum(counts), place, side="right"))
+        advice = "scale it" if held == "float32" else "make it int64, or text,"
+        raise ArgumentError(
+            f"leaf {name!r} of {rows.where(row)} has {values[place]}; an example holds {held}, and that is more than "
+            f"{np.finfo(held).max if held == 'float32' else np.iinfo(held).max}: {advice} with map(...), or write "
+            "another format, such as to_parquet"
+        )
+
+
+def _entry(name: str, values: Array, counts: Array) -> Pieces:
+    # One entry of the map of features: what is inside decides what lengths go before it.
+    tag, content = _TAGS[values.dtype.kind], Pieces(len(counts))
+    if tag == b"\x12":
+        packed = np.ascontiguousarray(values, "<f4").view(np.uint8)
+        _add_packed(content, packed, 4 * counts)
+    elif tag == b"\x1a":
+        packed, sizes = _varints(values.astype(np.int64).view(np.uint64))
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        _add_packed(content, packed, np.diff(ends[np.concatenate([[0], np.cumsum(counts)])]))
+    else:
+        packed, sizes = _strings(name, values)
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        content.add(packed, np.diff(ends[np.concatenate([[0], np.cumsum(counts)])]))
+    key = name.encode()
+    feature = Pieces(len(counts))
+    feature.same(tag)
+    _add_numbers(feature, content.lengths)
+    feature.extend(content)
+    inside = Pieces(len(counts))
+    inside.same(_ONE + _number(len(key)) + key + b"\x12")
+    _add_numbers(inside, feature.lengths)
+    inside.extend(feature)
+    entry = Pieces(len(counts))
+    entry.same(_ONE)
+    _add_numbers(entry, inside.lengths)
+    entry.extend(inside)
+    return entry
+
+
+def _add_packed(pieces: Pieces, packed: Array, lengths: Array) -> None:
+    # Rows without values have no field for them.
+    is_there = lengths > 0
+    if is_there.all():
+        pieces.same(_ONE)
+        _add_numbers(pieces, lengths)
+    elif is_there.any():
+        head, sizes = _varints(lengths[is_there].astype(np.uint64))
+        marks = Pieces(int(is_there.sum()))
+        marks.same(_ONE)
+        marks.add(head, sizes)
+        lengths_of_marks = np.zeros(len(lengths), np.int64)
+        lengths_of_marks[is_there] = marks.lengths
+        pieces.add(marks.joined(), lengths_of_marks)
+    pieces.add(packed, lengths)
+
+
+def _add_numbers(pieces: Pieces, numbers: Array) -> None:
+    pieces.add(*_varints(numbers.astype(np.uint64)))
+
+
+def _strings(name: str, values: Array) -> tuple[Array, Array]:
+    # Each with its tag and its length before it.
+    raw: Sequence[Any] = values.tolist()
+    if values.dtype.kind in "TU":
+        raw = [value.encode() for value in raw]
+    elif not all(isinstance(value, bytes) for value in raw):
+        other = next(value for value in raw if not isinstance(value, bytes))
+        raise ArgumentError(f"leaf {name!r} has {other!r:.80}; give bytes, or text")
+    pieces = Pieces(len(raw))
+    lengths = np.fromiter(map(len, raw), np.int64, len(raw))
+    pieces.same(_ONE)
+    _add_numbers(pieces, lengths)
+    pieces.add(np.frombuffer(b"".join(raw), np.uint8), lengths)
+    return pieces.joined(), pieces.lengths
+
+
+def _varints(numbers: Array) -> tuple[Array, Array]:
+    # The bytes of numbers, seven bits a byte and the lowest first, and how many bytes each has.
+    sizes: Array = np.ones(len(numbers), np.int64)
+    for place in range(1, _VARINT_BYTES):
+        is_more = numbers >= np.uint64(1 << (7 * place))
+        if not is_more.any():
+            break
+        sizes += is_more
+    starts = np.cumsum(sizes) - sizes
+    made = np.empty(int(sizes.sum()), np.uint8)
+    rows = np.arange(len(numbers))
+    for place in range(_VARINT_BYTES):
+        rows = rows[sizes[rows] > place] if place else rows
+        if not len(rows):
+            break
+        more = np.where(sizes[rows] > place + 1, 128, 0)
+        made[starts[rows] + place] = ((numbers[rows] >> np.uint64(7 * place)) & np.uint64(127)) | more.astype(np.uint64)
+    return made, sizes
+
+
+def _number(value: int) -> bytes:
+    return _varints(np.array([value], np.uint64))[0].tobytes()
+
+
+def block_of(rows: Rows) -> Rows:
+    """The rows as columns, where they go into such."""
+    if isinstance(rows, Block):
+        return rows
+    return from_items(rows.structure, [rows.item(index) for index in range(len(rows))], rows.label)

@@ -1,0 +1,209 @@
+"""How the records of a TFRecord file follow one another.
+
+A record is its length in eight bytes, the checksum of these, its bytes, and the checksum of those.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.errors import FileError
+from daskdist.formats.tfrecord.crc import of_lengths, of_records
+from daskdist.storage.byte_ranges import Broken
+from daskdist.storage.compression import inferred
+from daskdist.tables.byte_rows import Pieces, objects_at, rows_at
+
+Array = np.ndarray[Any, Any]
+
+HEADER_BYTES: Final = 12
+FOOTER_BYTES: Final = 4
+AROUND_BYTES: Final = HEADER_BYTES + FOOTER_BYTES
+# After so many records of one length it is looked for more of them, once in so many records of other lengths.
+_RUN: Final = 16
+_HOPS: Final = 256
+_LONGEST_RUN: Final = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Where the records of some bytes are, which begin with one.
+
+    Parameters
+    ----------
+    starts, lengths
+        Where the bytes of each begin, behind its header, and how many it has. Those of the last may end beyond
+        what there is.
+    stop
+        Where the next record begins.
+    broken
+        Why there is none that can be found there, where a header is damaged.
+    """
+
+    starts: Array
+    lengths: Array
+    stop: int
+    broken: str | None = None
+
+
+def headers_of(data: Any, *, check: bool, begins: Array | None = None) -> Headers:
+    """Find the records of some bytes; those whose headers are whole, and right where they are to be checked.
+
+    Parameters
+    ----------
+    data
+        The bytes.
+    check
+        Whether checksums of lengths are compared.
+    begins
+        Where they are thought to begin.
+    """
+    if begins is not None and _is_chain(data, begins):
+        offsets, stop = begins, len(data)
+    else:
+        offsets, stop = _offsets(data)
+    headers = rows_at(data, offsets, HEADER_BYTES)
+    lengths = _lengths(headers)
+    broken = None
+    if check:
+        stated = np.ascontiguousarray(headers[:, 8:]).view("<u4").reshape(-1)
+        wrong = np.flatnonzero(of_lengths(lengths) != stated)
+        if len(wrong):
+            first = int(wrong[0])
+            broken = f"a record is said to have {lengths[first]} bytes, and the checksum of that length is another"
+            offsets, lengths, stop = offsets[:first], lengths[:first], int(offsets[first])
+    return Headers(offsets + HEADER_BYTES, lengths, stop, broken)
+
+
+def _lengths(headers: Array) -> Array:
+    lengths: Array = np.ascontiguousarray(headers[:, :8]).view("<u8").reshape(-1)
+    return lengths
+
+
+def _is_chain(data: Any, begins: Array) -> bool:
+    # Whether records begin there and nowhere else, and the data ends with the last.
+    if not len(begins) or begins[0] or begins[-1] + AROUND_BYTES > len(data):
+        return False
+    steps = _lengths(rows_at(data, begins, 8)) + np.uint64(AROUND_BYTES)
+    return bool((np.diff(begins, append=len(data)).astype(np.uint64) == steps).all())
+
+
+def _offsets(data: Any) -> tuple[Array, int]:
+    # Where records begin, and where the one after them does. Records of one length often follow one another: after
+    # a few of such it is seen how many.
+    last, at, count = len(data) - HEADER_BYTES, 0, 2 * _RUN
+    parts: list[Array] = [np.zeros(0, np.int64)]
+    length_at = struct.Struct("<Q").unpack_from
+    while at <= last:
+        some: list[int] = []
+        for _ in range(count):
+            some.append(at)
+            at += length_at(data, at)[0] + AROUND_BYTES
+            if at > last:
+                break
+        parts.append(np.array(some, np.int64))
+        count = _HOPS
+        step = at - some[-1]
+        if at <= last and at - some[0] >= _RUN * step == at - some[max(-_RUN, -len(some))]:
+            number = _run(data, at, step - AROUND_BYTES, step)
+            parts.append(at + step * np.arange(number))
+            at += number * step
+    return np.concatenate(parts), at
+
+
+def _run(data: Any, at: int, length: int, step: int) -> int:
+    # How many records from here on have one length.
+    most = (len(data) - at - HEADER_BYTES) // step + 1
+    number, size = 0, _RUN
+    while number < most:
+        count = min(size, most - number)
+        lengths = np.ndarray((count,), "<u8", data, at + number * step, (step,))
+        others = np.flatnonzero(lengths != length)
+        if len(others):
+            return number + int(others[0])
+        number, size = number + count, min(4 * size, _LONGEST_RUN)
+    return number
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records that follow one another by their lengths.
+
+    Parameters
+    ----------
+    check
+        Whether checksums of lengths are compared.
+    begins
+        Takes where the records began that were looked for last, so that who reads them need not look again.
+    """
+
+    check: bool = True
+    begins: list[Array] = field(default_factory=list, compare=False, repr=False)
+
+    is_local = False
+
+    def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
+        if not at_least:
+            return 0
+        found = headers_of(data, check=self.check)
+        begins = found.starts - HEADER_BYTES
+        self.begins[:] = [begins]
+        place = int(np.searchsorted(begins, at_least))
+        if place < len(begins):
+            return int(begins[place])
+        if found.broken is None and at_least <= found.stop <= len(data):
+            return found.stop
+        if found.broken is not None:
+            if found.stop >= at_least:
+                return found.stop
+            raise Broken(found.stop, found.broken + _hint(data, found.stop))
+        if not is_end:
+            return None
+        if found.stop < len(data):
+            reason = f"{len(data) - found.stop} bytes at its end, where a record takes {AROUND_BYTES} and more"
+            raise Broken(found.stop, reason)
+        last = int(begins[-1])
+        raise Broken(last, f"a record has {found.lengths[-1]} bytes, and the file ends {found.stop - len(data)} before")
+
+
+def _hint(data: bytes, at: int) -> str:
+    # A file that is no TFRecord file at all is damaged at its very beginning.
+    if at:
+        return ""
+    try:
+        found = inferred("", data[:8])
+    except FileError:
+        found = None
+    if found:
+        return f"; it begins as what is compressed by {found} does: give compression={found!r}"
+    return "; is it a TFRecord file, and compressed as its name says?"
+
+
+def framed(data: Array, lengths: Array) -> bytes:
+    """Records as a TFRecord file has them.
+
+    Parameters
+    ----------
+    data
+        Their bytes, a record after the other.
+    lengths
+        How many bytes each has.
+    """
+    raw = objects_at(data, np.cumsum(lengths) - lengths, lengths)
+    pieces = Pieces(len(lengths))
+    pieces.each(lengths.astype("<u8").view(np.uint8).reshape(-1, 8))
+    pieces.each(of_lengths(lengths).astype("<u4").view(np.uint8).reshape(-1, 4))
+    pieces.add(data, lengths)
+    pieces.each(of_records(raw).astype("<u4").view(np.uint8).reshape(-1, 4))
+    return pieces.joined().tobytes()
+
+
+def is_plain(head: bytes) -> bool:
+    """Whether a file begins with the header of a record."""
+    if len(head) < HEADER_BYTES:
+        return False
+    length, stated = np.frombuffer(head, "<u8", 1), np.frombuffer(head, "<u4", 1, 8)
+    return bool(of_lengths(length)[0] == stated[0])

@@ -1,0 +1,170 @@
+"""The index of a TFRecord file: where its records are, so that splits are of so many records.
+
+It takes one pass over the file, and is written beside it, as ``.NAME.index``, for the next time: of local files, and
+where that may be written. An index of a file that was changed since is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from bisect import bisect_left
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Final
+from uuid import uuid4
+
+import numpy as np
+
+from daskdist.formats.tfrecord.record_framing import AROUND_BYTES, HEADER_BYTES, headers_of
+from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
+
+_VERSION: Final = 1
+# Records are stated in groups of about as many bytes, which no split is smaller than.
+_GROUP_BYTES: Final = 2**16
+# What is read at a time.
+_CHUNK_BYTES: Final = 2**23
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a file a split is.
+
+    Parameters
+    ----------
+    version
+        The file, as it was listed.
+    first
+        The number of its first record.
+    num_rows
+        Its records; None for the rest of a file, from a record on that is damaged.
+    start, stop
+        Where in the file they begin and end.
+    """
+
+    version: Version
+    first: int
+    num_rows: int | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Where the records of a file are.
+
+    Parameters
+    ----------
+    version
+        The file.
+    starts
+        Where groups of records begin, and the last ends.
+    numbers
+        How many records there are before each of those.
+    """
+
+    version: Version
+    starts: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+    def parts(self, num_bytes: int) -> list[Part]:
+        """The file in parts of about so many bytes."""
+        made, at = [], 0
+        while at < len(self.starts) - 1:
+            stop = max(bisect_left(self.starts, self.starts[at] + num_bytes, at), at + 1)
+            stop = min(stop, len(self.starts) - 1)
+            first, number = self.numbers[at], self.numbers[stop] - self.numbers[at]
+            made.append(Part(self.version, first, number, self.starts[at], self.starts[stop]))
+            at = stop
+        if self.starts[-1] < self.version.num_bytes:
+            made.append(Part(self.version, self.numbers[-1], None, self.starts[-1], self.version.num_bytes))
+        return made
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be what it says it is."""
+        pairs = (self.starts, self.numbers)
+        return (
+            len(self.starts) == len(self.numbers) > 0
+            and all(isinstance(each, int) for values in pairs for each in values)
+            and all(values[0] == 0 and list(values) == sorted(set(values)) for values in pairs)
+            and self.starts[-1] <= self.version.num_bytes
+            # A number that no group of so many bytes holds would be believed where elements are counted.
+            and bool((AROUND_BYTES * np.diff(self.numbers) <= np.diff(self.starts)).all())
+        )
+
+
+@lru_cache(maxsize=256)
+def index_of(storage: Storage, version: Version, *, check: bool) -> Index:
+    """The index of a file: the one beside it, or else one made now.
+
+    Parameters
+    ----------
+    storage
+        How it is opened.
+    version
+        The file.
+    check
+        Whether checksums of lengths are compared.
+
+    Raises
+    ------
+    FileError
+        It cannot be read.
+    """
+    if is_remote(version.path):
+        return _scanned(storage, version, check=check)
+    folder, name = os.path.split(local(version.path))
+    path = os.path.join(folder, f".{name}.index")
+    index = _read(path, version)
+    if index is None:
+        index = _scanned(storage, version, check=check)
+        _write(path, index)
+    return index
+
+
+def _scanned(storage: Storage, version: Version, *, check: bool) -> Index:
+    at, number, size = 0, 0, version.num_bytes
+    starts, numbers = [0], [0]
+    with storage.open(version.path) as file, failures(version.path):
+        while at < size:
+            file.seek(at)
+            found = headers_of(file.read(_CHUNK_BYTES), check=check)
+            # Where each record ends; what ends beyond the file is none.
+            ends = at + np.append(found.starts[1:] - HEADER_BYTES, min(found.stop, size + 1))[: len(found.starts)]
+            num_whole = int(np.searchsorted(ends, size, "right"))
+            groups = ends[:num_whole] // _GROUP_BYTES
+            lasts = np.flatnonzero(np.append(groups[1:] != groups[:-1], num_whole > 0))
+            starts += ends[lasts].tolist()
+            numbers += (number + lasts + 1).tolist()
+            number += num_whole
+            if found.broken is not None or num_whole < len(ends) or not num_whole:
+                break
+            at = starts[-1]
+    return Index(version, tuple(starts), tuple(numbers))
+
+
+def _read(path: str, version: Version) -> Index | None:
+    # Whatever is wrong with it, there is another way.
+    try:
+        with open(path, "rb") as file:
+            content = json.load(file)
+        if content["layout"] != _VERSION or Version(**content["version"]) != version:
+            return None
+        index = Index(version, tuple(content["starts"]), tuple(content["numbers"]))
+        return index if index.is_sound else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _write(path: str, index: Index) -> None:
+    temporary = f"{path}.{uuid4().hex}.tmp"
+    content = {"layout": _VERSION, **asdict(index)}
+    with contextlib.suppress(OSError):
+        try:
+            with open(temporary, "x") as file:
+                json.dump(content, file)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)

@@ -1,0 +1,207 @@
+"""TFRecord: records of bytes, each with its length before it and checksums of both.
+
+Splits are byte ranges, whose first record is found by going from record to record; with an index they are ranges of
+records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Final
+
+import numpy as np
+
+from daskdist.config import in_bytes
+from daskdist.core.block import Block, Rows
+from daskdist.core.origin import Chosen, Origin, Skipped
+from daskdist.core.primitive import Split
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.tfrecord.crc import library, of_records
+from daskdist.formats.tfrecord.example import Examples, Feature
+from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
+from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
+from daskdist.formats.tfrecord.record_index import Part, index_of
+from daskdist.storage.byte_ranges import Broken, Piece, Ranges
+from daskdist.storage.compression import compressed, inferred, suffix_of, without_suffix
+from daskdist.storage.filesystem import Storage, failures
+from daskdist.storage.schema_check import First
+from daskdist.tables.byte_rows import objects_at, rows_at
+
+Array = np.ndarray[Any, Any]
+
+_WRITTEN_ROWS: Final = 4096
+_NAMES: Final = (".tfrecord", ".tfrecords", ".tfrec")
+
+
+@dataclass(frozen=True)
+class TFRecord:
+    """The reader, with its options, and the writer.
+
+    Parameters
+    ----------
+    features
+        What is read of records that are ``tf.train.Example``; None for the records themselves.
+    check_crc
+        Whether checksums are compared.
+    index
+        Whether files are gone through once for an index of their records.
+    compression
+        How files are compressed: ``"infer"``, a name, or None. What is written is compressed where it is a name.
+    storage
+        How files are opened.
+    """
+
+    features: Mapping[str, Feature] | None = None
+    check_crc: bool = True
+    index: bool = False
+    compression: str | None = "infer"
+    storage: Storage = field(default_factory=Storage)
+
+    name = "tfrecord"
+    is_splittable = True
+
+    def __post_init__(self) -> None:
+        if self.features is not None:
+            Examples(self.features)
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        if self.compression in (None, "infer"):
+            return _NAMES
+        return (_NAMES[0] + suffix_of(self.compression), *_NAMES)
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return is_plain(head) or without_suffix(path).endswith(_NAMES)
+
+    def spec(self, path: str) -> ElementSpec:
+        if self.check_crc:
+            library()
+        self.storage.version(path)
+        return (
+            ElementSpec(LONE, (TensorSpec((), np.dtype(object)),))
+            if self.features is None
+            else Examples(self.features).spec
+        )
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        ranges = self._ranges(path)
+        if not self.index or ranges.compression is not None:
+            return ranges.list(path, file)
+        version = self.storage.version(path)
+        index = index_of(self.storage, version, check=self.check_crc)
+        return [
+            Split(
+                f"{path} records {part.first} to {part.first + part.num_rows}"
+                if part.num_rows is not None
+                else f"{path} bytes {part.start} to {part.stop}",
+                part,
+                part.num_rows,
+                part.stop - part.start,
+                file,
+                path,
+            )
+            for part in index.parts(in_bytes("split-bytes"))
+        ]
+
+    def read(self, split: Split) -> Block:
+        block, refused = self._block(split, *self._piece(split))
+        for where, reason in refused:
+            raise FileError(f"{where}: {reason}")
+        return block
+
+    def salvage(self, split: Split) -> Block:
+        piece, begins = self._piece(split, is_lenient=True)
+        notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
+        block, refused = self._block(split, piece, begins)
+        block.skipped = (*notes, *(Skipped(where, reason) for where, reason in refused))
+        return block
+
+    def _compression_of(self, path: str) -> str | None:
+        if self.compression != "infer":
+            return self.compression
+        # A length may be what gzip begins with; that its checksum follows tells.
+        head = self.storage.read(path, 0, HEADER_BYTES)
+        return None if is_plain(head) else inferred(path, head[:8])
+
+    def _ranges(self, path: str) -> Ranges:
+        return Ranges(Records(self.check_crc), self.storage, self._compression_of(path))
+
+    def _piece(self, split: Split, *, is_lenient: bool = False) -> tuple[Piece, Array | None]:
+        # The records of a split, and where they begin as far as that was seen.
+        framing = Records(self.check_crc)
+        if isinstance(split.payload, Part):
+            piece = self._part(split, split.payload, framing)
+            if piece.broken is not None and not is_lenient:
+                raise FileError(f"{split.label}: damaged or cut short: {piece.broken}")
+        else:
+            piece = Ranges(framing, self.storage).read(split, is_lenient=is_lenient)
+        begins = framing.begins.pop() if framing.begins else None
+        return piece, None if begins is None else begins[: np.searchsorted(begins, len(piece.data))]
+
+    def _part(self, split: Split, part: Part, framing: Records) -> Piece:
+        if self.storage.version(part.version.path) != part.version:
+            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+        with failures(split.label):
+            data = self.storage.read(part.version.path, part.start, part.stop)
+        try:
+            framing.boundary(data, len(data), is_end=True)
+        except Broken as error:
+            return Piece(data[: error.offset], part.start, f"at byte {part.start + error.offset}: {error.reason}")
+        return Piece(data, part.start)
+
+    def _block(self, split: Split, piece: Piece, begins: Array | None) -> tuple[Block, list[tuple[str, str]]]:
+        # The records of a piece that are right, and where the others are and why.
+        found = headers_of(piece.data, check=False, begins=begins)
+        starts, lengths = found.starts, found.lengths.astype(np.int64)
+        expected = split.num_rows
+        if expected is not None and expected != len(starts) and piece.broken is None:
+            raise FileError(f"{split.label}: it has {len(starts)} records, and {expected} by its index")
+        rows, refused = np.arange(len(starts)), []
+        raw = objects_at(piece.data, starts, lengths) if self.check_crc or self.features is None else None
+        if raw is not None and self.check_crc:
+            stated = rows_at(piece.data, starts + lengths, FOOTER_BYTES).view("<u4").reshape(-1)
+            is_right = of_records(raw) == stated
+            if not is_right.all():
+                refused = [(row, "its checksum is not that of its bytes") for row in np.flatnonzero(~is_right).tolist()]
+                rows, raw = np.flatnonzero(is_right), raw[is_right]
+        if self.features is None:
+            columns, structure = [raw], LONE
+        else:
+            examples = Examples(self.features)
+            structure = examples.spec.structure
+            columns, kept, more = examples.parse(piece.data, starts[rows], lengths[rows])
+            refused += [(int(rows[row]), reason) for row, reason in more]
+            rows = rows[kept]
+        origin = Origin(split.label) if len(rows) == len(starts) else Chosen([Origin(split.label)], rows)
+        told = [
+            (f"record {row} of {split.label}, {lengths[row]} bytes at {piece.offset + int(starts[row])}", reason)
+            for row, reason in sorted(refused)
+        ]
+        return Block(structure, columns, split.label, origin), told
+
+    def check(self, spec: ElementSpec) -> None:
+        library()
+        leaf = spec.leaves[0] if spec.leaves else None
+        if spec.structure == LONE and leaf is not None and (leaf.shape, leaf.dtype.kind) in (((), "O"), ((), "S")):
+            return
+        check_example(spec)
+
+    def write(self, rows: Rows, file: IO[bytes]) -> None:
+        rows = block_of(rows)
+        # Some at a time, so that what is made on the way stays in the processor's cache.
+        parts = [_framed(rows.slice(at, at + _WRITTEN_ROWS)) for at in range(0, len(rows), _WRITTEN_ROWS)]
+        file.write(compressed(b"".join(parts), None if self.compression == "infer" else self.compression))
+
+
+def _framed(rows: Rows) -> bytes:
+    if rows.structure != LONE:
+        return framed(*examples_of(rows))
+    raw = [value for (value,) in map(rows.item, range(len(rows)))]
+    raw = [value.item() if isinstance(value, np.ndarray) else value for value in raw]
+    others = [value for value in raw if not isinstance(value, bytes)]
+    if others:
+        raise ArgumentError(f"records are to be bytes, and one is {others[0]!r:.80}")
+    return framed(np.frombuffer(b"".join(raw), np.uint8), np.fromiter(map(len, raw), np.int64, len(raw)))

@@ -1,0 +1,330 @@
+"""Tar archives by their headers: members, and the samples that consecutive ones make.
+
+A header tells how long its member is, so that members are passed over without being read. A block that is no
+header is passed by itself: after one that is damaged, members are found again as soon as there is a header.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from daskdist.storage.byte_ranges import Broken
+
+# Gives the bytes from one place to another, fewer where they end before.
+Read = Callable[[int, int], bytes]
+
+# The field that is the key itself.
+KEY: Final = "__key__"
+
+_BLOCK: Final = 512
+_ZEROS: Final = bytes(_BLOCK)
+# Extended headers hold names; what is longer is none, and would be taken into memory.
+_MOST_EXTENDED: Final = 2**20
+
+# Kinds of members: with content, without, and what stands before a member.
+_FILES: Final = "0\x007"
+_EMPTY: Final = {
+    "1": "a hard link",
+    "2": "a symbolic link",
+    "3": "a device",
+    "4": "a device",
+    "5": "a directory",
+    "6": "a pipe",
+}
+_DIRECTORY: Final = "5"
+_SPARSE: Final = "S"
+_PAX, _PAX_OF_ALL, _LONG_NAME, _LONG_LINK = "xX", "g", "L", "K"
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+
+
+class Step(NamedTuple):
+    """A member, or a block that is none.
+
+    Parameters
+    ----------
+    begin, end
+        Where its first header begins, and where what follows it does.
+    name
+        That of a member; None for a block of zeros or one that is no header.
+    kind
+        The type that its header says, one character.
+    start, stop
+        Where its content lies.
+    broken
+        What is wrong with a block.
+    """
+
+    begin: int
+    end: int
+    name: str | None = None
+    kind: str = ""
+    start: int = 0
+    stop: int = 0
+    broken: str = ""
+
+
+@dataclass
+class Sample:
+    """Consecutive members of one key.
+
+    Parameters
+    ----------
+    key
+        What their names begin with; empty for a member or block that is of no sample.
+    begin, end
+        Where it begins, and where what follows it does.
+    members
+        By the name of the field.
+    broken
+        What is wrong with it.
+    """
+
+    key: str
+    begin: int
+    end: int
+    members: dict[str, Step] = field(default_factory=dict)
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The framing of archives: a record is a sample, or a block that is no member."""
+
+    is_local = False
+
+    def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
+        return _boundary(reader_of(data), 0, at_least, len(data), is_end=is_end)
+
+    def hop(self, read: Read, at: int, at_least: int, num_bytes: int) -> int:
+        found = _boundary(read, at, at_least, num_bytes, is_end=True)
+        return num_bytes if found is None else found
+
+
+def reader_of(data: bytes) -> Read:
+    """What reads from bytes."""
+    return lambda start, stop: data[start:stop]
+
+
+def samples_of(data: bytes) -> list[Sample]:
+    """The samples of bytes that begin and end where samples do, broken ones too."""
+    found: list[Sample] = []
+    current: Sample | None = None
+    is_apart = True
+    for step, is_first in _grouped(steps(reader_of(data), 0)):
+        is_apart = is_apart or is_first
+        if step.name is None:
+            if step.broken and found and not found[-1].key and found[-1].end == step.begin:
+                # Of what is damaged block after block, once.
+                found[-1].end = step.end
+            elif step.broken:
+                found.append(Sample("", step.begin, step.end, broken=step.broken))
+            continue
+        parts, refused = parts_of(step.name), why_refused(step)
+        if parts is None or not _is_text(step.name):
+            if refused:
+                found.append(Sample("", step.begin, step.end, broken=refused))
+            continue
+        key, name = parts
+        if current is None or is_apart or current.key != key:
+            current, is_apart = Sample(key, step.begin, step.end), False
+            found.append(current)
+        current.end = step.end
+        if name in current.members or name == KEY:
+            refused = refused or f"the member {step.name!r} is the second for the field {name!r}"
+        current.broken = current.broken or refused
+        current.members[name] = step
+    return found
+
+
+def parts_of(name: str) -> tuple[str, str] | None:
+    """The key and the field that a member's name stands for; None where it is of no sample.
+
+    >>> parts_of("train/00.1/cat.seg.PNG"), parts_of("README"), parts_of(".hidden.png")
+    (('train/00.1/cat', 'seg.png'), None, None)
+    """
+    folder, slash, file = name.rpartition("/")
+    stem, _, suffix = file.partition(".")
+    top = name.partition("/")[0]
+    if not stem or not suffix or (slash and top.startswith("__") and top.endswith("__")):
+        return None
+    return folder + slash + stem, suffix.lower()
+
+
+def why_refused(step: Step) -> str:
+    """Why a member is not to be read: it is no plain file, or its name would put it somewhere else; empty if it is."""
+    name = step.name or ""
+    why = ""
+    if name.startswith(("/", "\\")) or _DRIVE.match(name):
+        why = "has an absolute name"
+    elif ".." in re.split(r"[/\\]", name):
+        why = "has a name that leads out of the archive"
+    elif "\0" in name:
+        why = "has a name with a NUL in it"
+    elif not _is_text(name):
+        why = "has a name that is not UTF-8"
+    elif step.kind == _SPARSE:
+        why = "is a sparse file; write it whole"
+    elif step.kind != _DIRECTORY and step.kind not in _FILES:
+        why = f"is {_EMPTY.get(step.kind) or f'of the type {step.kind!r}'}; only plain files are read"
+    return f"the member {name!r} {why}" if why else ""
+
+
+def why_no_key(key: str) -> str:
+    """Why no sample can have a key; empty if one can."""
+    if parts_of(f"{key}.x") != (key, "x"):
+        return "it is empty after the last slash, has a dot there, or begins with a folder named __...__"
+    return why_refused(Step(0, 0, f"{key}.x", "0"))
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: bool) -> int | None:
+    # The first place from `at_least` on where a record begins, from one at `at` on: see Framing.boundary.
+    if at_least <= at:
+        return at
+    record = end = at
+    was_zeros = at == num_bytes
+    name = None
+    for step, is_first in _grouped(steps(read, at)):
+        if is_first:
+            if step.begin >= at_least:
+                return step.begin
+            record = step.begin
+        end, name = step.end, step.name
+        was_zeros = name is None and not step.broken
+        if end > num_bytes:
+            break
+    if not is_end:
+        return None
+    if end > num_bytes:
+        raise Broken(record, f"the member {name!r} goes on for {end - num_bytes} bytes after the end of the file")
+    if end < num_bytes and not (was_zeros and not read(end, num_bytes).strip(b"\0")):
+        raise Broken(end, f"the header of a member is cut off after {num_bytes - end} bytes")
+    if not was_zeros:
+        raise Broken(num_bytes, "the file ends without the zeros that end an archive: it was cut short")
+    return num_bytes
+
+
+def _grouped(found: Iterator[Step]) -> Iterator[tuple[Step, bool]]:
+    # Each step, and whether a record begins with it. What is of no sample goes with the one before it.
+    key: str | None = None
+    is_apart = False
+    for step in found:
+        if step.name is None:
+            yield step, True
+            key, is_apart = None, True
+            continue
+        parts = parts_of(step.name)
+        is_other = parts is not None and key is not None and parts[0] != key
+        yield step, is_apart or is_other
+        is_apart = False
+        if parts is not None:
+            key = parts[0]
+
+
+def steps(read: Read, at: int) -> Iterator[Step]:
+    """The members and other blocks from some place on, up to the last whose headers are there.
+
+    Parameters
+    ----------
+    read
+        Gives the bytes from one place to another.
+    at
+        Where to start: where a header begins.
+    """
+    while True:
+        step = _step(read, at)
+        if step is None:
+            return
+        yield step
+        at = step.end
+
+
+def _step(read: Read, begin: int) -> Step | None:
+    at, name, size, kind = begin, None, None, ""
+    while True:
+        block = read(at, at + _BLOCK)
+        if len(block) < _BLOCK:
+            return None
+        if block == _ZEROS and at == begin:
+            return Step(begin, at + _BLOCK)
+        header = _header(block)
+        if header is None:
+            what = "extended headers have no member after them" if at > begin else "there is no header of a member"
+            return Step(begin, at + _BLOCK, broken=f"{what}: its checksum does not fit")
+        said, length, each = header
+        start = at + _BLOCK
+        if each not in _PAX + _PAX_OF_ALL + _LONG_NAME + _LONG_LINK:
+            break
+        if length > _MOST_EXTENDED:
+            return Step(begin, start, broken=f"an extended header says that it has {length} bytes")
+        content = read(start, start + length)
+        if len(content) < length:
+            return None
+        at = start + _padded(length)
+        if each == _LONG_NAME:
+            name = _text(content.rstrip(b"\0"))
+        elif each != _LONG_LINK:
+            records = _records(content)
+            if records is None or (each == _PAX_OF_ALL and not records.keys().isdisjoint(("path", "size"))):
+                return Step(begin, at, broken="an extended header is not as those are")
+            if each == _PAX_OF_ALL:
+                continue
+            name = records.get("path", name)
+            kind = _SPARSE if any(key.startswith("GNU.sparse.") for key in records) else kind
+            digits = records.get("size", "")
+            size = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else size
+    size = 0 if each in _EMPTY else length if size is None else size
+    return Step(begin, start + _padded(size), said if name is None else name, kind or each, start, start + size)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _header(block: bytes) -> tuple[str, int, str] | None:
+    # Name, size and type; None where the checksum does not fit. The library takes all spellings of numbers there
+    # are and six times as long, so it is asked only about others than the usual one.
+    try:
+        is_whole = sum(block) - sum(block[148:156]) + 256 == int(block[148:156].partition(b"\0")[0], 8)
+        size = int(block[124:136].partition(b"\0")[0], 8)
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        try:
+            known = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except (tarfile.HeaderError, ValueError):
+            return None
+        return (known.name, known.size, known.type.decode("latin-1")) if known.size >= 0 else None
+    if size < 0:
+        return None
+    name, kind = _text(block[:100].partition(b"\0")[0]), chr(block[156])
+    if block[345] and kind not in _LONG_NAME + _LONG_LINK + _SPARSE:
+        name = f"{_text(block[345:500].partition(bytes(1))[0])}/{name}"
+    # So directories were written before they had a type.
+    return name, size, _DIRECTORY if kind == "\0" and name.endswith("/") else kind
+
+
+def _records(content: bytes) -> dict[str, str] | None:
+    # What a pax header says, "27 path=some/long/name\n" after the other; None where it is none.
+    found, at = {}, 0
+    while at < len(content) and content[at]:
+        digits, space, _ = content[at : at + 20].partition(b" ")
+        length = int(digits) if digits.isdigit() else 0
+        record = content[at + len(digits) + 1 : at + length]
+        key, equals, value = record.partition(b"=")
+        if not space or not equals or at + length > len(content) or not value.endswith(b"\n"):
+            return None
+        found[_text(key)] = _text(value[:-1])
+        at += length
+    return found
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

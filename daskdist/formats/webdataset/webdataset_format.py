@@ -1,0 +1,489 @@
+"""WebDataset: tar archives whose consecutive members of one key are a sample; a byte range of samples is a split.
+
+The key of a member is its name up to the first dot after the last slash, the field what comes after that dot, in
+small letters. What a field becomes, its name says: see `daskdist.formats.decoding`. Members without a dot there, or
+that begin with one, directories, and what lies below a top folder named ``__...__`` are of no sample. Nothing is ever
+unpacked to a disk, and members that could lead anywhere else are refused all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.core.array_pool import pooled_empty
+from daskdist.core.block import Block, Bundle, Rows
+from daskdist.core.origin import Skipped
+from daskdist.core.primitive import Split
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import ElementSpec, TensorSpec
+from daskdist.core.structure import LONE, Structure, as_array
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats.decoding import Decoding, ImageOptions, pillow
+from daskdist.formats.webdataset.tar import KEY, Sample, Samples, parts_of, samples_of, why_no_key
+from daskdist.storage.byte_ranges import Piece, Range, Ranges
+from daskdist.storage.compression import without_suffix
+from daskdist.storage.filesystem import Storage
+from daskdist.storage.schema_check import First
+from daskdist.tables.columns import Columns
+from daskdist.tables.from_arrow import leaves_of, spec_of
+
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+# Of how much of the first file the spec comes: as many bytes as have a sample, and no more samples than that.
+_HEAD_BYTES: Final = 2**16
+_MOST_SAMPLES: Final = 64
+# The zeros that an archive ends with.
+_END_BYTES: Final = 1024
+# About how many times as much an image is in memory.
+_GROWTH: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a split is.
+
+    Parameters
+    ----------
+    range
+        Of the file.
+    spec
+        That of the elements of all files.
+    """
+
+    range: Range
+    spec: ElementSpec
+
+
+@dataclass(frozen=True)
+class WebDataset:
+    """The reader, with its options, and the writer.
+
+    Parameters
+    ----------
+    columns
+        Which fields, in what structure: see `Columns.of`; the key is ``"__key__"``.
+    decode
+        What fields are: see `Decoding`.
+    image_mode, resize
+        What images become: see `ImageOptions`.
+    missing
+        What stands for a member that a sample lacks, by field.
+    compression
+        How files are compressed: ``"infer"``, a name, or None.
+    storage
+        How files are opened.
+    """
+
+    columns: Any = None
+    decode: bool | Mapping[str, str] = True
+    image_mode: str | None = "RGB"
+    resize: tuple[int, int] | None = None
+    missing: Mapping[str, Any] | None = None
+    compression: str | None = "infer"
+    storage: Storage = field(default_factory=Storage)
+
+    name = "webdataset"
+    suffixes = (".tar", ".tgz")
+    is_splittable = True
+
+    def __post_init__(self) -> None:
+        self._decoding()
+
+    def guess(self, path: str, head: bytes) -> bool:
+        return without_suffix(path).endswith(self.suffixes)
+
+    def spec(self, path: str) -> ElementSpec:
+        decoding = self._decoding()
+        found, is_sound = self._first_samples(path)
+        members = [name for sample, _ in found for name in sample.members]
+        known = list(dict.fromkeys([KEY, *members, *(self.missing or ())]))
+        if not found:
+            named = [] if self.columns is None else optree.tree_leaves(self.columns)
+            if not named or any(name != KEY and decoding.spec(name) is None for name in named if isinstance(name, str)):
+                raise FileError(
+                    f"{path}: has no samples, which would tell what fields an element has; leave it out, or name "
+                    "those that are wanted, json and npy not among them, by columns=[...]"
+                )
+            known = [name for name in named if isinstance(name, str)]
+        for name in self.missing or ():
+            if name not in members and decoding.spec(name) is None:
+                raise ArgumentError(f"missing: no sample that was looked at has {name!r}; there are {members}")
+        try:
+            columns = Columns.of(self.columns, known)
+        except ArgumentError as error:
+            if is_sound:
+                raise
+            raise FileError(f"{path}: damaged or cut short: {error}, in what can be read of it") from None
+        for leaf in columns.leaves:
+            if isinstance(leaf, tuple) and any(name == KEY or decoding.kind(name) != "int" for name in leaf):
+                raise ArgumentError(f"columns: {list(leaf)}: only fields of whole numbers make up an array together")
+        if any(name != KEY and decoding.kind(name) == "image" for name in columns.names):
+            pillow()
+        specs = {name: self._field_spec(name, found, path) for name in columns.names}
+        for name in specs.keys() & (self.missing or {}).keys():
+            self._stand_in(name, specs[name])
+        return columns.spec(specs.__getitem__)
+
+    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+        decoding, names = self._decoding(), self._columns(first.spec).names
+        has_images = any(name != KEY and decoding.kind(name) == "image" for name in names)
+        listed = self._ranges.list(path, file, _GROWTH if has_images else 1)
+        if not listed:
+            raise FileError(f"{path}: has 0 bytes, and an archive at least 1024, zeros where it has no members")
+        return [replace(split, payload=Part(split.payload, first.spec)) for split in listed]
+
+    def read(self, split: Split) -> Block | Bundle:
+        part: Part = split.payload
+        piece = self._ranges.read(replace(split, payload=part.range))
+        if not piece.data:
+            return Bundle(part.spec.structure, [], split.label)
+        reading = _Reading(self, split.label, piece, part.spec)
+        return reading.rows([reading.values(sample) for sample in samples_of(piece.data)])
+
+    def salvage(self, split: Split) -> Block | Bundle:
+        part: Part = split.payload
+        piece = self._ranges.read(replace(split, payload=part.range), is_lenient=True)
+        reading = _Reading(self, split.label, piece, part.spec)
+        kept, notes = [], []
+        for sample in samples_of(piece.data):
+            try:
+                values = reading.values(sample)
+                reading.rows([values])
+                kept.append(values)
+            except FileError as error:
+                notes.append(Skipped(f"sample {sample.key!r} of {split.label}", str(error)))
+        if piece.broken is not None and not piece.is_after:
+            notes.append(Skipped(split.label, piece.broken))
+        rows = reading.rows(kept)
+        rows.skipped = tuple(notes)
+        return rows
+
+    def check(self, spec: ElementSpec) -> None:
+        element = spec.packed
+        if not isinstance(element, dict):
+            raise ArgumentError(
+                f"an element is {element}, and a sample a dict by the ends of names: "
+                'map it to one first, {"png": image, "cls": label}'
+            )
+        decoding = self._decoding()
+        for name, nest in element.items():
+            leaves, structure = Structure.of(nest)
+            here = ElementSpec(structure, leaves)
+            if name == KEY:
+                why = "" if here == _KEY_SPEC else f"is {here.packed}, and keys are text"
+            elif not isinstance(name, str) or parts_of(f"0.{name}") != ("0", name):
+                why = "cannot end the name of a member; give small letters without a slash"
+            else:
+                why = decoding.why_not(name, here)
+            if why:
+                raise ArgumentError(f"the field {name!r} {why}")
+        if not element.keys() - {KEY}:
+            raise ArgumentError("an element has no fields besides its key, and a sample has one member or more")
+
+    def write(self, rows: Rows, file: IO[bytes]) -> None:
+        decoding, keys = self._decoding(), set()
+        with tarfile.open(mode="w|", fileobj=file, format=tarfile.PAX_FORMAT) as archive:
+            for number, element in enumerate(rows.elements()):
+                members = {
+                    name: _encoded(decoding, name, each, number) for name, each in element.items() if name != KEY
+                }
+                key = str(element[KEY]) if KEY in element else _key_of(number, members)
+                why = why_no_key(key) or ("another row has it too" if key in keys else "")
+                if why:
+                    raise ArgumentError(f"row {number} has the key {key!r}, which is none: {why}")
+                keys.add(key)
+                for name, content in members.items():
+                    member = tarfile.TarInfo(f"{key}.{name}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+
+    @property
+    def _ranges(self) -> Ranges:
+        return Ranges(Samples(), self.storage, self.compression)
+
+    def _decoding(self) -> Decoding:
+        return Decoding(self.decode, ImageOptions(self.image_mode, self.resize))
+
+    def _columns(self, spec: ElementSpec) -> Columns:
+        # Those of a spec that was made of them.
+        names = list(spec.packed) if self.columns is None else optree.tree_leaves(self.columns)
+        return Columns.of(self.columns, names)
+
+    def _first_samples(self, path: str) -> tuple[list[tuple[Sample, bytes]], bool]:
+        # With the bytes they lie in; and whether nothing else was met there.
+        num_bytes = _HEAD_BYTES
+        while True:
+            data, is_all = self._ranges.head(path, num_bytes)
+            samples = samples_of(data)
+            # The last one may go on.
+            whole = [sample for sample in (samples if is_all else samples[:-1]) if sample.end <= len(data)]
+            sound = [(sample, data) for sample in whole if not sample.broken]
+            if sound or is_all or whole:
+                break
+            num_bytes *= 4
+        if sound or (data and not data.strip(b"\0")):
+            is_sound = len(sound) == len(whole) and not (is_all and data[-_END_BYTES:].strip(b"\0"))
+            return sound[:_MOST_SAMPLES], is_sound
+        why = whole[0].broken if whole else f"it has {len(data)} bytes"
+        raise FileError(f"{path}: not a tar archive, or one that is damaged or cut short: {why}")
+
+    def _field_spec(self, name: str, found: list[tuple[Sample, bytes]], path: str) -> ElementSpec:
+        if name == KEY:
+            return _KEY_SPEC
+        decoding = self._decoding()
+        known = decoding.spec(name)
+        if known is not None:
+            return known
+        values = []
+        for sample, data in found:
+            if name in sample.members:
+                member = sample.members[name]
+                try:
+                    values.append(decoding.decode(name, data[member.start : member.stop]))
+                except Exception as error:
+                    raise _unreadable(path, sample.key, member.name, member.begin, error) from error
+        if decoding.kind(name) == "json":
+            return _spec_of_json(values, f"{path}: field {name!r}", name)
+        kinds = {(array.dtype, array.ndim) for array in values}
+        if len(kinds) > 1:
+            said = ", ".join(f"{dtype} of {rank} axes" for dtype, rank in sorted(kinds, key=str))
+            raise FileError(f"{path}: the field {name!r} is {said}; {_as_bytes(name)}")
+        dtype, rank = kinds.pop()
+        # As long as others may be, which nobody has looked at.
+        return ElementSpec(LONE, (TensorSpec((None,) * rank, dtype),))
+
+    def _stand_in(self, name: str, spec: ElementSpec) -> Any:
+        # What stands for a field that a sample lacks, as it would be decoded.
+        value = (self.missing or {})[name]
+        kind = self._decoding().kind(name)
+        try:
+            if kind == "json":
+                _leaves_of_json([value], spec)
+                return value
+            (leaf,) = spec.conform(value)
+        except (ArgumentError, FileError, ValueError, TypeError) as error:
+            raise ArgumentError(f"missing: {value!r:.80} cannot stand for {name!r}: {error}") from None
+        return leaf if kind in ("image", "npy") else leaf[()]
+
+
+_KEY_SPEC: Final = ElementSpec(LONE, (TensorSpec((), _TEXT),))
+
+
+class _Reading:
+    # What a range is read by.
+    def __init__(self, form: WebDataset, label: str, piece: Piece, spec: ElementSpec) -> None:
+        self.label = label
+        self.spec = spec
+        self.columns = form._columns(spec)
+        self._piece = piece
+        self._decoding = form._decoding()
+        self._is_all = form.columns is None
+        self._specs: dict[str, ElementSpec] = {}
+        for leaf, nest in zip(self.columns.leaves, self.columns.structure.leaves_of(spec.packed), strict=True):
+            leaves, structure = Structure.of(nest)
+            for name in leaf if isinstance(leaf, tuple) else (leaf,):
+                here = None if name == KEY else self._decoding.spec(name)
+                self._specs[name] = here or ElementSpec(structure, leaves)
+        self._kinds = {name: "" if name == KEY else self._decoding.kind(name) for name in self._specs}
+        stand_ins = self._specs.keys() & (form.missing or {}).keys()
+        self._stand_ins = {name: form._stand_in(name, self._specs[name]) for name in stand_ins}
+
+    def values(self, sample: Sample) -> dict[str, Any]:
+        """The values of a sample, by field.
+
+        Raises
+        ------
+        FileError
+            It is damaged, lacks a field, or has one that others lack.
+        """
+        where = f"{self.label}: sample {sample.key!r} at byte {self._piece.offset + sample.begin}"
+        if sample.broken:
+            raise FileError(f"{where}: {sample.broken}")
+        if self._is_all:
+            for name in sample.members:
+                if name not in self._specs:
+                    raise FileError(
+                        f"{where}: has a field {name!r}, which the first samples of the first file have not; "
+                        f"name the fields that are wanted by columns=[...], of {sorted(self._specs)}"
+                    )
+        return {name: self._value(sample, name, where) for name in self._specs}
+
+    def _value(self, sample: Sample, name: str, where: str) -> Any:
+        if name == KEY:
+            return sample.key
+        member = sample.members.get(name)
+        if member is None:
+            if name in self._stand_ins:
+                return self._stand_ins[name]
+            raise FileError(
+                f"{where}: has no field {name!r}, only {sorted(sample.members)}; say what stands for it by "
+                f"missing={{{name!r}: ...}}, or leave the field out by columns=[...]"
+            )
+        try:
+            value = self._decoding.decode(name, self._piece.data[member.start : member.stop])
+        # What libraries raise for what is damaged is of no kind: Pillow alone raises six.
+        except Exception as error:
+            begin = self._piece.offset + member.begin
+            raise _unreadable(self.label, sample.key, member.name, begin, error) from error
+        if self._kinds[name] == "npy":
+            spec = self._specs[name].leaves[0]
+            if value.dtype != spec.dtype or value.ndim != len(spec.shape):
+                raise FileError(
+                    f"{where}: the array {member.name!r} is {value.dtype}{list(value.shape)}, those of the first "
+                    f"samples {spec.dtype} of {len(spec.shape)} axes; {_as_bytes(name)}"
+                )
+        return value
+
+    def rows(self, samples: list[dict[str, Any]]) -> Block | Bundle:
+        """Samples as rows.
+
+        Raises
+        ------
+        FileError
+            Some JSON is not as that of the first samples.
+        """
+        structure = self.spec.structure
+        if not samples:
+            return Bundle(structure, [], self.label)
+        leaves = self.columns.arrays(lambda name: self._column(name, samples))
+        if not any(isinstance(leaf, list) for leaf in leaves):
+            return Block(structure, leaves, self.label)
+        # Arrays that differ in more than their lengths.
+        items = [tuple(as_array(leaf[row]) for leaf in leaves) for row in range(len(samples))]
+        return Bundle(structure, items, self.label)
+
+    def _column(self, name: str, samples: list[dict[str, Any]]) -> list[Any]:
+        values = [sample[name] for sample in samples]
+        kind, spec = self._kinds[name], self._specs[name]
+        if kind == "json":
+            return self._json(name, samples, spec)
+        if kind in ("image", "npy"):
+            return [_together(values)]
+        column = np.empty(len(values), spec.leaves[0].dtype)
+        column[:] = values
+        return [column]
+
+    def _json(self, name: str, samples: list[dict[str, Any]], spec: ElementSpec) -> list[Any]:
+        values = [sample[name] for sample in samples]
+        try:
+            return _leaves_of_json(values, spec)
+        except (FileError, ValueError, TypeError, OverflowError, RecursionError) as whole:
+            for number, value in enumerate(values):
+                try:
+                    _leaves_of_json([value], spec)
+                except Exception as error:
+                    raise FileError(
+                        f"{self.label}: the field {name!r} of its sample {number} is {value!r:.200}, and not as "
+                        f"those of the first samples, {spec.packed}: {error}; {_as_text(name)}"
+                    ) from error
+            raise FileError(f"{self.label}: the field {name!r}: {whole}; {_as_text(name)}") from whole
+
+
+def _together(arrays: list[np.ndarray[Any, Any]]) -> Any:
+    # One array if they are of one shape, rows of different lengths if only those differ, else as they are.
+    first = arrays[0].shape
+    if all(array.shape == first for array in arrays):
+        return np.stack(arrays, out=pooled_empty((len(arrays), *first), arrays[0].dtype))
+    if first and all(array.shape[1:] == first[1:] for array in arrays):
+        return Ragged.of(arrays)
+    return arrays
+
+
+def _unreadable(label: str, key: str, member: str | None, begin: int, error: Exception) -> FileError:
+    return FileError(
+        f"{label}: sample {key!r}: the member {member!r} at byte {begin} cannot be decoded: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+def _as_bytes(name: str) -> str:
+    return f"have bytes by decode={{{name!r}: 'raw'}}, or leave the field out by columns=[...]"
+
+
+def _as_text(name: str) -> str:
+    return f"have text by decode={{{name!r}: 'text'}}, or leave the field out by columns=[...]"
+
+
+def _encoded(decoding: Decoding, name: str, value: Any, number: int) -> bytes:
+    try:
+        return decoding.encode(name, value)
+    except (ValueError, TypeError, OSError, OverflowError) as error:
+        raise ArgumentError(f"row {number}: the field {name!r} cannot be written: {error}") from error
+
+
+def _key_of(number: int, members: Mapping[str, bytes]) -> str:
+    # Other files have rows of the same numbers.
+    digest = hashlib.blake2b(digest_size=6)
+    for name, content in members.items():
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    return f"{number:06d}-{digest.hexdigest()}"
+
+
+# --- JSON, as Arrow's types ---
+
+
+def _spec_of_json(values: Sequence[Any], where: str, name: str) -> ElementSpec:
+    import pyarrow as pa
+
+    try:
+        return spec_of(pa.array(values).type, where)
+    except (FileError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        reason = str(error).removeprefix(f"{where} ")
+        raise FileError(f"{where} makes no arrays: {reason}; {_as_text(name)}") from error
+
+
+def _leaves_of_json(values: Sequence[Any], spec: ElementSpec) -> list[Any]:
+    import pyarrow as pa
+
+    for value in values:
+        _refuse_others(value, spec.packed, len(getattr(spec.packed, "shape", ())), "it")
+    return leaves_of(pa.array(values, _arrow_of(spec.packed)), "it")
+
+
+def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
+    # What Arrow would round, or leave out, in silence.
+    if isinstance(packed, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} is {value!r:.60}, where an object is expected")
+        for key in packed:
+            if key not in value:
+                raise ValueError(f"{name} lacks {key!r}")
+        for key, each in value.items():
+            if key not in packed:
+                raise ValueError(f"{name} has {key!r} besides {sorted(packed)}")
+            _refuse_others(each, packed[key], len(getattr(packed[key], "shape", ())), repr(key))
+    elif rank:
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is {value!r:.60}, where a list is expected")
+        for each in value:
+            _refuse_others(each, packed, rank - 1, f"a value in {name}")
+    elif not _FITS[packed.dtype.kind](value):
+        raise ValueError(f"{name} is {value!r:.60}, where {packed.dtype} is expected")
+
+
+# By the kind of dtype: whether a value of JSON is one of it.
+_FITS: Final[dict[str, Callable[[Any], bool]]] = {
+    "b": lambda value: isinstance(value, bool),
+    "i": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "f": lambda value: value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)),
+    "T": lambda value: isinstance(value, str),
+}
+
+
+def _arrow_of(packed: Any) -> Any:
+    # The Arrow type that has a spec.
+    import pyarrow as pa
+
+    if isinstance(packed, dict):
+        return pa.struct([pa.field(name, _arrow_of(each)) for name, each in packed.items()])
+    kind = pa.string() if packed.dtype == _TEXT else pa.from_numpy_dtype(packed.dtype)
+    for _ in packed.shape:
+        kind = pa.list_(kind)
+    return kind

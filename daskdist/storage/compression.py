@@ -1,0 +1,165 @@
+"""Compressed files: which compression a file has, and its bytes without it."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import zlib
+from typing import IO, Any, Final
+
+from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.filesystem import Storage, is_remote
+
+# Compression -> how names end, and how content begins. What zlib makes begins in too many ways to tell it by that.
+_ENDS: Final[dict[str, tuple[str, ...]]] = {
+    "gzip": (".gz", ".gzip"),
+    "zlib": (".zz", ".zlib"),
+    "bz2": (".bz2",),
+    "xz": (".xz",),
+    "zstd": (".zst", ".zstd"),
+}
+_MAGIC: Final = {"gzip": b"\x1f\x8b\x08", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
+
+# What users write that is not one of those: TensorFlow's names, and Arrow's.
+_SPELLINGS: Final = {"": None, "GZIP": "gzip", "gz": "gzip", "ZLIB": "zlib", "zst": "zstd"}
+
+SUFFIXES: Final = tuple(end for ends in _ENDS.values() for end in ends)
+
+
+def compression_of(name: str | None) -> str | None:
+    """The compression that a user's name for it stands for; ``"infer"`` stays.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such name.
+    """
+    name = _SPELLINGS.get(name or "", name)
+    if name is not None and name != "infer" and name not in _ENDS:
+        raise ArgumentError(f"compression is {name!r}; give 'infer', None, or one of {', '.join(map(repr, _ENDS))}")
+    return name
+
+
+def inferred(path: str, head: bytes) -> str | None:
+    """The compression of a file, by its first bytes and its name.
+
+    Raises
+    ------
+    FileError
+        Its name says that it is compressed in one way, and its content is not.
+    """
+    by_head = next((name for name, magic in _MAGIC.items() if head.startswith(magic)), None)
+    by_name = next((name for name, ends in _ENDS.items() if path.endswith(ends)), None)
+    if by_head is None and by_name in _MAGIC and head:
+        raise FileError(
+            f"{path}: its name says {by_name}, and it does not begin as such files do; "
+            "give compression=None to read it as it is"
+        )
+    # By content first: a name may be wrong, and what begins so is never text.
+    return by_head or by_name
+
+
+def without_suffix(path: str) -> str:
+    """The name a file would have if it were not compressed."""
+    end = next((end for end in SUFFIXES if path.endswith(end)), "")
+    return path.removesuffix(end)
+
+
+def decompressed(file: Any, compression: str | None) -> IO[bytes]:
+    """What a file holds, as a file that is read from its beginning to its end.
+
+    Reading it raises ``EOFError``, ``OSError``, ``zlib.error`` or ``lzma.LZMAError`` where it is damaged.
+    """
+    if compression is None:
+        return file  # type: ignore[no-any-return]
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
+    if compression == "bz2":
+        return bz2.BZ2File(file)
+    if compression == "xz":
+        return lzma.LZMAFile(file)
+    if compression == "zlib":
+        return io.BufferedReader(_Zlib(file))
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)  # type: ignore[no-any-return]
+
+
+def suffix_of(compression: str) -> str:
+    """How names of files end that are compressed in some way; the usual one."""
+    return _ENDS[compression][0]
+
+
+def compressed(data: bytes, compression: str | None) -> bytes:
+    """Some bytes as a file of them is compressed."""
+    if compression is None:
+        return data
+    if compression == "zstd":
+        import pyarrow as pa
+
+        return pa.Codec("zstd").compress(data, asbytes=True)  # type: ignore[no-any-return]
+    if compression == "gzip":
+        # Without the time, so that what is written twice is the same twice.
+        return gzip.compress(data, mtime=0)
+    if compression == "zlib":
+        return zlib.compress(data)
+    return bz2.compress(data) if compression == "bz2" else lzma.compress(data)
+
+
+class _Zlib(io.RawIOBase):
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._stream = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = self._stream.unconsumed_tail or self._file.read(io.DEFAULT_BUFFER_SIZE)
+            if self._stream.eof:
+                if data or self._stream.unused_data:
+                    raise OSError("there is something after the end of what is compressed")
+                return 0
+            if not data:
+                raise EOFError("the file ends before what is compressed in it does")
+            made = self._stream.decompress(data, len(buffer))
+            if made:
+                buffer[: len(made)] = made
+                return len(made)
+
+
+class Reopened(io.RawIOBase):
+    """A file that is open only while it is read from, so that it can be kept for long.
+
+    Parameters
+    ----------
+    storage
+        How it is opened.
+    path
+        Its path or URL.
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+        self.position = 0
+        self._num_bytes = 2**22 if is_remote(path) else 2**18
+        self._ahead = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._ahead:
+            self._ahead = self._storage.read(self._path, self.position, self.position + self._num_bytes)
+            self.position += len(self._ahead)
+        made, self._ahead = self._ahead[: len(buffer)], self._ahead[len(buffer) :]
+        buffer[: len(made)] = made
+        return len(made)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        raise io.UnsupportedOperation("it is read from its beginning to its end")

@@ -1,0 +1,127 @@
+"""Which workers have a file on a disk of their own, as the user says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from daskdist.errors import ArgumentError
+from daskdist.storage.filesystem import is_remote, local
+
+Name = str | int
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Where files are; it has no part in what a pipeline is, and does not go into its fingerprint.
+
+    Parameters
+    ----------
+    given
+        What the user says: a mapping of files and folders to names or addresses of workers, or a function of a path.
+    """
+
+    given: Mapping[str, tuple[Name, ...]] | Callable[[str], Any]
+
+    @classmethod
+    def of(cls, value: object) -> Locations:
+        """From a mapping, whose paths are made absolute, or a function."""
+        if isinstance(value, Locations):
+            return value
+        if callable(value):
+            return cls(value)
+        if not isinstance(value, Mapping):
+            raise ArgumentError(
+                f"Options: locations is {type(value).__name__}; give a mapping of paths to workers, or a function that "
+                "tells the workers of a path"
+            )
+        return cls({_absolute(path): _names(path, names) for path, names in value.items()})
+
+    def names_of(self, path: str) -> tuple[Name, ...]:
+        """The names or addresses of the workers that have a file, or the nearest folder it is in; none if not said."""
+        if not isinstance(self.given, Mapping):
+            return _names(path, self.given(path))
+        for place in _upwards(path):
+            if place in self.given:
+                return self.given[place]
+        return ()
+
+    def named(self) -> Iterator[tuple[str, tuple[Name, ...]]]:
+        """What is said of each path; nothing where that is known to a function only."""
+        return iter(self.given.items() if isinstance(self.given, Mapping) else ())
+
+    def __str__(self) -> str:
+        if isinstance(self.given, Mapping):
+            return f"those of {len(self.given)} path{'s' * (len(self.given) != 1)}"
+        return str(getattr(self.given, "__qualname__", self.given))
+
+    def __dask_tokenize__(self) -> object:
+        return "Locations"
+
+
+class Addresses:
+    """The addresses of the workers that have a file, by its path.
+
+    Parameters
+    ----------
+    locations
+        Says it in names of workers, or addresses.
+    workers
+        The workers of the cluster, by address.
+    """
+
+    def __init__(self, locations: Locations, workers: Mapping[str, Mapping[str, Any]]) -> None:
+        self._locations = locations
+        self._names = {address: str(info["name"]) for address, info in workers.items()}
+        self._addresses = {name: address for address, name in self._names.items()} | {each: each for each in workers}
+
+    def __call__(self, path: str) -> Sequence[str]:
+        return self.of(path, self._locations.names_of(path))
+
+    def of(self, path: str, names: Sequence[Any]) -> Sequence[str]:
+        """The addresses of workers that are named for a path.
+
+        Raises
+        ------
+        ArgumentError
+            There is none of such a name or address.
+        """
+        for name in names:
+            if str(name) not in self._addresses:
+                there = ", ".join(f"{name!r} ({address})" for address, name in self._names.items())
+                raise ArgumentError(
+                    f"Options: locations has {path} on worker {name!r}, and the cluster has no such worker; "
+                    f"there are {there}"
+                )
+        return [self._addresses[str(name)] for name in names]
+
+
+def _names(path: object, value: object) -> tuple[Name, ...]:
+    if value is None:
+        return ()
+    names = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else [value]
+    for name in names:
+        if isinstance(name, bool) or not isinstance(name, (str, int)):
+            raise ArgumentError(
+                f"Options: locations has {value!r} for {path}; give the name or address of a worker, or several"
+            )
+    return tuple(names)
+
+
+def _absolute(path: Any) -> str:
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        raise ArgumentError(f"Options: locations has the path {path!r}; a path is a string") from None
+    text = text if is_remote(text) else local(text)
+    return str(text).rstrip("/") or "/"
+
+
+def _upwards(path: str) -> Iterator[str]:
+    # The path itself, then the folders it is in.
+    yield path
+    while "/" in path.rstrip("/"):
+        path = path.rstrip("/").rpartition("/")[0]
+        yield path or "/"

@@ -1,0 +1,1 @@
+"""Elements as tables and back: Arrow, pandas, and named columns."""

@@ -1,0 +1,578 @@
+"""Arrow tables as elements: what each type becomes, and what a null does.
+
+==============================  ===============================================================
+a column of                     is, in an element
+==============================  ===============================================================
+integers, floats, bools         the dtype of that name
+decimals                        float64, the nearest
+dates, timestamps               ``datetime64``: days, or the timestamp's own unit, UTC where it has a zone
+times of day, durations         ``timedelta64``: since midnight, in the type's own unit
+text                            NumPy's ``StringDType``
+bytes, of any or a fixed size   Python's ``bytes`` as an object
+dictionaries, run ends          what they stand for
+types of extensions             what they are stored as
+fixed-size lists                an array with an axis more
+lists, list views               an array whose length differs; lists of such are `daskdist.Ragged`
+structs                         a dict by name
+nothing but nulls               float64, NaN
+==============================  ===============================================================
+
+A null is NaN in a float column and NaT in a time column. In any other it is an error that names the column, unless
+``missing`` says what stands for it there; NaN for a column of integers makes that float64. Of a column of lists it
+stands for a null within them, but ``[]`` for a null in the place of a list. Of a null struct all fields are null, and
+what stands for them is a dict by field.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.block import Block
+from daskdist.core.ragged import Ragged
+from daskdist.core.spec import ElementSpec, RaggedTensorSpec, TensorSpec
+from daskdist.core.structure import LONE, Structure
+from daskdist.errors import ArgumentError, FileError
+from daskdist.storage.hive_partitions import Partitions
+from daskdist.tables.columns import Columns
+
+_TEXT: Final = np.dtype(np.dtypes.StringDType())
+_BYTES: Final = np.dtype(object)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """How the rows of tables become elements.
+
+    Parameters
+    ----------
+    columns
+        Which columns, in what structure: see `Columns.of`.
+    missing
+        What stands for a null, by column.
+    partitions
+        The columns that the names of directories make.
+    """
+
+    columns: Any = None
+    missing: Mapping[str, Any] | None = None
+    partitions: Partitions = field(default_factory=Partitions)
+
+    def chosen(self, names: Sequence[str]) -> Columns:
+        """The columns of an element, of those of a file that has these.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such column.
+        """
+        return Columns.of(self.columns, [*names, *(name for name in self.partitions.names if name not in names)])
+
+    def read_from(self, names: Sequence[str]) -> list[str]:
+        """Which of the columns of a file are to be read, in the order of the file."""
+        chosen = set(self.chosen(names).names)
+        return [name for name in names if name in chosen]
+
+    def spec(self, schema: Any, path: str) -> ElementSpec:
+        """The spec of an element of a file.
+
+        Parameters
+        ----------
+        schema
+            Its Arrow schema.
+        path
+            Its path, for messages.
+
+        Raises
+        ------
+        FileError
+            A column is of a type that no array holds.
+        ArgumentError
+            There is no such column, or what stands for a null does not.
+        """
+        if self.missing is not None and not isinstance(self.missing, Mapping):
+            raise ArgumentError(f"missing is {self.missing!r:.80}; give a dict by column: {{'count': -1}}")
+        for name in self.missing or ():
+            if name not in schema.names:
+                raise ArgumentError(f"missing: no column {name!r}; there are {', '.join(map(repr, schema.names))}")
+        kinds = _by_name(schema.names, schema.types)
+        spec = self.chosen(schema.names).spec(lambda name: self._column_spec(kinds, schema, name, path))
+        for name, value in (self.missing or {}).items():
+            _try_out(value, schema.field(name).type, f"{path}: column {name!r}")
+        return spec
+
+    def block(self, table: Any, label: str, path: str) -> Block:
+        """The rows of a table.
+
+        Parameters
+        ----------
+        table
+            An Arrow table or record batch with the columns to be read, and others.
+        label
+            Where they are from.
+        path
+            Of the file, for what its directories say.
+        """
+        schema = table.schema
+        columns = self.chosen(schema.names)
+        # As most are: of one piece, whose columns are arrays and not lists of them.
+        pieces = table.to_batches() if hasattr(table, "to_batches") else []
+        piece = pieces[0] if len(pieces) == 1 else table
+        found = _by_name(schema.names, piece.columns)
+        arrays = columns.arrays(lambda name: self._leaves(found, piece.num_rows, name, label, path))
+        return Block(self._structure(columns, schema, path), arrays, label)
+
+    def _structure(self, columns: Columns, schema: Any, path: str) -> Structure:
+        if not any(_is_struct(kind) for kind in schema.types if kind.id not in _numbers()):
+            return columns.structure
+        kinds = _by_name(schema.names, schema.types)
+        return columns.spec(lambda name: self._column_spec(kinds, schema, name, path)).structure
+
+    def _column_spec(self, kinds: Mapping[str, Any], schema: Any, name: str, path: str) -> ElementSpec:
+        kind = kinds.get(name)
+        if kind is None and len(schema.get_all_field_indices(name)) > 1:
+            raise FileError(f"{path}: two columns are called {name!r}; leave them out, or name them apart")
+        if kind is None:
+            return ElementSpec(LONE, (TensorSpec((), self.partitions.dtype(name)),))
+        missing = (self.missing or {}).get(name)
+        if missing is None and kind.id in _numbers():
+            return _number_spec(kind)
+        return spec_of(kind, f"{path}: column {name!r}", missing)
+
+    def _leaves(self, found: Mapping[str, Any], num_rows: int, name: str, label: str, path: str) -> Sequence[Any]:
+        column = found.get(name)
+        if column is None:
+            return [np.full(num_rows, self.partitions.value(name, path), self.partitions.dtype(name))]
+        missing = (self.missing or {}).get(name)
+        if missing is None and not column.null_count and column.type.id in _numbers() and hasattr(column, "buffers"):
+            # There may be very many of these, for which the sentences of messages would take longer than they.
+            return [column.to_numpy()]
+        return leaves_of(_whole(column), f"{label}: column {name!r}", missing)
+
+
+def _by_name(names: Sequence[str], columns: Sequence[Any]) -> dict[str, Any]:
+    # Without those that are called as another.
+    found = dict(zip(names, columns, strict=True))
+    if len(found) < len(names):
+        counts = Counter(names)
+        found = {name: column for name, column in found.items() if counts[name] == 1}
+    return found
+
+
+@cache
+def _number_spec(kind: Any) -> ElementSpec:
+    return ElementSpec(LONE, (TensorSpec((), np.dtype(kind.to_pandas_dtype())),))
+
+
+def _try_out(missing: Any, kind: Any, where: str) -> None:
+    # See whether something can stand for a null, by having it stand for one.
+    import pyarrow as pa
+
+    if (_is_list(kind) or pa.types.is_fixed_size_list(kind)) and not isinstance(missing, (list, tuple)):
+        _try_out(missing, kind.value_type, where)
+        return
+    try:
+        leaves_of(pa.nulls(1, kind), where, missing)
+    except FileError:
+        raise ArgumentError(f"missing: {missing!r:.80} cannot stand for a null of {where}, of type {kind}") from None
+
+
+def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
+    """The spec of a value of an Arrow type.
+
+    Parameters
+    ----------
+    kind
+        The type.
+    where
+        What a message calls the column.
+    missing
+        What stands for a null.
+
+    Raises
+    ------
+    FileError
+        The type has no place in an element.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if (stored := _stored_as(kind)) is not None:
+        return spec_of(stored, where, missing)
+    if types.is_struct(kind):
+        fields = {
+            kind.field(k).name: spec_of(kind.field(k).type, where, _of_field(missing, kind, k, where))
+            for k in range(kind.num_fields)
+        }
+        if len(fields) < max(kind.num_fields, 1):
+            what = "two fields of one name" if fields else "no fields"
+            raise FileError(f"{where} holds structs of {what}; leave it out")
+        return ElementSpec.nest(Structure.of(dict.fromkeys(fields, 0))[1], [fields[name] for name in sorted(fields)])
+    if types.is_fixed_size_list(kind):
+        inner = _array_spec(kind, where, missing)
+        return ElementSpec(LONE, (TensorSpec((kind.list_size, *inner.shape), inner.dtype),))
+    if _is_list(kind):
+        inner = _array_spec(kind, where, missing)
+        if None in inner.shape:
+            return ElementSpec(LONE, (RaggedTensorSpec((None, *inner.shape), inner.dtype),))
+        return ElementSpec(LONE, (TensorSpec((None, *inner.shape), inner.dtype),))
+    return ElementSpec(LONE, (TensorSpec((), _dtype(kind, where, missing)),))
+
+
+def _array_spec(kind: Any, where: str, missing: Any) -> TensorSpec:
+    import pyarrow as pa
+
+    inner = spec_of(kind.value_type, where, _within(missing))
+    if inner.structure != LONE:
+        raise FileError(f"{where} holds lists of structs, which make no array; leave it out")
+    if None in inner.leaves[0].shape and pa.types.is_fixed_size_list(kind):
+        raise FileError(f"{where} holds fixed-size lists of lists that differ in length; leave it out")
+    leaf: TensorSpec = inner.leaves[0]
+    return leaf
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or _is_view(kind))
+
+
+def _is_struct(kind: Any) -> bool:
+    import pyarrow as pa
+
+    while (stored := _stored_as(kind)) is not None:
+        kind = stored
+    return bool(pa.types.is_struct(kind))
+
+
+def _is_view(kind: Any) -> bool:
+    # Of lists; by name, for Arrow has had them only for a while.
+    return str(kind).startswith(("list_view<", "large_list_view<"))
+
+
+def _stored_as(kind: Any) -> Any:
+    # The type of the values of what is only another way to write them down; None where it is none.
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else None
+
+
+def _of_field(missing: Any, kind: Any, number: int, where: str) -> Any:
+    # What stands for a null of a field of structs.
+    if missing is None:
+        return None
+    names = [kind.field(k).name for k in range(kind.num_fields)]
+    if not isinstance(missing, Mapping) or not set(missing) <= set(names):
+        raise ArgumentError(
+            f"missing: for {where}, which holds structs, give a dict by field, of {', '.join(map(repr, names))}, "
+            f"not {missing!r:.80}"
+        )
+    return missing.get(names[number])
+
+
+def _dtype(kind: Any, where: str, missing: Any) -> np.dtype[Any]:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_integer(kind) and isinstance(missing, float):
+        return np.dtype(np.float64)
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return dtype
+    if types.is_decimal(kind) or types.is_null(kind):
+        return np.dtype(np.float64)
+    if _is_text(kind):
+        return _TEXT
+    if _is_bytes(kind):
+        return _BYTES
+    if types.is_date(kind):
+        return np.dtype("datetime64[D]")
+    if types.is_timestamp(kind):
+        return np.dtype(f"datetime64[{kind.unit}]")
+    if types.is_time(kind) or types.is_duration(kind):
+        return np.dtype(f"timedelta64[{kind.unit}]")
+    raise FileError(f"{where} is of type {kind}, which no array holds; leave it out")
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(is_binary or str(kind) == "binary_view")
+
+
+def _whole(column: Any) -> Any:
+    # One array, of a column of a table or of a record batch.
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    return array
+
+
+def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
+    """The values of an Arrow array, shape ``(num_rows, ...)``: an array or `Ragged`, or of structs one a leaf.
+
+    Parameters
+    ----------
+    array
+        The array.
+    where
+        What a message calls the column.
+    missing
+        What stands for a null.
+
+    Raises
+    ------
+    FileError
+        There is a null, and nothing that stands for it.
+    """
+    import pyarrow as pa
+
+    types, kind = pa.types, array.type
+    if kind.id in _numbers() and missing is None and not array.null_count:
+        # Those that stand for themselves, as most do.
+        return [array.to_numpy()]
+    if isinstance(kind, pa.BaseExtensionType):
+        return leaves_of(array.storage, where, missing)
+    if types.is_run_end_encoded(kind):
+        import pyarrow.compute as pc
+
+        return leaves_of(pc.run_end_decode(_runs_without_views(array)), where, missing)
+    if types.is_dictionary(kind):
+        if str(kind.value_type) in _VIEWS:
+            values = _without_views(array.dictionary)
+            array = pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
+            kind = array.type
+        if (texts := _repeated_texts(array)) is not None:
+            return [texts]
+        return leaves_of(array.dictionary_decode(), where, missing)
+    if types.is_struct(kind):
+        # With the nulls of the structs themselves.
+        parts = array.flatten()
+        order = sorted(range(kind.num_fields), key=lambda k: kind.field(k).name)
+        return [
+            leaf
+            for k in order
+            for leaf in leaves_of(parts[k], f"{where}, {kind.field(k).name!r}", _of_field(missing, kind, k, where))
+        ]
+    if types.is_fixed_size_list(kind):
+        _refuse_nulls(array, where)
+        inner = _lone(array.flatten(), where, _within(missing))
+        return [inner.reshape(len(array), kind.list_size, *inner.shape[1:])]
+    if _is_list(kind):
+        return [_ragged(array, where, missing)]
+    return [_flat(array, where, missing)]
+
+
+# Arrow's types of text and bytes for which it has few functions, by name, for old versions of pyarrow lack some.
+_VIEWS: Final = {"string_view": "large_string", "binary_view": "large_binary"}
+
+
+def _without_views(array: Any) -> Any:
+    # The same values, of a type that Arrow can take, decode and fill in.
+    return array.cast(_VIEWS[str(array.type)]) if str(array.type) in _VIEWS else array
+
+
+def _runs_without_views(array: Any) -> Any:
+    import pyarrow as pa
+
+    if str(array.type.value_type) not in _VIEWS:
+        return array
+    values = _without_views(array.values)
+    kind = pa.run_end_encoded(array.run_ends.type, values.type)
+    return pa.Array.from_buffers(kind, len(array), [None], 0, array.offset, [array.run_ends, values])
+
+
+@cache
+def _numbers() -> frozenset[int]:
+    # The types that are numbers here and there.
+    import pyarrow as pa
+
+    integers = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    return frozenset(kind.id for kind in (*integers, pa.float16(), pa.float32(), pa.float64()))
+
+
+def _lone(array: Any, where: str, missing: Any) -> Any:
+    (leaf,) = leaves_of(array, where, missing)
+    return leaf
+
+
+def _within(missing: Any) -> Any:
+    # What stands for a null in lists; a list stands for one in their place.
+    return None if isinstance(missing, (list, tuple)) else missing
+
+
+def _ragged(array: Any, where: str, missing: Any) -> Ragged:
+    is_for_lists = isinstance(missing, (list, tuple))
+    if is_for_lists and missing:
+        raise ArgumentError(f"missing: only [] can stand for a list that is missing, and for {where} it is {missing!r}")
+    if not is_for_lists:
+        _refuse_nulls(array, where)
+    if not is_for_lists and not _is_view(array.type):
+        splits = array.offsets.to_numpy(zero_copy_only=False)
+        splits = splits - splits[0] if len(splits) and splits[0] else splits
+    else:
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        splits = np.concatenate([[0], np.cumsum(lengths)])
+    splits = splits if len(splits) else np.zeros(1, np.int64)
+    values = array.flatten()
+    if values.null_count and _within(missing) is None and _lacks_null(values.type):
+        row = int(np.searchsorted(splits, _first_null(values), "right")) - 1
+        raise FileError(
+            f"{where}: the list in row {row} of it has a null, and {values.type} has no value for that, as floats have "
+            "NaN and times NaT; say what stands for it with missing={column: value}, or leave the column out"
+        )
+    return Ragged(_lone(values, f"{where}, within its lists", _within(missing)), splits)
+
+
+def _lacks_null(kind: Any) -> bool:
+    # Of plain values: those of nested ones say themselves which they are.
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_nested(kind) or _stored_as(kind) is not None:
+        return False
+    return _dtype(kind, "", None).kind not in "fmM"
+
+
+def _first_null(array: Any) -> int:
+    return int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+
+
+def _flat(array: Any, where: str, missing: Any) -> np.ndarray[Any, Any]:
+    import pyarrow as pa
+
+    kind = array.type
+    dtype = _dtype(kind, where, missing)
+    if pa.types.is_decimal(kind):
+        # Not every width of them has a cast of its own.
+        array = array.cast(pa.float64())
+    if array.null_count and missing is not None:
+        array = _filled(array, where, missing, dtype)
+    elif dtype.kind not in "fmM":
+        _refuse_nulls(array, where)
+    if dtype == _TEXT:
+        return texts_of(array)
+    if dtype == _BYTES:
+        made = np.empty(len(array), dtype)
+        made[:] = array.to_pylist()
+        return made
+    if pa.types.is_null(kind):
+        return np.full(len(array), np.nan)
+    if pa.types.is_time(kind):
+        # As the integers they are, which may be missing too.
+        numbers = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+        array = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
+    found: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
+    return found if found.dtype == dtype else found.astype(dtype)
+
+
+# Texts that are made at a time, and the longest that are cheaper made of bytes than of Python's own.
+_NUM_TEXTS: Final = 65_536
+_SHORT_BYTES: Final = 64
+
+
+def texts_of(array: Any) -> np.ndarray[Any, Any]:
+    """The texts of an Arrow array without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
+    import pyarrow as pa
+
+    made = np.empty(len(array), _TEXT)
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        array = array.cast(pa.large_string())
+    for start in range(0, len(array), _NUM_TEXTS):
+        part = array.slice(start, _NUM_TEXTS)
+        short = _of_short(part)
+        if short is None:
+            made[start : start + len(part)] = part.to_pylist()
+        else:
+            _fill_from_bytes(made[start : start + len(part)], short)
+    return made
+
+
+def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
+    # Those of a dictionary without nulls, by its words as NumPy's bytes; None where that would not do.
+    import pyarrow as pa
+
+    words = array.dictionary
+    is_plain = pa.types.is_string(words.type) or pa.types.is_large_string(words.type)
+    short = _of_short(words) if is_plain and len(words) and not array.null_count and not words.null_count else None
+    if short is None:
+        return None
+    made, indices = np.empty(len(array), _TEXT), array.indices.to_numpy()
+    for start in range(0, len(array), _NUM_TEXTS):
+        part = slice(start, start + _NUM_TEXTS)
+        _fill_from_bytes(made[part], short[indices[part]])
+    return made
+
+
+def _fill_from_bytes(texts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    # By an iterator's buffer: an assignment takes bytes of most lengths for unaligned, and makes each text twice.
+    done = 0
+    with np.nditer(
+        texts, ["buffered", "external_loop", "refs_ok"], ["writeonly"], values.dtype, casting="unsafe", buffersize=2048
+    ) as buffers:
+        for buffer in buffers:
+            buffer[...] = values[done : done + len(buffer)]  # type: ignore[index]
+            done += len(buffer)
+
+
+def _of_short(array: Any) -> Any:
+    # Texts as NumPy's bytes of one length, which it makes into texts much faster than Python's; None where that
+    # would be a waste, or would lose what they end with.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    _, offsets, data = array.buffers()
+    if data is None or not data.size:
+        return None
+    width = np.int32 if pa.types.is_string(array.type) else np.int64
+    bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
+    longest = int(np.subtract(bounds[1:], bounds[:-1]).max())
+    content = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+    if not longest or not content.min():
+        return None
+    if longest * len(array) == len(content):
+        return content.view(f"S{longest}")
+    if longest > _SHORT_BYTES:
+        return None
+    padded = pc.ascii_rpad(array, longest, "\0")
+    return np.frombuffer(padded.buffers()[2], f"S{longest}", len(array))
+
+
+def _filled(array: Any, where: str, missing: Any, dtype: np.dtype[Any]) -> Any:
+    import pyarrow as pa
+
+    try:
+        kind = pa.float64() if dtype == np.float64 else pa.large_string() if dtype == _TEXT else array.type
+        array = _without_views(array)
+        kind = array.type if str(kind) in _VIEWS else kind
+        return array.cast(kind).fill_null(pa.scalar(missing, kind))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
+        raise ArgumentError(f"missing: {missing!r} cannot stand for a null of {where}: {error}") from None
+
+
+def _refuse_nulls(array: Any, where: str) -> None:
+    if array.null_count:
+        what = "1 null" if array.null_count == 1 else f"{array.null_count} nulls"
+        advice = "missing={column: []} for lists without values" if _is_list(array.type) else "missing={column: value}"
+        raise FileError(
+            f"{where} of type {array.type} has {what}, the first in row {_first_null(array)}, and only floats have "
+            f"NaN and times NaT; say what stands for them with {advice}, or leave it out"
+        )
