@@ -1626,8 +1626,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         service
             A Dask client or cluster, the address of a scheduler, a scheduler file; this program's client if None.
         processing_mode
-            ``"distributed_epoch"``: each element once. ``"parallel_epochs"``: all of them from each worker, each in its
-            own shuffle order. Or a `daskdist.data.service.ShardingPolicy`.
+            ``"distributed_epoch"``: each element once, in any order; in the dataset's order, and more slowly, where its
+            options say ``deterministic=True``. ``"parallel_epochs"``: all of them from each worker, each in its own
+            shuffle order. Or a `daskdist.data.service.ShardingPolicy`.
         job_name
             Datasets of one job name share its elements: each goes to whoever asks first. Each iteration and each
             repetition is a job of its own, by its number. A job of its own for each iteration if None.
@@ -1655,6 +1656,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         Where no process is lost each element comes as often as the mode says. Where a worker is lost, its elements are
         produced again and come exactly once to consumers that live; in ``"parallel_epochs"`` at least once, from other
         workers.
+
+        In ``"distributed_epoch"`` runs of elements are leased to workers, each of which produces its own. Where a
+        dataset shuffles, or batches elements of which the number is not known (after ``filter``, or from text), one
+        worker puts its elements together instead, of what all of them compute.
         """
         from daskdist.service.address import service_address
         from daskdist.service.served import served

@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster
 import daskdist
 from daskdist import Dataset, errors
 from daskdist.data.service import CrossTrainerCache, ShardingPolicy, distribute
+from daskdist.testing import same_elements, same_multiset
 
 pytestmark = pytest.mark.cluster
 
@@ -83,6 +84,7 @@ def test_a_job_that_is_over_gives_no_elements(client, caplog):
     "build",
     [
         lambda ds: ds,
+        lambda ds: ds.take(0),
         lambda ds: ds.batch(7),
         lambda ds: ds.take(13).skip(2),
         lambda ds: ds.shuffle(50, seed=1).batch(8, drop_remainder=True),
@@ -93,7 +95,24 @@ def test_a_job_that_is_over_gives_no_elements(client, caplog):
 )
 def test_one_epoch_is_the_dataset_itself(client, mode, build):
     dataset = build(Dataset.range(100))
-    assert list(map(repr, dataset.serve(client, mode))) == list(map(repr, dataset))
+    found, expected = list(dataset.serve(client, mode)), list(dataset)
+    same_multiset(found, expected)
+    if mode is ShardingPolicy.DATA:
+        same_elements(found, expected)
+
+
+def test_elements_come_in_order_where_that_is_asked_for(client):
+    dataset = Dataset.range(1000).batch(3).with_options(daskdist.Options(deterministic=True))
+    same_elements(list(dataset.serve(client)), list(dataset))
+
+
+def test_all_workers_produce_an_epoch_and_what_they_read_is_read_once(client, parquet_files):
+    dataset = daskdist.read_parquet(parquet_files(40, 4, row_group=10)).map(lambda x: (x["id"], os.getpid()))
+    found = [(int(x), int(pid)) for x, pid in dataset.serve(client)]
+    assert sorted(x for x, _ in found) == list(range(160))
+    assert len({pid for _, pid in found}) == 2
+    # Leases are of whole row groups.
+    assert all(len({pid for x, pid in found if x // 10 == group}) == 1 for group in range(16))
 
 
 def test_each_worker_shuffles_in_an_order_of_its_own(client):
@@ -137,10 +156,12 @@ def test_an_error_comes_after_the_elements_before_it(client):
             raise KeyError("of the function's")
         return x
 
-    iterator = iter(Dataset.range(100).map(fail).serve(client, "distributed_epoch"))
+    iterator = iter(Dataset.range(100).map(fail).serve(client, ShardingPolicy.DATA))
     assert numbers(next(iterator) for _ in range(37)) == list(range(37))
     with pytest.raises(errors.UserFunctionError, match="of the function's"):
         next(iterator)
+    with pytest.raises(errors.UserFunctionError, match="of the function's"):
+        list(Dataset.range(100).map(fail).serve(client))
 
 
 # --- consumers ---

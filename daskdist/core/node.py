@@ -7,7 +7,7 @@ passes rely on (they never look at what operation it is), and lowers itself to p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -64,6 +64,28 @@ class Facts:
     on_device: bool = False
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """A dataset as consecutive units, each run of which can be produced without the others.
+
+    Parameters
+    ----------
+    num_units
+        How many there are, or `INFINITE`.
+    cut
+        Returns the pipeline of the units ``first`` to before ``stop``: ``cut(first, stop)``.
+    grain
+        The fewest units that are worth a piece: smaller ones read some data twice.
+    is_exact
+        Whether each unit is one element; else it gives any number of them.
+    """
+
+    num_units: int
+    cut: Callable[[int, int], Node]
+    grain: int = 1
+    is_exact: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """One operation of a pipeline. Subclasses are frozen dataclasses whose fields are its arguments.
@@ -103,6 +125,11 @@ class Node:
     @property
     def group_size(self) -> int | None:
         """Of how many elements of its input each of its elements is made, but for the last; None where that differs."""
+        return None
+
+    @property
+    def first_taken(self) -> int | None:
+        """Return the place, in its input, of its first element; None where its elements are not consecutive there."""
         return None
 
     @property
@@ -187,6 +214,10 @@ class Source(Node):
     def splits(self) -> Sequence[Split]:
         """The units it is read in, in order; found when first asked for."""
         raise NotImplementedError
+
+    def pieces(self) -> Pieces | None:
+        """Return how it can be cut into consecutive pieces; None where it cannot."""
+        return None
 
     def state(self) -> Any:
         """What tells whether the data it reads was changed, besides what it is itself; None where nothing does."""

@@ -10,11 +10,11 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.arguments import number_dtype, whole_number
 from daskdist.core.cardinality import INFINITE
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import EndlessSplits, Primitive, Read
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
-from daskdist.ops.range import CutNumbers, Numbers, ReadNumbers, divide_numbers, fits
+from daskdist.ops.range import CutNumbers, Numbers, Range, ReadNumbers, divide_numbers, fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,12 @@ class Counter(Source):
     @property
     def cardinality(self) -> int:
         return INFINITE
+
+    def pieces(self) -> Pieces | None:
+        return Pieces(INFINITE, self._cut) if self.step else None
+
+    def _cut(self, first: int, stop: int) -> Range:
+        return Range(self.start + first * self.step, self.start + stop * self.step, self.step, self.dtype)
 
     def endless_splits(self) -> EndlessSplits:
         """The units it is read in."""

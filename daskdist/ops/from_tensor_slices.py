@@ -10,7 +10,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import Primitive, Read, Split, payload_itself
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, RaggedRowSpec, RaggedTensorSpec, TensorSpec
@@ -70,6 +70,12 @@ class FromTensorSlices(Source):
     @property
     def cardinality(self) -> int:
         return len(self.leaves[0]) if self.leaves else 0
+
+    def pieces(self) -> Pieces:
+        return Pieces(self.cardinality, self._cut)
+
+    def _cut(self, first: int, stop: int) -> FromTensorSlices:
+        return replace(self, leaves=tuple(leaf[first:stop] for leaf in self.leaves))
 
     def splits(self) -> Sequence[Split]:
         num_rows = self.cardinality

@@ -11,7 +11,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.arguments import number_dtype, whole_number
 from daskdist.core.block import Block
-from daskdist.core.node import Facts, Source
+from daskdist.core.node import Facts, Pieces, Source
 from daskdist.core.primitive import LazySplits, Primitive, Read, Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
@@ -52,6 +52,13 @@ class Range(Source):
         numbers = Numbers(self.start, self.step, self.cardinality)
         size = max(in_bytes("split-bytes") // 8, 1)
         return LazySplits(-(-len(numbers) // size), CutNumbers(numbers, size, self.name))
+
+    def pieces(self) -> Pieces:
+        return Pieces(self.cardinality, self._cut)
+
+    def _cut(self, first: int, stop: int) -> Range:
+        numbers = range(self.start, self.stop, self.step)[first:stop]
+        return replace(self, start=numbers.start, stop=numbers.stop)
 
     def rows_at(self, places: np.ndarray[Any, Any]) -> Block:
         """The elements at these places."""

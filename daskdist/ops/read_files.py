@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
-from daskdist.core.node import Facts
+from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.skip_errors import SkipErrorsRead
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
 from daskdist.formats import Format, InDirectories, Joins, Salvages
 from daskdist.formats.saved.manifest import MANIFEST
+from daskdist.ops.skip import Skip
+from daskdist.ops.take import Take
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.grouped_splits import Joined, ReadJoined
 from daskdist.storage.schema_check import First, readable
@@ -41,14 +45,17 @@ class ReadFiles(FileBackedSource):
         Whether shards are of splits, for want of files.
     file_share
         The files of the shard, where they are divided by their sizes.
+    span
+        The first of the splits to read, and before which to stop; None for all.
     whole
-        What it is a shard of; what that has found out is not found out again.
+        What it is a shard or span of; what that has found out is not found out again.
     """
 
     format: Format
     shard: tuple[int, int] | None = None
     by_split: bool = False
     file_share: FileShare | None = field(default=None, repr=False)
+    span: tuple[int, int] | None = None
     whole: ReadFiles | None = field(default=None, repr=False)
 
     facts = Facts(per_worker=True)
@@ -78,6 +85,8 @@ class ReadFiles(FileBackedSource):
 
     @cached_property
     def _splits(self) -> Sequence[Split]:
+        if self.span is not None:
+            return (self.whole or replace(self, span=None)).splits()[slice(*self.span)]
         if self.shard is not None and self.by_split:
             return (self.whole or replace(self, shard=None)).splits()[self.shard[0] :: self.shard[1]]
         return self._listed(self._list_own)
@@ -88,6 +97,8 @@ class ReadFiles(FileBackedSource):
 
     @cached_property
     def _valid_splits(self) -> Sequence[Split]:
+        if self.span is not None:
+            return (self.whole or replace(self, span=None)).valid_splits()[slice(*self.span)]
         if self.shard is not None and self.by_split:
             return (self.whole or replace(self, shard=None)).valid_splits()[self.shard[0] :: self.shard[1]]
         return self._listed(lambda file: self._or_unlisted(self._list_own, file))
@@ -172,12 +183,33 @@ class ReadFiles(FileBackedSource):
         """Return the share of a worker that reads the given files."""
         return replace(self, shard=(index, num_shards), file_share=share, whole=self)
 
+    def pieces(self) -> Pieces:
+        counts = [split.num_rows for split in self.splits()]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts):
+            return Pieces(len(counts), self._cut_splits, is_exact=False)
+        num_rows = sum(known)
+        return Pieces(num_rows, self._cut_rows, -(-num_rows // max(len(known), 1)))
+
+    def _cut_splits(self, first: int, stop: int) -> Node:
+        return replace(self, span=(first, stop), whole=self)
+
+    def _cut_rows(self, first: int, stop: int) -> Node:
+        bounds = self._bounds
+        begin = bisect_right(bounds, first) - 1
+        span = self._cut_splits(begin, max(bisect_left(bounds, stop), begin))
+        return Take(Skip(span, first - bounds[begin]), stop - first)
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        return [0, *accumulate(split.num_rows or 0 for split in self.splits())]
+
     def __getstate__(self) -> dict[str, Any]:
         # Elsewhere, what others read is of no use.
         return {name: value for name, value in self.__dict__.items() if name != "_known"}
 
     def __str__(self) -> str:
-        shard = ""
+        shard = "" if self.span is None else f", splits {self.span[0]} to {self.span[1]}"
         if self.shard is not None and self.file_share is not None:
             shard = f", {len(self.file_share.files)} files by size, {self.shard[0]} of {self.shard[1]}"
         elif self.shard is not None:

@@ -26,6 +26,10 @@ class Skip(Transformation):
         whole_number(self.name, "count", self.count)
 
     @property
+    def first_taken(self) -> int | None:
+        return self.count if self.count >= 0 else None
+
+    @property
     def cardinality(self) -> int:
         return cardinality.beyond(self.source.cardinality, self.count)
 

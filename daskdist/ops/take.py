@@ -25,6 +25,10 @@ class Take(Transformation):
         whole_number(self.name, "count", self.count)
 
     @property
+    def first_taken(self) -> int:
+        return 0
+
+    @property
     def cardinality(self) -> int:
         return cardinality.at_most(self.source.cardinality, self.count)
 

@@ -26,7 +26,7 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.outbox import Outbox, unpacked
 from daskdist.service.address import ServiceAddress
-from daskdist.service.dispatcher import Join
+from daskdist.service.commands import DatasetEntry, Join
 from daskdist.service.intervals import Intervals
 from daskdist.service.messages import DISPATCHER_OPERATION, READ_OPERATION, receive, send
 from daskdist.service.worker_plugin import NAME
@@ -36,25 +36,6 @@ logger: Final = logging.getLogger("daskdist")
 # A worker that does not answer is not waited for longer.
 _LEAVE_S: Final = 5.0
 _numbers: Final = itertools.count()
-
-
-class ServedDataset:
-    """A dataset as it is registered: its id, and what registers it where the service does not have it.
-
-    Parameters
-    ----------
-    id
-        Its name in the service.
-    fingerprint, pickled, facts
-        As of a `daskdist.service.dispatcher.DatasetEntry`; ``pickled`` is called when it is needed. Nothing is
-        registered if None.
-    """
-
-    def __init__(self, id: str, fingerprint: str, pickled: Callable[[], bytes] | None, facts: bytes) -> None:
-        self.id = id
-        self.fingerprint = fingerprint
-        self.pickled = pickled
-        self.facts = facts
 
 
 async def connected(address: ServiceAddress) -> Comm:
@@ -151,8 +132,10 @@ class ServiceReader:
     ----------
     address
         Where the service is.
-    dataset
-        What is read.
+    dataset_id
+        The name of the dataset in the service.
+    entry
+        Returns what is registered where the service does not have the dataset; None where nothing is.
     join
         Returns what is asked for: ``join(name, num_workers, host)``.
     joining
@@ -164,7 +147,8 @@ class ServiceReader:
     def __init__(
         self,
         address: ServiceAddress,
-        dataset: ServedDataset,
+        dataset_id: str,
+        entry: Callable[[], DatasetEntry] | None,
         join: Callable[[str, int, str], Join],
         joining: dict[str, Any],
         *,
@@ -173,7 +157,9 @@ class ServiceReader:
         name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._shared = shared = _Shared()
         self._loop = _event_loop()
-        self._connection = connection = _Connection(name, address, dataset, join, joining, shared, in_turn=in_turn)
+        self._connection = connection = _Connection(
+            name, address, dataset_id, entry, join, joining, shared, in_turn=in_turn
+        )
         self._loop.call_soon_threadsafe(connection.start)
         self.close = Finalizer(self, _close, self._loop, connection, shared)
 
@@ -266,7 +252,8 @@ class _Connection:
         self,
         name: str,
         address: ServiceAddress,
-        dataset: ServedDataset,
+        dataset_id: str,
+        entry: Callable[[], DatasetEntry] | None,
         join: Callable[[str, int, str], Join],
         joining: dict[str, Any],
         shared: _Shared,
@@ -276,7 +263,8 @@ class _Connection:
         self._in_turn = in_turn
         self._name = name
         self._address = address
-        self._dataset = dataset
+        self._dataset_id = dataset_id
+        self._entry = entry
         self._join = join
         self._joining = joining
         self._shared = shared
@@ -322,11 +310,10 @@ class _Connection:
                 self._comm.abort()
 
     async def _enter(self, comm: Comm) -> None:
-        dataset = self._dataset
-        await send(comm, ("hello", dataset.id))
+        await send(comm, ("hello", self._dataset_id))
         _, num_workers, facts = await receive(comm)
-        if facts is None and dataset.pickled is not None:
-            await send(comm, ("register", dataset.id, dataset.fingerprint, dataset.pickled(), dataset.facts))
+        if facts is None and self._entry is not None:
+            await send(comm, ("register", await asyncio.to_thread(self._entry)))
             kind, *args = await receive(comm)
             if kind == "refused":
                 raise ArgumentError(args[0])

@@ -88,6 +88,10 @@ class Delivery(Protocol):
         """Remove a consumer; what it had not acknowledged goes to others, or is given up."""
         ...
 
+    def tick(self) -> list[Action]:
+        """Note that some time has passed."""
+        ...
+
 
 @dataclass
 class Consumer:
@@ -271,12 +275,12 @@ class FirstCome:
         if self._expected:
             return []
         actions: list[Action] = []
-        # Those that have least come first.
+        # Those that have least come first, and of those who has not just given elements back.
         while len(self._ready):
             with_room = [each for each in self._consumers.values() if _has_room(each)]
             if not with_room:
                 return actions
-            consumer = min(with_room, key=lambda each: len(each.held))
+            consumer = min(with_room, key=lambda each: (len(each.held), each.has_answered))
             actions.append(self._send(consumer, -(-len(self._ready) // len(with_room))))
         return actions + self._at_the_end() if self._is_finished else actions
 
@@ -295,21 +299,31 @@ class FirstCome:
     def _at_the_end(self) -> list[Action]:
         # Nothing is ready and nothing is to come, but what consumers give back.
         actions: list[Action] = []
-        waiting = [each for each in self._consumers.values() if not len(each.held)]
-        if waiting and not all(each.has_ended for each in waiting):
-            for other in self._consumers.values():
-                if len(other.held) and not other.is_recalled and not other.has_answered:
-                    other.is_recalled = True
-                    actions.append(Recall(other.name))
-        if not any(each.is_recalled for each in self._consumers.values()):
-            for consumer in waiting:
-                if not consumer.has_ended:
-                    consumer.has_ended = True
-                    actions.append(End(consumer.name))
+        if not self._unanswered():
+            for consumer in self._waiting():
+                consumer.has_ended = True
+                actions.append(End(consumer.name))
         if len(self.done) >= self._num_produced and not self._is_done and self._all_done():
             self._is_done = True
             actions.append(Done())
         return actions
+
+    def tick(self) -> list[Action]:
+        # Not at once, or an element that no consumer has taken yet would go back and forth between them.
+        actions: list[Action] = []
+        if self._is_finished and not len(self._ready) and self._waiting():
+            for consumer in self._unanswered():
+                if not consumer.is_recalled:
+                    consumer.is_recalled = True
+                    actions.append(Recall(consumer.name))
+        return actions
+
+    def _waiting(self) -> list[Consumer]:
+        return [each for each in self._consumers.values() if not len(each.held) and not each.has_ended]
+
+    def _unanswered(self) -> list[Consumer]:
+        # They may give something back.
+        return [each for each in self._consumers.values() if len(each.held) and not each.has_answered]
 
     def _all_done(self) -> bool:
         return not self.done.missing(0, self._num_produced)
@@ -402,6 +416,9 @@ class Rounds:
         held, consumer.held = consumer.held, Intervals()
         self.done.update(held)
         return [Forget(*pair) for pair in held]
+
+    def tick(self) -> list[Action]:
+        return []
 
     def _named(self, name: str) -> Consumer | None:
         return next((each for each in self._consumers.values() if each.name == name), None)
@@ -497,6 +514,9 @@ class SharedWindow:
 
     def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
         self._consumers.pop(name, None)
+        return []
+
+    def tick(self) -> list[Action]:
         return []
 
     @property

@@ -15,11 +15,11 @@ class ShardingPolicy(enum.IntEnum):
     OFF = 0
     """Every worker produces the whole dataset, each in its own shuffle order."""
     DYNAMIC = 1
-    """The dataset is produced once, by all workers together."""
+    """The dataset is produced once, by all workers together, in any order: runs of elements are leased to workers."""
     FILE = 2
     """Every worker produces what is in its share of the files."""
     DATA = 3
-    """The dataset is produced once, by all workers together; none reads what another reads."""
+    """The dataset is produced once, in its order; all workers read and compute what one puts together."""
     FILE_OR_DATA = 4
     """`FILE` where files can be shared out, else `DATA`."""
     HINT = 5

@@ -25,10 +25,11 @@ from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
+from daskdist.passes.pieces import pieces_of
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
+from daskdist.service.commands import TaskSpec
 from daskdist.service.delivery import Action, Consumer, Done, End, Forget, Recall, Send, delivery_of
-from daskdist.service.dispatcher import TaskSpec
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
 from daskdist.sharding import AutoShardPolicy
@@ -153,6 +154,11 @@ class Producer:
         """Remove a consumer."""
         self._carry_out(self.delivery.lost(name, redeliver=self.spec.options.redelivers))
 
+    def tick(self) -> None:
+        """Have consumers that wait get something of the others, and report."""
+        self._carry_out(self.delivery.tick())
+        self.report()
+
     def report(self) -> None:
         """Tell the dispatcher what was acknowledged since the last time."""
         pairs, self._unreported = list(self._unreported), Intervals()
@@ -227,7 +233,7 @@ def _produce(
     client: Any = None
     try:
         node: Node = cloudpickle.loads(pickled)
-        if spec.options.mode in (ShardingPolicy.DYNAMIC, ShardingPolicy.DATA):
+        if spec.lease is None and spec.options.mode in (ShardingPolicy.DYNAMIC, ShardingPolicy.DATA):
             client = make_client()
         number = 0
         done = Intervals(spec.done)
@@ -275,6 +281,11 @@ def _rows_of(node: Node, spec: TaskSpec, client: Any) -> Iterator[Rows]:
 def _planned(node: Node, spec: TaskSpec, client: Any) -> tuple[Primitive, Caller]:
     # Element k is the same whoever produces it again.
     node = WithOptions(node, Options(deterministic=True))
+    if spec.lease is not None:
+        pieces = pieces_of(node)
+        if pieces is None:
+            raise ArgumentError("the dataset cannot be cut on this worker, and could be where it was registered")
+        node = pieces.cut(*spec.lease)
     policy = _SHARED_OUT.get(spec.options.mode)
     if policy is not None:
         _, shares = autoshard(node, policy, spec.count)

@@ -16,21 +16,19 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
 from daskdist.config import seconds
-from daskdist.service.dispatcher import (
+from daskdist.service.commands import (
     Command,
     DatasetEntry,
-    Dispatcher,
     Join,
     LoseConsumer,
-    Refused,
     StartTask,
     StopTask,
     TellEnd,
     TellFailure,
     TellTasks,
     TellWaiting,
-    Write,
 )
+from daskdist.service.dispatcher import Dispatcher, Refused
 from daskdist.service.messages import COMMAND_OPERATION, DISPATCHER_OPERATION, EVENT_OPERATION, receive, send
 from daskdist.service.worker_plugin import NAME, ServiceOnWorker
 
@@ -107,8 +105,9 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             known = dispatcher.datasets.get(dataset)
             queue.put_nowait(("welcome", len(dispatcher.workers), known and known.facts))
         elif kind == "register":
-            self._carry_out(dispatcher.register(DatasetEntry(*args)))
-            queue.put_nowait(("registered", args[0]))
+            entry: DatasetEntry = args[0]
+            dispatcher.register(entry)
+            queue.put_nowait(("registered", entry.id))
         elif kind == "join":
             join: Join = args[0]
             self._comms[join.name] = queue
@@ -137,8 +136,6 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                     self._to_consumer(consumer, "failed", message, error)
                 case TellWaiting(consumer, message):
                     self._to_consumer(consumer, "waiting", message)
-                case Write():
-                    pass
 
     def _to_worker(self, worker: str, *command: Any) -> None:
         if worker in self._scheduler.stream_comms:

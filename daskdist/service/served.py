@@ -17,10 +17,12 @@ from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.execute.messages.pickling import culprit
+from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard
+from daskdist.passes.pieces import pieces_of
 from daskdist.service.address import ServiceAddress
-from daskdist.service.consumer import ServedDataset, ServiceReader
-from daskdist.service.dispatcher import JobOptions, Join
+from daskdist.service.commands import DatasetEntry, JobOptions, Join
+from daskdist.service.consumer import ServiceReader
 from daskdist.service.modes import ShardingPolicy
 from daskdist.service.request import ServiceRequest
 from daskdist.sharding import AutoShardPolicy
@@ -106,11 +108,9 @@ class Served(Source):
 
     def _read(self, epoch: Epoch) -> ServiceReader:
         request = self.request
-        pipeline = self.pipeline
-        facts = cloudpickle.dumps((self.known_spec, self.known_cardinality))
-        dataset = ServedDataset(
-            self.dataset_id, self.fingerprint, None if pipeline is None else partial(_pickled, pipeline), facts
-        )
+        entry = None
+        if self.pipeline is not None:
+            entry = partial(entry_of, self.dataset_id, self.fingerprint, self.pipeline, self.known_spec)
         joining = {
             "window_elements": request.max_outstanding_requests
             or (_NO_LIMIT if request.num_consumers is None else _AHEAD_IN_ROUNDS),
@@ -120,7 +120,9 @@ class Served(Source):
         }
         iteration = self.numbers.of(self.passes.of(epoch))
         in_turn = request.num_consumers is not None
-        return ServiceReader(self.address, dataset, partial(self._join, iteration), joining, in_turn=in_turn)
+        return ServiceReader(
+            self.address, self.dataset_id, entry, partial(self._join, iteration), joining, in_turn=in_turn
+        )
 
     def _join(self, iteration: int, name: str, num_workers: int, host: str) -> Join:
         request = self.request
@@ -150,6 +152,21 @@ class Served(Source):
 
 def _never() -> Any:
     raise ArgumentError("the elements of a served dataset come as rows")
+
+
+def entry_of(dataset_id: str, fingerprint: str, node: Node, spec: ElementSpec) -> DatasetEntry:
+    """Return what is registered of a dataset.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot be sent to workers.
+    """
+    facts = cloudpickle.dumps((spec, node.cardinality))
+    # Leases come in any order.
+    pieces = None if merged_options(node).deterministic else pieces_of(node)
+    leased = (pieces.num_units, pieces.grain) if pieces is not None and pieces.num_units else None
+    return DatasetEntry(dataset_id, fingerprint, _pickled(node), facts, leased)
 
 
 def _pickled(node: Node) -> bytes:

@@ -14,8 +14,8 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskdist.execute.messages.outbox import Outbox, unpacked
+from daskdist.service.commands import TaskSpec
 from daskdist.service.delivery import Consumer
-from daskdist.service.dispatcher import TaskSpec
 from daskdist.service.intervals import Intervals
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION
 from daskdist.service.producer import Producer
@@ -62,7 +62,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             for producer in list(self._producers.values()):
-                producer.report()
+                producer.tick()
 
     # --- commands of the dispatcher ---
 
