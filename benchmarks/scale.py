@@ -111,7 +111,7 @@ class Counting(NeverRun):
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
-        is_light: bool = False,
+        is_cheap: bool = False,
         name: str,
     ) -> int:
         return self._noted(name, function, handles, args)

@@ -58,15 +58,15 @@ from daskdist.execute.stream.local_iterator import (
     rows_of,
 )
 from daskdist.execute.stream.side_outputs import Portions, facts_of, pass_over
-from daskdist.formats import Writes
+from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.saved.manifest import codec
 from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.formats.write import (
-    Files,
-    Store,
+    DirectoryWriter,
+    ZarrWriter,
     compression_to_write,
     npy_to_write,
     rows_of_chunk,
@@ -1529,7 +1529,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             chunk_rows = rows_of_chunk(spec, self.cardinality())
         chunk_rows = whole_number("to_zarr", "chunk_rows", chunk_rows, at_least=1)
         yes_or_no("to_zarr", "overwrite", overwrite)
-        store = Store("to_zarr", _absolute(path), chunk_rows, Storage(storage_options), overwrite)
+        store = ZarrWriter("to_zarr", _absolute(path), chunk_rows, Storage(storage_options), overwrite)
         return self._by_calls(store, spec, chunk_rows, strategy)
 
     def to_webdataset(
@@ -2003,7 +2003,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def _written(
         self,
         operation: str,
-        form: Writes,
+        form: WritableFormat,
         spec: ElementSpec,
         path: str | os.PathLike[str],
         num_rows: int | None,
@@ -2014,11 +2014,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         yes_or_no(operation, "overwrite", overwrite)
         if num_rows is not None:
             whole_number(operation, "rows_per_file", num_rows, at_least=1)
-        files = Files(operation, form, _absolute(path), Storage(storage_options), overwrite)
+        files = DirectoryWriter(operation, form, _absolute(path), Storage(storage_options), overwrite)
         return self._by_calls(files, spec, num_rows, strategy)
 
     def _by_calls(
-        self, target: Files | Store, spec: ElementSpec, num_rows: int | None, strategy: Strategy | None
+        self, target: DirectoryWriter | ZarrWriter, spec: ElementSpec, num_rows: int | None, strategy: Strategy | None
     ) -> list[str]:
         portions = Portions(in_bytes("bundle-bytes"), num_rows)
         (epoch,) = begin_pass(self._node)

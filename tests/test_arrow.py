@@ -18,7 +18,7 @@ import pytest
 from daskdist import TensorSpec, errors, read_arrow, read_files
 from daskdist.formats.arrow.arrow_format import Arrow
 from daskdist.formats.arrow.arrow_messages import index_of
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 
@@ -36,7 +36,7 @@ def write(path, table, num_rows=None, compression=None, **options):
 
 
 def splits_of(form, path):
-    return form.list_splits(path, 0, First(path, form.spec(path)))
+    return form.list_splits(path, 0, FirstFile(path, form.spec(path)))
 
 
 # --- laws ---
@@ -436,7 +436,7 @@ def try_spoiled(path, seeds):
     """Read a file after each of many bad things has happened to it."""
     content = Path(path).read_bytes()
     form = Arrow()
-    first = First(path, form.spec(path))
+    first = FirstFile(path, form.spec(path))
     num_read = 0
     for seed in seeds:
         Path(path).write_bytes(spoiled(content, random.Random(seed)))

@@ -25,7 +25,7 @@ from daskdist.formats.csv.dialect import Dialect
 from daskdist.formats.csv.fields import fields_in
 from daskdist.formats.csv.number_text import may_hold_number_text, number_texts
 from daskdist.formats.csv.quotes import MARK, Quotes
-from daskdist.storage.byte_ranges import Broken
+from daskdist.storage.byte_ranges import BrokenRecord
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
@@ -135,7 +135,7 @@ def test_rows_are_cut_as_they_are_parsed():
         framing = Quotes()
         try:
             framing.boundary(data, len(data), is_end=True)
-        except Broken as error:
+        except BrokenRecord as error:
             num_broken += 1
             data = data[: error.offset]
         whole = rows_by_pyarrow(data)
@@ -673,7 +673,7 @@ def test_notes_say_what_was_left_out(tmp_path):
     path = write(tmp_path, "a,b\n1,2\n3\nx,4\n,5\n")
     ds = read_csv(path, dtypes={"a": "int64"})
     form, (split,) = ds.node.format, ds.node.splits()
-    notes = sorted(map(str, form.salvage(split).skipped))
+    notes = sorted(map(str, form.read_valid_rows(split).skipped))
     assert notes == [
         f"row 1 of {split.label}: 1 fields, not 2: '3'",
         f"row 2 of {split.label}: column 'a': 'x' is not int64",

@@ -104,5 +104,5 @@ def test_descent_has_momentum():
 
 
 def test_means_of_epochs_count_rows():
-    steps = [digits.Step(0, 1.0, 3), digits.Step(0, 5.0, 1), digits.Step(1, 0.5, 2)]
+    steps = [digits.TrainingStep(0, 1.0, 3), digits.TrainingStep(0, 5.0, 1), digits.TrainingStep(1, 0.5, 2)]
     assert digits.means_of_epochs(steps) == [2.0, 0.5]

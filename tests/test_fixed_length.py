@@ -12,7 +12,7 @@ import pytest
 
 from daskdist import TensorSpec, data, errors, read_fixed_length
 from daskdist.formats.fixed_length import FixedLength
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 
@@ -94,7 +94,7 @@ class TestFixedLengthCompressedWithHeader(TestFixedLengthCompressed):
     def test_files_try_what_they_should(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         with dask.config.set({"daskdist.split-bytes": 1}):
-            splits = [form.list_splits(path, 0, First(path, form.spec(path))) for path in files]
+            splits = [form.list_splits(path, 0, FirstFile(path, form.spec(path))) for path in files]
         assert [[split.num_rows for split in each] for each in splits] == [[None]] * len(files)
 
 

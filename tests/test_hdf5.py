@@ -19,7 +19,7 @@ from daskdist import TensorSpec, errors, read_files, read_hdf5
 from daskdist.core.structure import Structure
 from daskdist.formats import hdf5 as module
 from daskdist.formats.hdf5 import Hdf5
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 
@@ -150,13 +150,13 @@ def test_splits_end_where_chunks_do(tmp_path):
     path = write(tmp_path / "a.h5", {"x": np.arange(20)}, chunks=(6,))
     form = Hdf5()
     with dask.config.set({"daskdist.split-bytes": 100}):
-        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+        splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     assert [split.label for split in splits] == [f"{path} rows {k} to {min(k + 12, 20)}" for k in (0, 12)]
     assert [split.num_bytes for split in splits] == [96, 64]
     # What is not in chunks is cut anywhere.
     path = write(tmp_path / "b.h5", {"x": np.arange(20)})
     with dask.config.set({"daskdist.split-bytes": 100}):
-        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+        splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     assert [split.num_rows for split in splits] == [12, 8]
 
 
@@ -175,7 +175,7 @@ def test_what_lies_in_one_piece_is_mapped(tmp_path, userblock_size):
     path = str(tmp_path / "a.h5")
     form = Hdf5(("x", "y", "odd"))
     with dask.config.set({"daskdist.split-bytes": 700}):
-        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+        splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     assert [split.num_rows for split in splits] == [10] * 5
     x, y, odd = form.read(splits[1]).leaves
     np.testing.assert_array_equal(x, array[10:20])
@@ -461,7 +461,7 @@ def test_damage_is_no_more_than_an_error(tmp_path):
         file.create_dataset("z", data=np.arange(30), chunks=(8,), compression="gzip", maxshape=(None,))
     content = Path(path).read_bytes()
     form = Hdf5()
-    first = First(path, form.spec(path))
+    first = FirstFile(path, form.spec(path))
     messages = []
     for seed in range(200):
         Path(path).write_bytes(spoiled(content, random.Random(seed)))

@@ -19,7 +19,7 @@ import daskdist
 from daskdist import TensorSpec, class_names_of, errors, read_images
 from daskdist.core.primitive import Split
 from daskdist.formats.images import Images
-from daskdist.storage.grouped_splits import JoinedSplits
+from daskdist.storage.grouped_splits import GroupedSplits
 from daskdist.testing import FormatLaws
 
 
@@ -250,7 +250,7 @@ def splits_of(sizes):
 
 def test_neighbouring_splits_are_joined():
     with dask.config.set({"daskdist.split-bytes": 10}):
-        joined = JoinedSplits(splits_of([4, 4, 4, 20, 1, 1, 1, 1]), 3)
+        joined = GroupedSplits(splits_of([4, 4, 4, 20, 1, 1, 1, 1]), 3)
     assert [len(joined[k].payload) for k in range(4)] == [2, 1, 1, 3]
     assert len(joined) == 5
     assert [(split.label, split.num_rows, split.num_bytes, split.file, split.path) for split in joined] == [
@@ -263,7 +263,7 @@ def test_neighbouring_splits_are_joined():
     assert [part.payload for split in joined for part in split.payload] == list(range(8))
     with pytest.raises(IndexError):
         joined[5]
-    unknown = JoinedSplits([Split("a", 0), Split("b", 1, 1, 1)], 3)[0]
+    unknown = GroupedSplits([Split("a", 0), Split("b", 1, 1, 1)], 3)[0]
     assert (unknown.num_rows, unknown.num_bytes) == (None, None)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from daskdist import TensorSpec, errors, read_files, read_json
 from daskdist.formats.json.json_format import Json
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
@@ -100,7 +100,7 @@ class TestArrays(TestLines):
     def test_files_try_what_they_should(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         path = next(iter(files))
-        assert [split.label for split in form.list_splits(path, 0, First(path, form.spec(path)))] == [
+        assert [split.label for split in form.list_splits(path, 0, FirstFile(path, form.spec(path)))] == [
             f"{path} as a whole"
         ]
 
@@ -372,7 +372,7 @@ def test_the_first_file_tells_the_types_and_workers_do_not_ask_again(write, monk
     moved = pickle.loads(pickle.dumps(form))
     monkeypatch.setattr(Json, "_kind", None)
     assert moved.spec(paths[2]) == ds.spec
-    (split,) = moved.list_splits(paths[2], 0, First(paths[1], ds.spec))
+    (split,) = moved.list_splits(paths[2], 0, FirstFile(paths[1], ds.spec))
     with pytest.raises(errors.FileError, match=r"c\.json as a whole: object 0 of it.*dtypes={'a': 'float64'}"):
         moved.read(split)
 

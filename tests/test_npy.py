@@ -18,7 +18,7 @@ from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.formats import npy
 from daskdist.formats.npy import Npy, Npz, npy_writer
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 POINT = np.dtype([("at", "<f4", (2,)), ("n", ">i2"), ("deep", [("flag", "?"), ("when", "<M8[s]")])])
@@ -74,7 +74,7 @@ class TestNpzCompressed(TestNpz):
         for path, rows in files.items():
             # Decoded once, whatever the size of splits.
             with dask.config.set({"daskdist.split-bytes": 1}):
-                splits = form.list_splits(path, 0, First(path, form.spec(path)))
+                splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
             assert len(splits) == (1 if rows else 0)
             assert [split.num_bytes for split in splits] == [len(rows) * 16] * len(splits)
 
@@ -157,7 +157,7 @@ def test_blocks_are_views_of_the_file(tmp_path, order):
     np.save(path, np.asarray(np.arange(1000).reshape(100, 10), order=order))
     form = Npy()
     with dask.config.set({"daskdist.split-bytes": 2000}):
-        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+        splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     assert [split.num_rows for split in splits] == [25] * 4
     block = form.read(splits[2])
     assert isinstance(mapping_of(block.leaves[0]), np.memmap)
@@ -174,7 +174,7 @@ def test_members_of_archives_are_mapped_where_they_are_not_compressed(tmp_path):
     np.savez(path, b=np.arange(200, dtype=np.uint8), x=np.arange(200) * 2)
     form = Npz(("x", "b"))
     with dask.config.set({"daskdist.split-bytes": 900}):
-        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+        splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     assert [split.num_rows for split in splits] == [100, 100]
     x, b = form.read(splits[1]).leaves
     assert isinstance(mapping_of(b), np.memmap)

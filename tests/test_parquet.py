@@ -21,7 +21,7 @@ from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.formats.parquet import Parquet
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 Pair = namedtuple("Pair", "x y")
@@ -246,7 +246,7 @@ def test_every_row_once_and_in_order(parquet_files, rows, row_group):
 def test_splits_cover_a_file_once(parquet_files):
     (path,) = parquet_files(11, row_group=4)
     reader = Parquet()
-    splits = reader.list_splits(path, 3, First(path, reader.spec(path)))
+    splits = reader.list_splits(path, 3, FirstFile(path, reader.spec(path)))
     assert [split.num_rows for split in splits] == [4, 4, 3]
     assert {split.file for split in splits} == {3}
     blocks = [reader.read(split) for split in splits]
@@ -605,7 +605,7 @@ def test_a_file_that_was_changed_since_it_was_listed(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"n": range(6)}), path, row_group_size=2)
     form = Parquet()
-    splits = form.list_splits(str(path), 0, First(str(path), form.spec(str(path))))
+    splits = form.list_splits(str(path), 0, FirstFile(str(path), form.spec(str(path))))
     pq.write_table(pa.table({"n": range(100, 107)}), path, row_group_size=2)
     with pytest.raises(errors.FileError, match=r"row group 1: the file was changed since it was listed"):
         form.read(splits[1])
@@ -615,7 +615,7 @@ def test_thousands_of_columns_take_no_longer_each(tmp_path):
     path, num_columns = tmp_path / "a.parquet", 2000
     pq.write_table(pa.table({f"c{k}": [k, k] for k in range(num_columns)}), path)
     form = Parquet()
-    split = form.list_splits(str(path), 0, First(str(path), form.spec(str(path))))[0]
+    split = form.list_splits(str(path), 0, FirstFile(str(path), form.spec(str(path))))[0]
     started = time.process_time()
     assert form.read(split).item(1)[0] == 0
     # It was a second where the names of all columns were listed for each of them.

@@ -11,7 +11,7 @@ import pytest
 
 from daskdist import Ragged, RaggedTensorSpec, TensorSpec, errors
 from daskdist.core.spec import ElementSpec
-from daskdist.tables.from_arrow import Tables, texts_of
+from daskdist.tables.from_arrow import TableReader, texts_of
 
 TEXT = np.dtype(np.dtypes.StringDType())
 DAY = datetime.date(2024, 2, 29)
@@ -73,7 +73,7 @@ RAGGED = [
 
 
 def read(table, missing=None, columns="c"):
-    tables = Tables(columns, missing)
+    tables = TableReader(columns, missing)
     block = tables.block(table, "part", "file")
     spec = tables.spec(table.schema, "file")
     assert block.structure == spec.structure
@@ -150,7 +150,7 @@ def test_structs():
     )
     rows = [{"x": k, "y": k / 2, "v": [k] * k, "in": {"s": f"{k}"}} for k in range(3)]
     table = pa.table({"c": pa.array(rows, kind)})
-    spec = Tables("c").spec(table.schema, "file")
+    spec = TableReader("c").spec(table.schema, "file")
     assert spec.packed == {
         "x": TensorSpec((), "int64"),
         "y": TensorSpec((), "float64"),
@@ -158,7 +158,7 @@ def test_structs():
         "in": {"s": TensorSpec((), TEXT)},
     }
     for start in (0, 1):
-        block = Tables("c").block(table.slice(start), "part", "file")
+        block = TableReader("c").block(table.slice(start), "part", "file")
         assert block.structure == spec.structure
         given = [{**each, "v": each["v"].tolist()} for each in block.elements()]
         assert given == rows[start:]
@@ -183,7 +183,7 @@ def test_a_null_struct_is_one_of_nulls():
 
 def test_lists_of_lists_are_ragged():
     table = pa.table({"c": pa.array([[[1], []], [], [[2, 3]]])})
-    assert Tables("c").spec(table.schema, "file").leaves == (RaggedTensorSpec((None, None), "int64"),)
+    assert TableReader("c").spec(table.schema, "file").leaves == (RaggedTensorSpec((None, None), "int64"),)
     found = read(table)
     assert [row.tolist() for row in found] == [[[1], []], [], [[2, 3]]]
     assert [row.tolist() for row in read(table.slice(1))] == [[], [[2, 3]]]
@@ -206,23 +206,23 @@ def test_lists_of_lists_are_ragged():
 )
 def test_what_no_array_holds(array, message):
     with pytest.raises(errors.FileError, match=message):
-        Tables("c").spec(pa.table({"c": array}).schema, "file")
+        TableReader("c").spec(pa.table({"c": array}).schema, "file")
 
 
 def test_two_columns_of_one_name():
     table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "b"])
     with pytest.raises(errors.FileError, match="file: two columns are called 'a'"):
-        Tables("a").spec(table.schema, "file")
-    assert Tables("b").spec(table.schema, "file") == ElementSpec.of(np.int64(3))
+        TableReader("a").spec(table.schema, "file")
+    assert TableReader("b").spec(table.schema, "file") == ElementSpec.of(np.int64(3))
 
 
 def test_what_stands_for_nulls_of_columns_that_are_not_read():
     table = pa.table({"a": [1], "b": pa.array([None], pa.int64())})
-    tables = Tables("a", {"b": 0})
+    tables = TableReader("a", {"b": 0})
     assert tables.spec(table.schema, "file") == ElementSpec.of(np.int64(1))
     assert len(tables.block(table.select(["a"]), "part", "file")) == 1
     with pytest.raises(errors.ArgumentError, match="missing: no column 'z'; there are 'a', 'b'"):
-        Tables("a", {"z": 0}).spec(table.schema, "file")
+        TableReader("a", {"z": 0}).spec(table.schema, "file")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from daskdist import TensorSpec, data, errors, read_text
 from daskdist.formats.text import Lines, Text
 from daskdist.storage import byte_ranges
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
@@ -163,7 +163,7 @@ def test_one_stream_is_waited_for(tmp_path):
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     with dask.config.set({"daskdist.split-bytes": "100 kB"}):
         form = Text()
-        splits = form.list_splits(str(path), 0, First(str(path), form.spec(str(path))))
+        splits = form.list_splits(str(path), 0, FirstFile(str(path), form.spec(str(path))))
     found = {}
     threads = [threading.Thread(target=lambda k=k: found.update({k: form.read(splits[k])})) for k in range(len(splits))]
     for thread in threads:

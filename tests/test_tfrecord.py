@@ -24,7 +24,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.formats.tfrecord import crc, record_index
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 DATA = Path(__file__).parent / "data"
@@ -402,7 +402,7 @@ def test_parts_read_by_threads_at_once(tmp_path):
     path = written(tmp_path / "a.tfrecord", *records)
     with dask.config.set({"daskdist.split-bytes": "50 kB"}):
         form = TFRecord()
-        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+        splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     found = {}
     threads = [threading.Thread(target=lambda k=k: found.update({k: form.read(splits[k])})) for k in range(len(splits))]
     for thread in reversed(threads):

@@ -29,7 +29,7 @@ from daskdist.formats.decoding import Decoding
 from daskdist.formats.webdataset.tar import Samples
 from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.storage import byte_ranges
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 DIGITS = Path(__file__).parent / "data" / "webdataset-digits.tar"
@@ -103,7 +103,7 @@ def save(tmp_path, members, name="a.tar", **options):
 
 
 def read_with(form, path):
-    splits = form.list_splits(path, 0, First(path, form.spec(path)))
+    splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     return [each for split in splits for each in form.read(split).elements()]
 
 
@@ -124,7 +124,10 @@ class TestWebDataset(FormatLaws):
         files = self.write(tmp_path)
         form = self.make_format()
         with dask.config.set({"daskdist.split-bytes": 30_000}):
-            assert [len(form.list_splits(path, 0, First(path, form.spec(path)))) > 1 for path in files] == [True, True]
+            assert [len(form.list_splits(path, 0, FirstFile(path, form.spec(path)))) > 1 for path in files] == [
+                True,
+                True,
+            ]
 
 
 class TestColumns(FormatLaws):
@@ -173,7 +176,7 @@ class TestCompressed(TestWebDataset):
     def test_files_try_what_they_should(self, tmp_path):
         form, files = self.make_format(), self.write(tmp_path)
         with dask.config.set({"daskdist.split-bytes": 2000}):
-            assert all(len(form.list_splits(path, 0, First(path, form.spec(path)))) > 1 for path in files)
+            assert all(len(form.list_splits(path, 0, FirstFile(path, form.spec(path)))) > 1 for path in files)
 
 
 # --- files of others ---
@@ -672,7 +675,7 @@ def test_ranges_before_are_passed_over_without_being_read(tmp_path, monkeypatch)
     path = save(tmp_path, [(f"{k:03d}.bin", bytes(50_000)) for k in range(100)])
     with dask.config.set({"daskdist.split-bytes": "500 kB"}):
         form = WebDataset(decode=False)
-        splits = form.list_splits(path, 0, First(path, form.spec(path)))
+        splits = form.list_splits(path, 0, FirstFile(path, form.spec(path)))
     counted = []
     known = byte_ranges.Storage.open
 

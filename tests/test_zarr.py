@@ -25,7 +25,7 @@ from daskdist.core.block import from_items
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.formats.zarr import Zarr, create_store
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 
@@ -67,7 +67,7 @@ class TestZarr(FormatLaws):
     def test_garbage_in_metadata_is_a_file_error(self, tmp_path):
         (path, *_) = self.write(tmp_path)
         form = self.make_format()
-        first = First(path, form.spec(path))
+        first = FirstFile(path, form.spec(path))
         messages = []
         files = [each for each in Path(path).rglob("*") if each.name in ("zarr.json", ".zarray", ".zgroup")]
         assert len(files) == 3
@@ -120,7 +120,7 @@ class TestZarrArrays(FormatLaws):
             super().test_files_try_what_they_should(tmp_path)
             form, (path, *_) = self.make_format(), self.write(tmp_path)
             # Whole shards.
-            assert {split.num_rows for split in form.list_splits(path, 0, First(path, form.spec(path)))} == {12, 9}
+            assert {split.num_rows for split in form.list_splits(path, 0, FirstFile(path, form.spec(path)))} == {12, 9}
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_chunk_is_decoded_once(tmp_path, decoded, zarr_format, chunk_rows, spl
 def splits_of(path, split_bytes, **options):
     form = Zarr(**options)
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
-        return [split.payload.stop for split in form.list_splits(path, 0, First(path, form.spec(path)))]
+        return [split.payload.stop for split in form.list_splits(path, 0, FirstFile(path, form.spec(path)))]
 
 
 def test_splits_end_where_chunks_do(tmp_path):
@@ -178,7 +178,7 @@ def test_what_messages_call_a_split(tmp_path):
     path = write_group(tmp_path / "a.zarr", {"x": np.arange(10)})
     form = Zarr()
     with dask.config.set({"daskdist.split-bytes": 1}):
-        labels = [split.label for split in form.list_splits(path, 0, First(path, form.spec(path)))]
+        labels = [split.label for split in form.list_splits(path, 0, FirstFile(path, form.spec(path)))]
     assert labels == [f"{path} rows 0 to 7", f"{path} rows 7 to 10"]
 
 

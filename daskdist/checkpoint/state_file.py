@@ -74,7 +74,7 @@ def write_states(path: str, states: Mapping[str, Any], storage: Storage) -> None
         It cannot be written; what was there before is so still.
     """
     arrays: list[Any] = []
-    nodes = [[name, _told(name, state, arrays)] for name, state in states.items()]
+    nodes = [[name, _encode(name, state, arrays)] for name, state in states.items()]
     fs, inner = storage.located(path)
     with failures(path, "cannot be written", (OSError,)):
         if path.endswith(("/", os.sep)) or fs.isdir(inner):
@@ -132,7 +132,7 @@ def _opened(path: str, storage: Storage) -> Iterator[IO[bytes]]:
 # --- to files ---
 
 
-def _told(name: str, state: Any, arrays: list[Any]) -> Any:
+def _encode(name: str, state: Any, arrays: list[Any]) -> Any:
     try:
         return _node(state, (), arrays)
     except ArgumentError as error:

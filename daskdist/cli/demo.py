@@ -30,7 +30,7 @@ _DEFAULT_WORKERS: Final = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class DemoReplicas:
     """Where the replicas are: on a cluster of one's own, one that is joined, or in this process."""
 
     num_workers: int | None
@@ -239,7 +239,7 @@ def demo(
     Workers of a cluster that is joined read the files themselves. If they do not share this machine's file
     system, name a directory with --data that they see under the same path.
     """
-    place = Place(workers, scheduler, scheduler_file, embedded, replicas)
+    place = DemoReplicas(workers, scheduler, scheduler_file, embedded, replicas)
     _check_libraries()
     if not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no directory {output.absolute().parent}", param_hint="--output")
@@ -258,7 +258,7 @@ def demo(
         click.echo(json.dumps(asdict(summary)))
 
 
-def _run(place: Place, training: Training, data: Path | None, output: Path, stream: TextIO) -> TrainingSummary:
+def _run(place: DemoReplicas, training: Training, data: Path | None, output: Path, stream: TextIO) -> TrainingSummary:
     def say(text: str, *, ends: bool = True) -> None:
         click.echo(text, file=stream, nl=ends)
 
@@ -315,11 +315,11 @@ def _run(place: Place, training: Training, data: Path | None, output: Path, stre
 
 def _train(
     strategy: Strategy, batches: Any, training: Training, progress: Progress
-) -> tuple[list[job.Step], job.Weights, float]:
-    steps: list[job.Step] = []
+) -> tuple[list[job.TrainingStep], job.Weights, float]:
+    steps: list[job.TrainingStep] = []
     rows = 0
 
-    def tell(new: Sequence[job.Step]) -> None:
+    def tell(new: Sequence[job.TrainingStep]) -> None:
         nonlocal rows
         steps.extend(new)
         rows += sum(step.num_rows for step in new)
@@ -359,7 +359,11 @@ def _address_in(scheduler_file: str) -> str:
 
 
 def draw(
-    output: Path, steps: Sequence[job.Step], summary: TrainingSummary, held_out: job.Digits, predicted: job.Array
+    output: Path,
+    steps: Sequence[job.TrainingStep],
+    summary: TrainingSummary,
+    held_out: job.Digits,
+    predicted: job.Array,
 ) -> None:
     """Save a picture: the loss of every step and epoch, and some held-out digits with what they are taken for."""
     from matplotlib.figure import Figure

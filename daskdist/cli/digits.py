@@ -56,7 +56,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """What one step of training came to.
 
     Parameters
@@ -75,7 +75,7 @@ class Step:
 
 
 # Called with steps as they become known.
-Tell = Callable[[Sequence[Step]], object]
+Tell = Callable[[Sequence[TrainingStep]], object]
 
 
 def load() -> tuple[Digits, Digits]:
@@ -192,7 +192,7 @@ def train_on_driver(strategy: Strategy, batches: DistributedDataset, num_epochs:
             # Together: one by one they would be fetched one by one.
             loss, num_rows, slopes = strategy.local_results(sums)[0]
             weights, speeds = descended(weights, speeds, num_rows, slopes)
-            tell([Step(epoch, float(loss / num_rows), int(num_rows))])
+            tell([TrainingStep(epoch, float(loss / num_rows), int(num_rows))])
     return weights
 
 
@@ -203,7 +203,12 @@ def train_on_replicas(
     weights: Weights
     result = strategy.run(replica_loop, args=(batches, num_epochs, seed))
     epochs, losses, num_rows, weights = strategy.local_results(result)[0]
-    tell([Step(int(epoch), float(loss), int(rows)) for epoch, loss, rows in zip(epochs, losses, num_rows, strict=True)])
+    tell(
+        [
+            TrainingStep(int(epoch), float(loss), int(rows))
+            for epoch, loss, rows in zip(epochs, losses, num_rows, strict=True)
+        ]
+    )
     return weights
 
 
@@ -236,7 +241,7 @@ def replica_loop(
 LOOPS: Final = {"driver": train_on_driver, "replicas": train_on_replicas}
 
 
-def means_of_epochs(steps: Sequence[Step]) -> list[float]:
+def means_of_epochs(steps: Sequence[TrainingStep]) -> list[float]:
     """The mean loss a row of each pass over the data."""
     means = []
     for _, group in itertools.groupby(steps, lambda step: step.epoch):

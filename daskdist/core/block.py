@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.origin import Chosen, JoinedOrigin, Origin, Skipped
+from daskdist.core.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError
@@ -44,7 +44,7 @@ class Block:
         structure: Structure,
         leaves: Sequence[Any],
         label: str = "",
-        origin: Origin | Chosen | JoinedOrigin | None = None,
+        origin: Origin | SelectedOrigins | JoinedOrigin | None = None,
         *,
         is_exclusive: bool = False,
     ) -> None:
@@ -83,12 +83,12 @@ class Block:
     def take(self, rows: Any) -> Block:
         """The given rows, in the given order: one copy."""
         leaves = [leaf.take(rows, axis=0) for leaf in self.leaves]
-        return Block(self.structure, leaves, self.label, Chosen([self.origin], rows))
+        return Block(self.structure, leaves, self.label, SelectedOrigins([self.origin], rows))
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``: views."""
         leaves = [leaf[start:stop] for leaf in self.leaves]
-        return Block(self.structure, leaves, self.label, Chosen([self.origin], range(start, stop)))
+        return Block(self.structure, leaves, self.label, SelectedOrigins([self.origin], range(start, stop)))
 
     @staticmethod
     def concat(blocks: Sequence[Block], label: str = "") -> Block:
@@ -304,7 +304,7 @@ def _block(
     structure: Structure,
     leaves: Leaves,
     label: str,
-    origin: Origin | Chosen | JoinedOrigin,
+    origin: Origin | SelectedOrigins | JoinedOrigin,
     skipped: tuple[Skipped, ...],
 ) -> Block:
     made = Block(structure, leaves, label, origin)
@@ -418,7 +418,10 @@ def writable_element(element: Any) -> Any:
 
 
 def from_items(
-    structure: Structure, items: Sequence[Leaves], label: str = "", origin: Origin | Chosen | JoinedOrigin | None = None
+    structure: Structure,
+    items: Sequence[Leaves],
+    label: str = "",
+    origin: Origin | SelectedOrigins | JoinedOrigin | None = None,
 ) -> Block | Bundle:
     """A block of elements whose shapes and dtypes agree, but for their lengths; else a bundle of them."""
     leaves: list[Any] = []

@@ -192,7 +192,7 @@ def _failed_at(rows: Rows, index: int) -> FailedElement | None:
 
 
 @dataclass(frozen=True)
-class Each:
+class TryEach:
     """A function of rows, tried on one element after the other where it fails on all together.
 
     Parameters
@@ -263,7 +263,7 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class EachRead:
+class TryEachRead:
     """A reader and what is called with what it reads; of a split that cannot be read all elements failed.
 
     Parameters
@@ -286,7 +286,7 @@ class EachRead:
         except Exception as error:
             return _none_of(split, error)
         for function in computations:
-            made = Each(function)(rows)
+            made = TryEach(function)(rows)
             if made is not rows:
                 made.skipped = (*rows.skipped, *made.skipped)
             rows = made
@@ -299,7 +299,7 @@ def _none_of(split: Split, error: Exception) -> Rows:
 
 
 @dataclass(frozen=True)
-class EachCarried:
+class TryEachCarried:
     """A function that carries something on; what it fails on changes nothing of that."""
 
     function: Callable[[Rows, Any], tuple[Rows, Any]]

@@ -113,7 +113,7 @@ class Node:
         return getattr(self, "passes", None) is not None and not getattr(self, "is_seeded", True)
 
     # Whether what it reads is in memory, small, and can be sent anywhere.
-    is_light: ClassVar[bool] = True
+    is_cheap: ClassVar[bool] = True
     # Whether reading it several times gives the same elements each time, at little cost.
     is_repeatable: ClassVar[bool] = True
 

@@ -50,7 +50,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SelectedOrigins:
     """Rows chosen of other rows.
 
     Parameters
@@ -59,17 +59,17 @@ class Chosen:
         Where those came from, one for each block.
     rows
         For each row its number in its block.
-    which
+    block_index
         For each row its block, an index into ``origins``; None where there is one.
     """
 
-    origins: Sequence[Origin | Chosen | JoinedOrigin]
+    origins: Sequence[Origin | SelectedOrigins | JoinedOrigin]
     rows: Any
-    which: Any = None
+    block_index: Any = None
 
     def where(self, index: int) -> str:
         """Return the name of a row in messages."""
-        block = 0 if self.which is None else int(self.which[index])
+        block = 0 if self.block_index is None else int(self.block_index[index])
         return self.origins[block].where(int(self.rows[index]))
 
 
@@ -83,7 +83,7 @@ class JoinedOrigin:
         Where each of those came from.
     """
 
-    origins: Sequence[Origin | Chosen | JoinedOrigin]
+    origins: Sequence[Origin | SelectedOrigins | JoinedOrigin]
 
     def where(self, index: int) -> str:
         """Return the name of a row in messages."""

@@ -97,7 +97,7 @@ class Caller(Protocol):
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
-        is_light: bool = False,
+        is_cheap: bool = False,
         name: str,
     ) -> Handle:
         """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be, or there only.

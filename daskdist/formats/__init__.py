@@ -18,13 +18,13 @@ from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 
 GROUP: Final = "daskdist.formats"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FormatEntry:
     """Where a format is.
 
     Parameters
@@ -40,19 +40,19 @@ class Known:
 
 
 FORMATS: Final = {
-    "arrow": Known("daskdist.formats.arrow.arrow_format:Arrow"),
-    "csv": Known("daskdist.formats.csv.csv_format:Csv"),
-    "hdf5": Known("daskdist.formats.hdf5:Hdf5", extra="hdf5"),
-    "images": Known("daskdist.formats.images:Images", extra="images"),
-    "json": Known("daskdist.formats.json.json_format:Json"),
-    "npy": Known("daskdist.formats.npy:Npy"),
-    "parquet": Known("daskdist.formats.parquet:Parquet"),
-    "saved": Known("daskdist.formats.saved.saved_format:Saved"),
-    "sql": Known("daskdist.formats.sql.sql_format:Sql", extra="sql"),
-    "text": Known("daskdist.formats.text:Text"),
-    "tfrecord": Known("daskdist.formats.tfrecord.tfrecord_format:TFRecord", extra="tfrecord"),
-    "webdataset": Known("daskdist.formats.webdataset.webdataset_format:WebDataset", extra="images"),
-    "zarr": Known("daskdist.formats.zarr:Zarr", extra="zarr"),
+    "arrow": FormatEntry("daskdist.formats.arrow.arrow_format:Arrow"),
+    "csv": FormatEntry("daskdist.formats.csv.csv_format:Csv"),
+    "hdf5": FormatEntry("daskdist.formats.hdf5:Hdf5", extra="hdf5"),
+    "images": FormatEntry("daskdist.formats.images:Images", extra="images"),
+    "json": FormatEntry("daskdist.formats.json.json_format:Json"),
+    "npy": FormatEntry("daskdist.formats.npy:Npy"),
+    "parquet": FormatEntry("daskdist.formats.parquet:Parquet"),
+    "saved": FormatEntry("daskdist.formats.saved.saved_format:Saved"),
+    "sql": FormatEntry("daskdist.formats.sql.sql_format:Sql", extra="sql"),
+    "text": FormatEntry("daskdist.formats.text:Text"),
+    "tfrecord": FormatEntry("daskdist.formats.tfrecord.tfrecord_format:TFRecord", extra="tfrecord"),
+    "webdataset": FormatEntry("daskdist.formats.webdataset.webdataset_format:WebDataset", extra="images"),
+    "zarr": FormatEntry("daskdist.formats.zarr:Zarr", extra="zarr"),
 }
 
 
@@ -83,7 +83,7 @@ class Format(Protocol):
         """
         ...
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         """The splits of the ``file``-th file, which together are its elements in order, each once.
 
         Raises
@@ -105,10 +105,10 @@ class Format(Protocol):
 
 
 @runtime_checkable
-class Salvages(Protocol):
+class ReadsValidRows(Protocol):
     """A format with units smaller than a split that can be broken by themselves."""
 
-    def salvage(self, split: Split) -> Block | Bundle:
+    def read_valid_rows(self, split: Split) -> Block | Bundle:
         """The rows of a split that can be read, where some cannot; in ``skipped`` a note of each unit left out.
 
         Raises
@@ -120,15 +120,15 @@ class Salvages(Protocol):
 
 
 @runtime_checkable
-class Joins(Protocol):
+class GroupsFiles(Protocol):
     """A format of files so small that several of them are read together."""
 
     # At most so many splits, of neighbouring files.
-    num_joined: int
+    num_grouped: int
 
 
 @runtime_checkable
-class InDirectories(Protocol):
+class DirectoryFormat(Protocol):
     """A format of directories, each of which is read as a file of others is."""
 
     # Names of files of which such a directory has one at least. `Format.guess` is asked about that file.
@@ -136,7 +136,7 @@ class InDirectories(Protocol):
 
 
 @runtime_checkable
-class Writes(Protocol):
+class WritableFormat(Protocol):
     """A format that is written too, a file for each of the blocks of a dataset."""
 
     name: str
@@ -187,7 +187,7 @@ def format_named(name: str) -> type[Format]:
     return made
 
 
-def installed() -> dict[str, Known]:
+def installed() -> dict[str, FormatEntry]:
     """All formats by name: ours, and those registered as entry points, which do not take the place of ours."""
-    others = {point.name: Known(point.value) for point in entry_points(group=GROUP)}
+    others = {point.name: FormatEntry(point.value) for point in entry_points(group=GROUP)}
     return {**others, **FORMATS}

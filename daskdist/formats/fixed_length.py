@@ -18,10 +18,10 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, FileError
-from daskdist.storage.byte_ranges import Broken, Range, Ranges
+from daskdist.storage.byte_ranges import BrokenRecord, ByteRange, ByteRanges
 from daskdist.storage.compression import decompressed, without_suffix
 from daskdist.storage.filesystem import Storage, Version, failures
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.tables.byte_rows import objects_at
 
 _BYTES: Final = np.dtype(object)
@@ -30,7 +30,7 @@ _NUMBERS: Final = "iufcmM"
 
 
 @dataclass(frozen=True)
-class Rows:
+class RecordRange:
     """What of a file a split is.
 
     Parameters
@@ -50,7 +50,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Evenly:
+class FixedLengthRecords:
     """Records of one length.
 
     Parameters
@@ -70,7 +70,7 @@ class Evenly:
         if not is_end:
             return None
         rest = len(data) % self.record_bytes
-        raise Broken(len(data) - rest, f"{rest} bytes at its end, where a record has {self.record_bytes}")
+        raise BrokenRecord(len(data) - rest, f"{rest} bytes at its end, where a record has {self.record_bytes}")
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ class FixedLength:
         leaves, structure = self._columns(b"")
         return ElementSpec(structure, tuple(TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in leaves))
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version, compression = self.storage.version(path), self._ranges.compression_of(path)
         around = self.header_bytes + self.footer_bytes
         if compression is not None and not around:
             return self._ranges.list(path, file)
         if compression is not None:
-            whole = Rows(version, 0, 0, compression)
+            whole = RecordRange(version, 0, 0, compression)
             return [Split(f"{path} decompressed", whole, None, version.num_bytes, file, path)]
         body = version.num_bytes - around
         self._check(body, path)
@@ -135,7 +135,7 @@ class FixedLength:
         return [
             Split(
                 f"{path} records {start} to {min(start + step, number)}",
-                Rows(version, start, min(start + step, number)),
+                RecordRange(version, start, min(start + step, number)),
                 min(step, number - start),
                 min(step, number - start) * self.record_bytes,
                 file,
@@ -145,12 +145,12 @@ class FixedLength:
         ]
 
     def read(self, split: Split) -> Block:
-        if isinstance(split.payload, Range):
+        if isinstance(split.payload, ByteRange):
             return self._block(split, self._ranges.read(split).data)
         return self._block(split, self._body(split))
 
-    def salvage(self, split: Split) -> Block:
-        if not isinstance(split.payload, Range):
+    def read_valid_rows(self, split: Split) -> Block:
+        if not isinstance(split.payload, ByteRange):
             return self.read(split)
         piece = self._ranges.read(split, is_lenient=True)
         block = self._block(split, piece.data)
@@ -159,11 +159,11 @@ class FixedLength:
         return block
 
     @property
-    def _ranges(self) -> Ranges:
-        return Ranges(Evenly(self.record_bytes), self.storage, self.compression)
+    def _ranges(self) -> ByteRanges:
+        return ByteRanges(FixedLengthRecords(self.record_bytes), self.storage, self.compression)
 
     def _body(self, split: Split) -> bytes:
-        rows: Rows = split.payload
+        rows: RecordRange = split.payload
         path, size = rows.version.path, self.record_bytes
         if self.storage.version(path) != rows.version:
             raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")

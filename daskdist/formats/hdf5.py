@@ -23,8 +23,8 @@ from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import FileError
 from daskdist.formats.stored_arrays import (
-    Arrays,
-    Stored,
+    StoredArray,
+    StoredArrays,
     by_chunks,
     check_alike,
     check_rows,
@@ -34,7 +34,7 @@ from daskdist.formats.stored_arrays import (
     rows_label,
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
@@ -46,7 +46,7 @@ _REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MappedRange:
     """Where an array lies in its file, in one piece and as it is in memory.
 
     Parameters
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Hdf5Split:
     """What of a file a split is.
 
     Parameters
@@ -81,8 +81,8 @@ class Part:
     version: Version
     start: int
     stop: int
-    arrays: Arrays
-    places: Mapping[str, Place | None]
+    arrays: StoredArrays
+    places: Mapping[str, MappedRange | None]
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,13 @@ class Hdf5:
     def spec(self, path: str) -> ElementSpec:
         return self._found(path, None)[1].spec
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version, arrays, places = self._found(path, first)
         check_alike(arrays, path, first)
         return [
             Split(
                 rows_label(path, start, stop),
-                Part(version, start, stop, arrays, places),
+                Hdf5Split(version, start, stop, arrays, places),
                 stop - start,
                 (stop - start) * arrays.row_bytes,
                 file,
@@ -128,16 +128,16 @@ class Hdf5:
     def read(self, split: Split) -> Block:
         return self._rows(split.payload, split.label)
 
-    def salvage(self, split: Split) -> Block:
-        part: Part = split.payload
+    def read_valid_rows(self, split: Split) -> Block:
+        part: Hdf5Split = split.payload
         path = part.version.path
 
         def read(start: int, stop: int) -> Block:
             return self._rows(replace(part, start=start, stop=stop), rows_label(path, start, stop))
 
-        return part.arrays.salvage(part.start, part.stop, split.label, path, read)
+        return part.arrays.read_valid_rows(part.start, part.stop, split.label, path, read)
 
-    def _rows(self, part: Part, label: str) -> Block:
+    def _rows(self, part: Hdf5Split, label: str) -> Block:
         if self.storage.version(part.version.path) != part.version:
             raise FileError(f"{label}: the file was changed since it was listed; make the dataset anew")
         with ExitStack() as opened, failures(label, kinds=(Exception,)):
@@ -149,7 +149,7 @@ class Hdf5:
             def raw(start: int, stop: int) -> bytes:
                 return self.storage.read(part.version.path, start, stop)
 
-            def rows(stored: Stored) -> Any:
+            def rows(stored: StoredArray) -> Any:
                 key = part.version, stored.name
                 mapped = _mapped(part.version.path, part.places[stored.name])
                 if mapped is not None:
@@ -163,7 +163,7 @@ class Hdf5:
 
             return part.arrays.block(rows, label)
 
-    def _found(self, path: str, first: First | None) -> tuple[Version, Arrays, dict[str, Place | None]]:
+    def _found(self, path: str, first: FirstFile | None) -> tuple[Version, StoredArrays, dict[str, MappedRange | None]]:
         version = self.storage.version(path)
         with self._opened(path) as file, failures(path, "damaged or cut short", (Exception,)):
             names, refused = _names(file)
@@ -180,7 +180,7 @@ class Hdf5:
                         f"{path}: its arrays are all in groups; name some: {', '.join(map(repr, names[:20]))}"
                     )
             columns = chosen(asked if names else None, names, path, first)
-            arrays = Arrays.of(columns, lambda name: _stored(file[name], name, path, version.num_bytes), path)
+            arrays = StoredArrays.of(columns, lambda name: _stored(file[name], name, path, version.num_bytes), path)
             places = {name: None if is_remote(path) else _place(file[name], file, version) for name in columns.names}
             return version, arrays, places
 
@@ -250,7 +250,7 @@ def _why_not_followed(file: Any, path: str) -> str:
     return ""
 
 
-def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> Stored:
+def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
     h5py = _library()
     if dataset.shape is None:
         raise FileError(f"{path}: array {name!r} has no shape, and so no rows")
@@ -263,20 +263,20 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> Stored:
     base = None if text else h5py.check_vlen_dtype(dataset.dtype)
     if text is not None and text.length is None:
         row = TensorSpec(shape[1:], _TEXT if text.encoding == "utf-8" else _BYTES)
-        return Stored(name, shape[0], ElementSpec(LONE, (row,)), prod(shape[1:]) * row.dtype.itemsize, chunk_rows)
+        return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), prod(shape[1:]) * row.dtype.itemsize, chunk_rows)
     if base is not None:
         # Of another byte order, the library gives the bytes as they are for numbers of this one.
         if len(shape) > 1 or base.kind not in "biufc" or not base.isnative:
             raise FileError(f"{where} holds lists of {base} in {len(shape)} axes, which are not read; leave it out")
         row = TensorSpec((None,), native(base))
-        return Stored(name, shape[0], ElementSpec(LONE, (row,)), 2 * _REFERENCE.itemsize, chunk_rows)
+        return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), 2 * _REFERENCE.itemsize, chunk_rows)
     taken = dataset.id.get_storage_size()
     if dataset.chunks is None and taken and (taken < dataset.nbytes or taken > num_bytes):
         raise FileError(f"{where} of shape {shape} takes {dataset.nbytes} bytes, and has {taken} of {num_bytes}")
-    return Stored.of(name, shape, dataset.dtype, path, chunk_rows)
+    return StoredArray.of(name, shape, dataset.dtype, path, chunk_rows)
 
 
-def _mapped(path: str, place: Place | None) -> Any:
+def _mapped(path: str, place: MappedRange | None) -> Any:
     # None where it is to be read.
     if place is None:
         return None
@@ -284,7 +284,7 @@ def _mapped(path: str, place: Place | None) -> Any:
     return found if found.flags.aligned else None
 
 
-def _place(dataset: Any, file: Any, version: Version) -> Place | None:
+def _place(dataset: Any, file: Any, version: Version) -> MappedRange | None:
     # What lies in the file in one piece as it is in memory is not read, but mapped; None where it does not.
     offset = dataset.id.get_offset() if dataset.chunks is None else None
     if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
@@ -292,7 +292,7 @@ def _place(dataset: Any, file: Any, version: Version) -> Place | None:
     is_plain = dataset.id.get_type().equal(_library().h5t.py_create(dataset.dtype))
     if not is_plain or offset + dataset.nbytes > version.num_bytes:
         return None
-    return Place(offset, dataset.dtype, dataset.shape)
+    return MappedRange(offset, dataset.dtype, dataset.shape)
 
 
 def _values(dataset: Any, start: int, stop: int, num_bytes: int, read: Callable[[int, int], bytes]) -> Any:

@@ -20,7 +20,7 @@ from daskdist.core.structure import LONE, Structure
 from daskdist.errors import FileError
 from daskdist.formats.decoding import IMAGES, ImageOptions
 from daskdist.storage.filesystem import Storage, is_remote, local
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 
 _MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _PAIR: Final = Structure.of((0, 0))[1]
@@ -57,7 +57,7 @@ class Images:
     suffixes = tuple(f".{end}" for end in IMAGES)
     is_splittable = False
     # So many files are a unit of reading, if they are not too large together.
-    num_joined = 64
+    num_grouped = 64
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "resize", self._options.resize)
@@ -72,7 +72,7 @@ class Images:
             return ElementSpec(LONE, (image,))
         return ElementSpec(_PAIR, (image, TensorSpec((), np.dtype(np.int64))))
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         shape = self._options.spec.shape
         if None in shape:
             num_bytes = self.storage.version(path).num_bytes * _GROWTH

@@ -24,11 +24,11 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import Writes
+from daskdist.formats import WritableFormat
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
-    Arrays,
-    Stored,
+    StoredArray,
+    StoredArrays,
     array_names,
     check_alike,
     check_rows,
@@ -38,7 +38,7 @@ from daskdist.formats.stored_arrays import (
     rows_label,
 )
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote, local
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 
 _MAGIC: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK"
@@ -52,7 +52,7 @@ _MOST_HEADER_BYTES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class NpyMember:
     """An array in a file.
 
     Parameters
@@ -91,7 +91,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NpySplit:
     """What of a file a split is.
 
     Parameters
@@ -109,8 +109,8 @@ class Part:
     version: Version
     start: int
     stop: int
-    arrays: Arrays
-    members: tuple[Member, ...]
+    arrays: StoredArrays
+    members: tuple[NpyMember, ...]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Npy:
     def spec(self, path: str) -> ElementSpec:
         return self._found(path, None)[1].spec
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version, arrays, members = self._found(path, first)
         check_alike(arrays, path, first)
         # What has to be decoded, or fetched from between other rows, from its beginning on is so once.
@@ -150,7 +150,7 @@ class Npy:
         return [
             Split(
                 rows_label(path, start, stop),
-                Part(version, start, stop, arrays, members),
+                NpySplit(version, start, stop, arrays, members),
                 stop - start,
                 (stop - start) * arrays.row_bytes,
                 file,
@@ -160,7 +160,7 @@ class Npy:
         ]
 
     def read(self, split: Split) -> Block:
-        part: Part = split.payload
+        part: NpySplit = split.payload
         # What is cut short after it was mapped kills the process that looks at it: see that it is as it was.
         if self.storage.version(part.version.path) != part.version:
             raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
@@ -176,7 +176,7 @@ class Npy:
         (leaf,) = columns_of(rows)
         np.lib.format.write_array(file, leaf, allow_pickle=False)
 
-    def _found(self, path: str, first: First | None) -> tuple[Version, Arrays, tuple[Member, ...]]:
+    def _found(self, path: str, first: FirstFile | None) -> tuple[Version, StoredArrays, tuple[NpyMember, ...]]:
         version = self.storage.version(path)
         with self.storage.open(path) as file, failures(path, "damaged or cut short", (Exception,)):
             head = file.read(len(_MAGIC))
@@ -184,13 +184,13 @@ class Npy:
             if head == _MAGIC:
                 found = {LONE_NAME: _member(LONE_NAME, file, path, version.num_bytes)}
                 columns = chosen(self.columns, [LONE_NAME], path, first, "column")
-                arrays = Arrays.of(columns, lambda name: _stored(found[name], path), path)
+                arrays = StoredArrays.of(columns, lambda name: _stored(found[name], path), path)
             elif head.startswith(_ZIP):
                 with zipfile.ZipFile(file) as archive:
                     infos = {each.filename[: -len(".npy")]: each for each in archive.infolist() if _is_array(each)}
                     columns = chosen(self.columns, list(infos), path, first, "column")
                     found = {name: _archived(archive, infos[name], file, path) for name in columns.names}
-                    arrays = Arrays.of(columns, lambda name: _stored(found[name], path), path)
+                    arrays = StoredArrays.of(columns, lambda name: _stored(found[name], path), path)
             else:
                 raise FileError(
                     f"{path}: not a NumPy file: it begins with {head!r}, and .npy files begin with {_MAGIC!r}, .npz "
@@ -198,7 +198,7 @@ class Npy:
                 )
         return version, arrays, tuple(found[each.name] for each in arrays.stored)
 
-    def _rows(self, part: Part, member: Member) -> Any:
+    def _rows(self, part: NpySplit, member: NpyMember) -> Any:
         shape = (part.stop - part.start, *member.shape[1:])
         if not member.num_bytes:
             return np.empty(shape, member.dtype)
@@ -217,7 +217,7 @@ class Npy:
         # Members of archives begin anywhere, and not all who take arrays take such.
         return mapped if mapped.flags.aligned or mapped.dtype.names else mapped.copy()
 
-    def _fetched(self, part: Part, member: Member, shape: tuple[int, ...]) -> Any:
+    def _fetched(self, part: NpySplit, member: NpyMember, shape: tuple[int, ...]) -> Any:
         row_bytes, begin = member.num_bytes // member.shape[0], member.offset or 0
         start, stop = begin + part.start * row_bytes, begin + part.stop * row_bytes
         is_whole = stop - start == member.num_bytes
@@ -231,7 +231,7 @@ class Npy:
         # A split is all of it where the order matters.
         return np.frombuffer(data, member.dtype).reshape(shape, order="F" if member.is_by_column else "C")
 
-    def _decoded(self, path: str, member: Member) -> Any:
+    def _decoded(self, path: str, member: NpyMember) -> Any:
         with (
             self.storage.open(path) as file,
             zipfile.ZipFile(file) as archive,
@@ -259,7 +259,7 @@ class Npz(Npy):
                     np.lib.format.write_array(member, leaf, allow_pickle=False)
 
 
-def npy_writer(spec: ElementSpec) -> Writes:
+def npy_writer(spec: ElementSpec) -> WritableFormat:
     """The format that such elements are written in: ``.npy`` for lone arrays, ``.npz`` for dicts of them.
 
     Raises
@@ -274,7 +274,7 @@ def npy_writer(spec: ElementSpec) -> Writes:
 
 class _Checksum:
     # Whether the checksum of an array that is mapped is right, looked at once.
-    def __init__(self, version: Version, member: Member) -> None:
+    def __init__(self, version: Version, member: NpyMember) -> None:
         self._lock = threading.Lock()
         self._version, self._member = version, member
         self._found: int | None = None
@@ -294,11 +294,11 @@ class _Checksum:
 
 
 @lru_cache(maxsize=4096)
-def _checksum(version: Version, member: Member) -> _Checksum:
+def _checksum(version: Version, member: NpyMember) -> _Checksum:
     return _Checksum(version, member)
 
 
-def _compare(member: Member, found: int) -> None:
+def _compare(member: NpyMember, found: int) -> None:
     if found != member.crc:
         raise ValueError(
             f"the checksum of array {member.name!r} is {found:#010x}, and {member.crc:#010x} by the archive; write it "
@@ -306,15 +306,15 @@ def _compare(member: Member, found: int) -> None:
         )
 
 
-def _stored(member: Member, path: str) -> Stored:
-    return Stored.of(member.name, member.shape, member.dtype, path)
+def _stored(member: NpyMember, path: str) -> StoredArray:
+    return StoredArray.of(member.name, member.shape, member.dtype, path)
 
 
 def _is_array(info: zipfile.ZipInfo) -> bool:
     return info.filename.endswith(".npy")
 
 
-def _archived(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], path: str) -> Member:
+def _archived(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], path: str) -> NpyMember:
     name = info.filename[: -len(".npy")]
     with archive.open(info) as stream:
         member = _member(name, stream, path, info.file_size)
@@ -327,10 +327,10 @@ def _archived(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], 
     return replace(member, offset=offset, header_bytes=header_bytes, crc=info.CRC)
 
 
-def _member(name: str, stream: IO[bytes], path: str, found: int) -> Member:
+def _member(name: str, stream: IO[bytes], path: str, found: int) -> NpyMember:
     # From the header that a stream begins with, which has so many bytes.
     shape, is_fortran, dtype = header_of(stream)
-    made = Member(name, dtype, shape, is_fortran, stream.tell())
+    made = NpyMember(name, dtype, shape, is_fortran, stream.tell())
     check_rows(name, shape, path)
     array = f"array {name!r}" if name else "its array"
     expected = stream.tell() + made.num_bytes

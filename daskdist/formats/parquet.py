@@ -20,8 +20,8 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.filesystem import Storage, Version, failures, is_remote
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.storage.schema_check import First, unlike
-from daskdist.tables.from_arrow import Tables
+from daskdist.storage.schema_check import FirstFile, unlike
+from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
 
 # How files that are written can be compressed.
@@ -75,7 +75,7 @@ class Parquet:
     def spec(self, path: str) -> ElementSpec:
         return self._spec(self._footer(path).schema, path)
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version = self.storage.version(path)
         footer = self._footer_of(version)
         spec = first.spec
@@ -99,7 +99,7 @@ class Parquet:
     def read(self, split: Split) -> Block:
         return self._block(self._table(split), split)
 
-    def salvage(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> Block:
         # Halves, and halves of those that have a row which makes no element.
         table, kept, notes = self._table(split), list[Block](), list[Skipped]()
         rest = [(0, table.num_rows)]
@@ -163,8 +163,8 @@ class Parquet:
         )
 
     @property
-    def _tables(self) -> Tables:
-        return Tables(self.columns, self.missing, self.partitions)
+    def _tables(self) -> TableReader:
+        return TableReader(self.columns, self.missing, self.partitions)
 
     def _spec(self, schema: Any, path: str) -> ElementSpec:
         import pyarrow as pa
@@ -388,13 +388,13 @@ class Footer:
         return cls(metadata, metadata.schema.to_arrow_schema())
 
 
-class _Known(threading.local):
+class _FooterCache(threading.local):
     # What most files of a listing have: a schema of the elements that its first file has.
-    first: First | None = None
+    first: FirstFile | None = None
     schema: Any = None
 
 
-_known: Final = _Known()
+_known: Final = _FooterCache()
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,7 @@ from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.errors import ArgumentError, FileError
-from daskdist.storage.schema_check import First, unlike
+from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.columns import Columns
 
 # What the one array of a file that gives it none is called.
@@ -42,7 +42,7 @@ _MOST_SPLITS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredArray:
     """An array in a file.
 
     Parameters
@@ -66,7 +66,7 @@ class Stored:
     chunk_rows: int = 1
 
     @classmethod
-    def of(cls, name: str, shape: Sequence[int], dtype: np.dtype[Any], path: str, chunk_rows: int = 1) -> Stored:
+    def of(cls, name: str, shape: Sequence[int], dtype: np.dtype[Any], path: str, chunk_rows: int = 1) -> StoredArray:
         """From its shape and dtype.
 
         Raises
@@ -141,7 +141,7 @@ def leaves_of(rows: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Arrays:
+class StoredArrays:
     """Arrays whose rows make up elements: the k-th of each the k-th.
 
     Parameters
@@ -153,10 +153,10 @@ class Arrays:
     """
 
     columns: Columns
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredArray, ...]
 
     @classmethod
-    def of(cls, columns: Columns, describe: Callable[[str], Stored], path: str) -> Arrays:
+    def of(cls, columns: Columns, describe: Callable[[str], StoredArray], path: str) -> StoredArrays:
         """Those of a file.
 
         Parameters
@@ -217,12 +217,12 @@ class Arrays:
             )
         return [(start, min(start + rows, self.num_rows)) for start in range(0, self.num_rows, rows)]
 
-    def block(self, rows: Callable[[Stored], Any], label: str) -> Block:
+    def block(self, rows: Callable[[StoredArray], Any], label: str) -> Block:
         """The elements that some rows of each array make."""
         arrays = {each.name: leaves_of(rows(each)) for each in self.stored}
         return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__), label)
 
-    def salvage(self, start: int, stop: int, label: str, path: str, read: Callable[[int, int], Block]) -> Block:
+    def read_valid_rows(self, start: int, stop: int, label: str, path: str, read: Callable[[int, int], Block]) -> Block:
         """The rows ``start`` to ``stop`` that can be read; the unit is what lies between two ends of chunks.
 
         Raises
@@ -252,7 +252,7 @@ class Arrays:
         return block
 
 
-def chosen(asked: Any, names: Sequence[str], path: str, first: First | None, kind: str = "array") -> Columns:
+def chosen(asked: Any, names: Sequence[str], path: str, first: FirstFile | None, kind: str = "array") -> Columns:
     """The arrays asked for, of those a file has.
 
     Parameters
@@ -287,7 +287,7 @@ def chosen(asked: Any, names: Sequence[str], path: str, first: First | None, kin
         raise FileError(f"{path}: {error}; the first file, {first.path}, has what is asked for") from None
 
 
-def check_alike(arrays: Arrays, path: str, first: First) -> None:
+def check_alike(arrays: StoredArrays, path: str, first: FirstFile) -> None:
     """See whether the elements of a file are like those of the first.
 
     Raises
@@ -316,7 +316,7 @@ class _Chunk:
     rows: Any = None
 
 
-class _Shared:
+class _SharedChunks:
     # A chunk is kept till each of its rows has been given once, as a pass over the file does.
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -353,10 +353,10 @@ def _size(chunk: _Chunk) -> int:
     return 0 if chunk.rows is None else int(chunk.rows.nbytes)
 
 
-_shared = _Shared()
+_shared = _SharedChunks()
 
 
-def by_chunks(stored: Stored, start: int, stop: int, key: Any, fetch: Callable[[int, int], Any]) -> Any:
+def by_chunks(stored: StoredArray, start: int, stop: int, key: Any, fetch: Callable[[int, int], Any]) -> Any:
     """Rows ``start`` to ``stop`` of an array, of which splits that follow one another decode each chunk once.
 
     Parameters

@@ -18,10 +18,10 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
-from daskdist.storage.byte_ranges import GROWTH, Piece, Ranges
+from daskdist.storage.byte_ranges import GROWTH, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _MARK: Final = b"\xef\xbb\xbf"
@@ -81,7 +81,7 @@ class Text:
         self.storage.version(path)
         return ElementSpec(LONE, (TensorSpec((), np.dtype(object) if self.encoding is None else _TEXT),))
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         return self._ranges.list(path, file, GROWTH)
 
     def read(self, split: Split) -> Block:
@@ -99,7 +99,7 @@ class Text:
             ) from None
         return self._block(split, lines_of(text))
 
-    def salvage(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> Block:
         piece = self._ranges.read(split, is_lenient=True)
         notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
         kept: list[Any] = []
@@ -113,10 +113,10 @@ class Text:
         return block
 
     @property
-    def _ranges(self) -> Ranges:
-        return Ranges(Lines(), self.storage, self.compression)
+    def _ranges(self) -> ByteRanges:
+        return ByteRanges(Lines(), self.storage, self.compression)
 
-    def _unmarked(self, piece: Piece) -> bytes:
+    def _unmarked(self, piece: RangeRecords) -> bytes:
         is_marked = piece.offset == 0 and self.encoding is not None
         return piece.data.removeprefix(_MARK) if is_marked else piece.data
 

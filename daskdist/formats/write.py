@@ -22,9 +22,9 @@ from daskdist.config import in_bytes
 from daskdist.core.block import Rows
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, DaskdistError, FileError
-from daskdist.formats import Writes
+from daskdist.formats import WritableFormat
 from daskdist.formats.npy import npy_writer
-from daskdist.formats.zarr import Unfinished, check_store, create_store
+from daskdist.formats.zarr import UnfinishedStore, check_store, create_store
 from daskdist.storage.compression import compression_of, without_suffix
 from daskdist.storage.filesystem import DAMAGE, Storage, is_remote
 from daskdist.storage.hidden_names import is_hidden
@@ -76,7 +76,7 @@ class WriteFile:
         How files are opened.
     """
 
-    form: Writes
+    form: WritableFormat
     directory: str
     storage: Storage
 
@@ -116,7 +116,7 @@ def unwritable(path: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Files:
+class DirectoryWriter:
     """The files of a directory that a dataset is written to.
 
     Parameters
@@ -134,7 +134,7 @@ class Files:
     """
 
     operation: str
-    form: Writes
+    form: WritableFormat
     path: str
     storage: Storage
     overwrite: bool
@@ -161,7 +161,7 @@ class Files:
         FileError
             They cannot be written. Nothing is left of them then.
         """
-        with _told(self.operation):
+        with _errors_of(self.operation):
             self.form.check(spec)
         old, before = self._there()
         fs, root = self._located
@@ -310,7 +310,7 @@ class WriteChunk:
         What is being written.
     """
 
-    store: Unfinished
+    store: UnfinishedStore
 
     def __call__(self, number: int, rows: Rows) -> Written:
         self.store.write(number, rows)
@@ -318,7 +318,7 @@ class WriteChunk:
 
 
 @dataclass(frozen=True)
-class Store:
+class ZarrWriter:
     """A Zarr store that a dataset is written to.
 
     Parameters
@@ -342,8 +342,8 @@ class Store:
     overwrite: bool
 
     def write(self, spec: ElementSpec, calls: Callable[[Write], Iterable[Written]]) -> list[str]:
-        """Write it; parameters, results and errors are those of `Files.write`."""
-        with _told(self.operation):
+        """Write it; parameters, results and errors are those of `DirectoryWriter.write`."""
+        with _errors_of(self.operation):
             check_store(spec)
         fs, root = self.storage.located(self.path)
         root = root.rstrip("/")
@@ -385,14 +385,14 @@ def compression_to_write(operation: str, name: str | None) -> str | None:
     ArgumentError
         There is no such name.
     """
-    with _told(operation):
+    with _errors_of(operation):
         found = compression_of(name)
         if found == "infer":
             raise ArgumentError("compression is 'infer', and there is no file yet to tell it by; give a name, or None")
     return found
 
 
-def npy_to_write(operation: str, spec: ElementSpec) -> Writes:
+def npy_to_write(operation: str, spec: ElementSpec) -> WritableFormat:
     """The format of NumPy's that such elements are written in.
 
     Raises
@@ -400,7 +400,7 @@ def npy_to_write(operation: str, spec: ElementSpec) -> Writes:
     ArgumentError
         They are not; the message says which leaf, and what to do.
     """
-    with _told(operation):
+    with _errors_of(operation):
         return npy_writer(spec)
 
 
@@ -412,8 +412,8 @@ def rows_of_chunk(spec: ElementSpec, num_rows: int) -> int:
 
 
 @contextmanager
-def _told(operation: str) -> Iterator[None]:
-    # Which operation it was that found fault with its arguments.
+def _errors_of(operation: str) -> Iterator[None]:
+    # Put the operation's name before the messages of errors in its arguments.
     try:
         yield
     except ArgumentError as error:

@@ -21,8 +21,8 @@ from daskdist.core.structure import LONE
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.stored_arrays import (
     LONE_NAME,
-    Arrays,
-    Stored,
+    StoredArray,
+    StoredArrays,
     by_chunks,
     check_alike,
     check_rows,
@@ -35,7 +35,7 @@ from daskdist.formats.stored_arrays import (
 from daskdist.storage.filesystem import Paths, Storage, failures, is_remote, local
 from daskdist.storage.hidden_names import is_hidden_from
 from daskdist.storage.replace_directory import current, pointed_from, pointer_to, replace_directory, temporary_beside
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.storage.whole_file import put
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
@@ -50,7 +50,7 @@ _HOSTILE: Final = "pickle"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ZarrSplit:
     """What of a store a split is.
 
     Parameters
@@ -68,7 +68,7 @@ class Part:
     path: str
     start: int
     stop: int
-    arrays: Arrays
+    arrays: StoredArrays
     stamps: Mapping[str, str]
 
 
@@ -99,13 +99,13 @@ class Zarr:
     def spec(self, path: str) -> ElementSpec:
         return self._found(path, None)[0].spec
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         arrays, stamps = self._found(path, first)
         check_alike(arrays, path, first)
         return [
             Split(
                 rows_label(path, start, stop),
-                Part(path, start, stop, arrays, stamps),
+                ZarrSplit(path, start, stop, arrays, stamps),
                 stop - start,
                 (stop - start) * arrays.row_bytes,
                 file,
@@ -117,19 +117,19 @@ class Zarr:
     def read(self, split: Split) -> Block:
         return self._rows(split.payload, split.label)
 
-    def salvage(self, split: Split) -> Block:
-        part: Part = split.payload
+    def read_valid_rows(self, split: Split) -> Block:
+        part: ZarrSplit = split.payload
 
         def read(start: int, stop: int) -> Block:
             return self._rows(replace(part, start=start, stop=stop), rows_label(part.path, start, stop))
 
-        return part.arrays.salvage(part.start, part.stop, split.label, part.path, read)
+        return part.arrays.read_valid_rows(part.start, part.stop, split.label, part.path, read)
 
-    def _rows(self, part: Part, label: str) -> Block:
+    def _rows(self, part: ZarrSplit, label: str) -> Block:
         with self._opened(part.path) as store, failures(label, kinds=(Exception,)):
             found = {each.name: self._array(store, each.name, part.path) for each in part.arrays.stored}
 
-            def rows(stored: Stored) -> Any:
+            def rows(stored: StoredArray) -> Any:
                 array, stamp = found[stored.name]
                 if stamp != part.stamps[stored.name]:
                     raise FileError(f"{label}: the store was changed since it was listed; make the dataset anew")
@@ -138,7 +138,7 @@ class Zarr:
 
             return part.arrays.block(rows, label)
 
-    def _found(self, path: str, first: First | None) -> tuple[Arrays, dict[str, str]]:
+    def _found(self, path: str, first: FirstFile | None) -> tuple[StoredArrays, dict[str, str]]:
         zarr, stamps = _library(), {}
         with self._opened(path) as store, failures(path, "not a Zarr store, or a damaged one", (Exception,)):
             try:
@@ -150,11 +150,11 @@ class Zarr:
             else:
                 columns = chosen(self.arrays, _names(node, self.arrays), path, first)
 
-            def describe(name: str) -> Stored:
+            def describe(name: str) -> StoredArray:
                 array, stamps[name] = self._array(store, name, path)
                 return _stored(array, name, path)
 
-            return Arrays.of(columns, describe, path), stamps
+            return StoredArrays.of(columns, describe, path), stamps
 
     def _array(self, store: Any, name: str, path: str) -> tuple[Any, str]:
         # By its own metadata: what a group has put together of all may be older.
@@ -247,14 +247,14 @@ def _names(group: Any, asked: Any) -> list[str]:
     return [*names, *(each for each in below if isinstance(group.get(each), zarr.Array))]
 
 
-def _stored(array: Any, name: str, path: str) -> Stored:
+def _stored(array: Any, name: str, path: str) -> StoredArray:
     check_rows(name, array.shape, path)
     chunk_rows = (array.shards or array.chunks)[0]
     if array.dtype == _TEXT or (array.dtype == object and _is_bytes(array)):
         row = ElementSpec(LONE, (TensorSpec(array.shape[1:], array.dtype),))
         row_bytes = int(np.prod(array.shape[1:])) * array.dtype.itemsize
-        return Stored(name, array.shape[0], row, row_bytes, max(chunk_rows, 1))
-    return Stored.of(name, array.shape, array.dtype, path, chunk_rows)
+        return StoredArray(name, array.shape[0], row, row_bytes, max(chunk_rows, 1))
+    return StoredArray.of(name, array.shape, array.dtype, path, chunk_rows)
 
 
 def _is_bytes(array: Any) -> bool:
@@ -274,7 +274,7 @@ def _values(array: Any, start: int, stop: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedStore:
     """A store that is being written, under a name that no reader looks for.
 
     Parameters
@@ -419,7 +419,7 @@ def check_store(spec: ElementSpec) -> tuple[str, ...]:
 
 def create_store(
     path: str, spec: ElementSpec, chunk_rows: int, storage: Storage | None = None, *, overwrite: bool = False
-) -> Unfinished:
+) -> UnfinishedStore:
     """Start a store of format v3: one array for lone leaves, else a group of one for each.
 
     Parameters
@@ -445,7 +445,7 @@ def create_store(
     storage = storage or Storage()
     names = check_store(spec)
     path = path.rstrip("/") if is_remote(path) else local(path)
-    made = Unfinished(path, temporary_beside(path), names, chunk_rows, storage)
+    made = UnfinishedStore(path, temporary_beside(path), names, chunk_rows, storage)
     zarr = _library()
     with failures(path, "cannot be written", (Exception,)):
         if not overwrite:

@@ -9,7 +9,7 @@ import numpy as np
 
 from daskdist.devices import device_of, dtype_of, name_of
 from daskdist.execute.transfer.copier import channel_of
-from daskdist.frameworks.leaves import Refused, as_numbers, converted, extremes, handed_over, needs
+from daskdist.frameworks.convert import ConversionError, as_numbers, converted, extremes, handed_over, needs
 
 
 def to_jax(x: Any) -> Any:
@@ -87,7 +87,7 @@ def _check_range(array: Any, made: Any) -> None:
     limits = np.iinfo(made.dtype)
     least, most = extremes(array)
     if least < limits.min or most > limits.max:
-        raise Refused(
+        raise ConversionError(
             f"has numbers that {made.dtype} does not hold, which JAX makes of {dtype}: set "
             "jax.config.update('jax_enable_x64', True), or map it to smaller numbers"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import optree
 
 from daskdist.errors import ArgumentError
-from daskdist.frameworks.leaves import check_spec, checked_source, needs
+from daskdist.frameworks.convert import check_spec, checked_source, needs
 from daskdist.frameworks.torch import to_torch
 from daskdist.strategy.device_values import host_array
 from daskdist.strategy.gathering import concatenated

@@ -18,7 +18,7 @@ from daskdist.devices import Device, device_of, name_of
 from daskdist.devices.cupy import torch_stream
 from daskdist.errors import ArgumentError
 from daskdist.execute.transfer.copier import channel_of
-from daskdist.frameworks.leaves import (
+from daskdist.frameworks.convert import (
     OF_ML_DTYPES,
     as_numbers,
     check_spec,

@@ -17,7 +17,7 @@ class FlatMap(Expansion):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         source, function = self._calls(inputs[0])
-        if self.function.nested_spec(self.source).is_light:
+        if self.function.nested_spec(self.source).is_cheap:
             # Small datasets are made and read where their elements lie, many in one call.
             return Compute(source, ExpandRows(function), self.name, factor=None)
         elements = Fact(gathered(source), elements_of, f"{self.name}-elements")

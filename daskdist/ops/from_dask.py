@@ -24,7 +24,7 @@ from daskdist.core.structure import LONE, Structure
 from daskdist.core.to_numpy import is_masked_array, to_numpy
 from daskdist.errors import ArgumentError
 from daskdist.tables.columns import Columns
-from daskdist.tables.from_pandas import Frames
+from daskdist.tables.from_pandas import FrameReader
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +48,14 @@ class FromDask(Source):
 
     collection: Any = field(repr=False)
     kind: str
-    frames: Frames | None = field(default=None, repr=False)
+    frames: FrameReader | None = field(default=None, repr=False)
     variables: Variables | None = field(default=None, repr=False)
     narrow: bool = field(default=False, repr=False)
 
     name = "from_dask"
     facts = Facts()
     background = True
-    is_light = False
+    is_cheap = False
     is_repeatable = False
 
     @classmethod
@@ -85,7 +85,7 @@ class FromDask(Source):
             columns = _SERIES if collection.name is None else str(collection.name)
             collection = collection.to_frame(name=columns)
         if is_dataframe_like(collection):
-            return cls(collection, "frame", Frames.of(collection, columns, missing), label=label)
+            return cls(collection, "frame", FrameReader.of(collection, columns, missing), label=label)
         if columns is not None:
             raise ArgumentError("from_dask: columns= is for dataframes; this has none")
         if missing is not None:
@@ -203,7 +203,7 @@ class MakeBlock:
     """A partition's value as a block."""
 
     kind: str
-    frames: Frames | None = None
+    frames: FrameReader | None = None
     variables: Variables | None = None
     narrow: bool = False
 

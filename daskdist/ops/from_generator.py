@@ -47,7 +47,7 @@ class FromGenerator(Source):
     name = "from_generator"
     facts = Facts()
     is_listed = False
-    is_light = False
+    is_cheap = False
     is_repeatable = False
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ class Interleave(Expansion):
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         calls, function = self._calls(gathered(inputs[0]))
-        if self.function.nested_spec(self.source).is_light:
+        if self.function.nested_spec(self.source).is_cheap:
             # Small datasets are made and read where their elements lie; how long each is, is all it takes here.
             source = Fact(calls, ExpandRows(function).with_lengths, self.name, makes_rows=True)
             rows = InterleaveRows(self.cycle_length, self.block_length, None)

@@ -73,7 +73,7 @@ class MakeNumpyDataset(Source):
     name = "make_numpy_dataset"
     facts = Facts()
     background = True
-    is_light = False
+    is_cheap = False
 
     @property
     def spec(self) -> ElementSpec:

@@ -49,7 +49,7 @@ class NestedSpec:
     ----------
     spec
         The spec of their elements, or why it is not known.
-    is_light
+    is_cheap
         Whether they are finite and of data in memory.
     reads_files
         Whether they read files; None where only an element tells.
@@ -58,7 +58,7 @@ class NestedSpec:
     """
 
     spec: ElementSpec | SpecUnknown
-    is_light: bool
+    is_cheap: bool
     reads_files: bool | None = None
     draws: bool = True
 
@@ -149,12 +149,12 @@ class NestedFunction(UserFunction):
         if not found:
             return NestedSpec(spec, False)
         nodes = [node for made in found for node in walk(made.node)]
-        is_light = all(each.is_light for each in nodes) and all(made.node.cardinality != INFINITE for made in found)
+        is_cheap = all(each.is_cheap for each in nodes) and all(made.node.cardinality != INFINITE for made in found)
         # A dataset that was handed on says nothing where it was made up too.
         is_told = not any(isinstance(leaf, DatasetSpec) for leaf in source.spec.leaves)
         handed_on = any(isinstance(leaf, DatasetSpec) and leaf.draws for leaf in source.spec.leaves)
         draws = handed_on or any(each.draws for each in nodes)
-        return NestedSpec(spec, is_light, reads_files(found[0]) if is_told else None, draws)
+        return NestedSpec(spec, is_cheap, reads_files(found[0]) if is_told else None, draws)
 
     def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
         """The elements of a dataset it made, checked to be of the structure of those before, if there are any.
@@ -193,7 +193,7 @@ class Expansion(DrawsForFunction, ExpandingNode):
 
     @property
     def background(self) -> bool:
-        return not self.function.nested_spec(self.source).is_light
+        return not self.function.nested_spec(self.source).is_cheap
 
     @property
     def spec(self) -> ElementSpec:

@@ -19,13 +19,13 @@ from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.skip_errors import SkipErrorsRead
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
-from daskdist.formats import Format, InDirectories, Joins, Salvages
+from daskdist.formats import DirectoryFormat, Format, GroupsFiles, ReadsValidRows
 from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
 from daskdist.storage.filesystem import Storage, is_remote
-from daskdist.storage.grouped_splits import Joined, ReadJoined
-from daskdist.storage.schema_check import First, readable
+from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
+from daskdist.storage.schema_check import FirstFile, readable
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class ReadFiles(FileBackedSource):
 
     facts = Facts(per_worker=True)
     background = True
-    is_light = False
+    is_cheap = False
     reads_files = True
 
     @property
@@ -73,7 +73,7 @@ class ReadFiles(FileBackedSource):
 
     @property
     def may_have_ragged_rows(self) -> bool:
-        return isinstance(self.format, InDirectories) and MANIFEST in self.format.marks
+        return isinstance(self.format, DirectoryFormat) and MANIFEST in self.format.marks
 
     @property
     def spec(self) -> ElementSpec:
@@ -129,11 +129,11 @@ class ReadFiles(FileBackedSource):
         return self.format.list_splits(self.paths[file], file, self._first)
 
     @cached_property
-    def _first(self) -> First:
+    def _first(self) -> FirstFile:
         if self.whole is not None:
             return self.whole._first
         path, spec = next(readable(self.paths, self.format.spec))
-        return First(path, spec)
+        return FirstFile(path, spec)
 
     def splits_of_file(self, file: int) -> Sequence[Split]:
         """The same, kept for others."""
@@ -166,7 +166,7 @@ class ReadFiles(FileBackedSource):
     def file_bytes(self) -> Sequence[int]:
         """The size of each file: where it lies, or of what is no single file, in memory."""
         storage = getattr(self.format, "storage", None)
-        if isinstance(storage, Storage) and not isinstance(self.format, InDirectories):
+        if isinstance(storage, Storage) and not isinstance(self.format, DirectoryFormat):
             return storage.sizes(self.paths)
         listed = map(self.valid_splits_of_file, range(len(self.paths)))
         return [sum(split.num_bytes or 0 for split in splits) for splits in listed]
@@ -218,13 +218,13 @@ class ReadFiles(FileBackedSource):
         return f"{self.name}({first}{shard})"
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        salvage = Salvage(self.format)
-        if isinstance(self.format, Joins):
-            most = self.format.num_joined
+        reader = ReadValidRows(self.format)
+        if isinstance(self.format, GroupsFiles):
+            most = self.format.num_grouped
             # Of what is read together, a file that cannot be is left out by itself.
-            lenient = Read(Joined(self.valid_splits, most), ReadJoined(SkipErrorsRead(salvage)), self.name)
-            return Read(Joined(self.splits, most), ReadJoined(self.format.read), self.name, lenient=lenient)
-        lenient = Read(self.valid_splits, salvage, self.name)
+            lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(SkipErrorsRead(reader)), self.name)
+            return Read(GroupSplits(self.splits, most), ReadGroup(self.format.read), self.name, lenient=lenient)
+        lenient = Read(self.valid_splits, reader, self.name)
         return Read(self.splits, self.format.read, self.name, lenient=lenient)
 
 
@@ -294,7 +294,7 @@ class Unlisted:
 
 
 @dataclass(frozen=True)
-class Salvage:
+class ReadValidRows:
     """The reading of what can be read of a split; what cannot is noted.
 
     Parameters
@@ -311,8 +311,8 @@ class Salvage:
         try:
             return self.format.read(split)
         except Exception:
-            if not isinstance(self.format, Salvages):
+            if not isinstance(self.format, ReadsValidRows):
                 raise
-            rows = self.format.salvage(split)
+            rows = self.format.read_valid_rows(split)
             rows.skipped = tuple(replace(note, file=note.file or split.path) for note in rows.skipped)
             return rows

@@ -20,7 +20,14 @@ from daskdist.core.spec import ElementSpec
 from daskdist.core.spec_json import spec_to_json
 from daskdist.errors import FileError
 from daskdist.formats.saved.abandoned_parts import missing_parts, new_owner, part_name, remove_abandoned
-from daskdist.formats.saved.manifest import Manifest, Part, exists, read_manifest, remove_unfinished, write_manifest
+from daskdist.formats.saved.manifest import (
+    Manifest,
+    SavedPart,
+    exists,
+    read_manifest,
+    remove_unfinished,
+    write_manifest,
+)
 from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.saved.store import write_part
 from daskdist.ops.read_files import ReadFiles
@@ -106,7 +113,7 @@ class WriteRows:
     compression: str | None
     owner: str
 
-    def __call__(self, rows: Rows) -> Part:
+    def __call__(self, rows: Rows) -> SavedPart:
         return write_part(rows, self.directory, part_name(self.owner), self.compression)
 
 
@@ -163,7 +170,7 @@ class SnapshotCursor:
     _snapshot: Snapshot
     _places: tuple[int, ...]
     is_whole: bool = True
-    _parts: list[Part] = field(default_factory=list)
+    _parts: list[SavedPart] = field(default_factory=list)
     _finalizer: Any = None
 
     def __post_init__(self) -> None:
@@ -231,7 +238,7 @@ def _contents(directory: str) -> str | None:
     return str(tokenize([part.name for part in read_manifest(directory).parts]))
 
 
-def _remove(directory: str, parts: Sequence[Part]) -> None:
+def _remove(directory: str, parts: Sequence[SavedPart]) -> None:
     # Best effort: parts that stay are not in the manifest, and so are not read; later passes remove them.
     if not parts:
         return

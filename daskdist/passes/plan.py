@@ -14,7 +14,7 @@ from daskdist.passes.numbering import numbered
 from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import with_seed
 from daskdist.passes.simplify import simplify
-from daskdist.storage.grouped_splits import Joined
+from daskdist.storage.grouped_splits import GroupSplits
 from daskdist.storage.locations import Locations
 
 
@@ -60,7 +60,7 @@ def in_any_order(primitive: Primitive) -> Primitive:
 def split_by_location(primitive: Primitive, locations: Locations) -> Primitive:
     """The stream with no files read together that are on disks of different workers."""
     match primitive:
-        case Read(splits=Joined()):
+        case Read(splits=GroupSplits()):
             splits = replace(primitive.splits, place=locations.names_of)  # type: ignore[type-var]
             return replace(primitive, splits=splits)
         case Compute() | Chain() | Fact():

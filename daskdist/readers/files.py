@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats import Format, InDirectories, format_named, installed
+from daskdist.formats import DirectoryFormat, Format, format_named, installed
 from daskdist.formats.zarr import stores
 from daskdist.ops.read_files import ReadFiles
 from daskdist.storage.compression import SUFFIXES
@@ -51,7 +51,7 @@ def read_files(paths: Paths, format: str | Format | None = None, *, storage_opti
         raise ArgumentError(
             f"read_files: format is {format!r:.80}; give a format, its name, or None to tell it by the file"
         )
-    if isinstance(format, InDirectories):
+    if isinstance(format, DirectoryFormat):
         return of_files(format, stores(paths, storage))
     return of_files(format, storage.expand(paths, endings(format)))
 
@@ -66,7 +66,7 @@ def _opening(form: Any, storage: Storage) -> Format:
 def _guessed(paths: Paths, storage: Storage) -> str:
     forms = {name: format_named(name)() for name in installed()}
     for name, form in forms.items():
-        if isinstance(form, InDirectories) and _is_marked(paths, form, storage):
+        if isinstance(form, DirectoryFormat) and _is_marked(paths, form, storage):
             return name
     path = storage.expand(paths, ("",))[0]
     head = storage.read(path, 0, _HEAD_BYTES)

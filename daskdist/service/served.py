@@ -88,7 +88,7 @@ class Served(Source):
     name = "serve"
     facts = Facts()
     is_listed = False
-    is_light = False
+    is_cheap = False
     is_repeatable = False
 
     @property

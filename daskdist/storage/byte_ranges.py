@@ -38,7 +38,7 @@ _NUM_FILES: Final = 256
 _NUM_PARKED: Final = 16
 
 
-class Broken(Exception):  # noqa: N818 - a signal between a framing and who reads
+class BrokenRecord(Exception):  # noqa: N818 - a signal between a framing and who reads
     """There is no telling where the next record begins.
 
     Parameters
@@ -110,7 +110,7 @@ class Hops(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ByteRange:
     """What of a file a split is.
 
     Parameters
@@ -144,7 +144,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RangeRecords:
     """The records of a range.
 
     Parameters
@@ -166,7 +166,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Ranges:
+class ByteRanges:
     """Files cut into ranges.
 
     Parameters
@@ -209,7 +209,7 @@ class Ranges:
         return [
             Split(
                 f"{path} {kind} {start} to {min(start + size, version.num_bytes)}",
-                Range(version, compression, index, start, min(start + size, version.num_bytes)),
+                ByteRange(version, compression, index, start, min(start + size, version.num_bytes)),
                 None,
                 min(size, version.num_bytes - start) * ratio,
                 file,
@@ -233,7 +233,7 @@ class Ranges:
         data = b"".join(parts)
         return data[:num_bytes], len(data) <= num_bytes
 
-    def read(self, split: Split, *, is_lenient: bool = False) -> Piece:
+    def read(self, split: Split, *, is_lenient: bool = False) -> RangeRecords:
         """The records of a split.
 
         Parameters
@@ -248,7 +248,7 @@ class Ranges:
         FileError
             The file is gone, is another by now, or is damaged.
         """
-        part: Range = split.payload
+        part: ByteRange = split.payload
         if self.storage.version(part.version.path) != part.version:
             raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
         with failures(split.label):
@@ -257,7 +257,7 @@ class Ranges:
             raise FileError(f"{split.label}: damaged or cut short: {piece.broken}")
         return piece
 
-    def _from_file(self, part: Range) -> Piece:
+    def _from_file(self, part: ByteRange) -> RangeRecords:
         if self.framing.is_local:
             return self._between(part, max(part.start - 1, 0))
         begins, size = _begins((part.version, self.framing, part.size)), part.size
@@ -268,12 +268,12 @@ class Ranges:
                 self._hopped(part, nearest, begins, self.framing)
                 nearest = part.index
             for index in range(nearest, part.index):
-                self._noted(Range(part.version, None, index, index * size, (index + 1) * size), begins)
+                self._noted(ByteRange(part.version, None, index, index * size, (index + 1) * size), begins)
                 if begins.broken is not None:
                     break
             return self._noted(part, begins)
 
-    def _hopped(self, part: Range, nearest: int, begins: _Begins, framing: Hops) -> None:
+    def _hopped(self, part: ByteRange, nearest: int, begins: _Begins, framing: Hops) -> None:
         # Where the ranges up to a part begin, from the nearest of which that is known.
         with self.storage.open(part.version.path) as file:
 
@@ -285,16 +285,16 @@ class Ranges:
                 at, stop = begins.offsets[index], (index + 1) * part.size
                 try:
                     begins.offsets[index + 1] = framing.hop(read, at, max(at, stop), part.version.num_bytes)
-                except Broken as error:
+                except BrokenRecord as error:
                     begins.broken = f"at byte {error.offset}: {error.reason}"
                     return
 
-    def _noted(self, part: Range, begins: _Begins) -> Piece:
+    def _noted(self, part: ByteRange, begins: _Begins) -> RangeRecords:
         # The records of a range, and where those of the next begin, for whoever reads that.
         begin = begins.offsets.get(part.index)
         if begin is None:
             # Something before it is broken, and is told of there.
-            return Piece(b"", part.start, begins.broken, is_after=True)
+            return RangeRecords(b"", part.start, begins.broken, is_after=True)
         piece = self._between(part, begin)
         if piece.broken is None:
             begins.offsets[part.index + 1] = piece.offset + len(piece.data)
@@ -302,12 +302,12 @@ class Ranges:
             begins.broken = piece.broken
         return piece
 
-    def _between(self, part: Range, at: int) -> Piece:
+    def _between(self, part: ByteRange, at: int) -> RangeRecords:
         # From `at` on, which is a beginning unless the framing is local.
         size, framing = part.version.num_bytes, self.framing
         margin = _MARGIN
         if at >= part.stop:
-            return Piece(b"", at)
+            return RangeRecords(b"", at)
         with self.storage.open(part.version.path) as file:
             file.seek(at)
             data = file.read(min(part.stop + margin, size) - at)
@@ -318,29 +318,31 @@ class Ranges:
                     stop = None if begin is None else framing.boundary(data, max(part.stop - at, begin), is_end=is_end)
                     if begin is not None or not framing.is_local:
                         _refuse_long_records(framing, data, begin or 0)
-                except Broken as error:
+                except BrokenRecord as error:
                     first = begin or 0
-                    return Piece(data[first : error.offset], at + first, f"at byte {at + error.offset}: {error.reason}")
+                    return RangeRecords(
+                        data[first : error.offset], at + first, f"at byte {at + error.offset}: {error.reason}"
+                    )
                 if begin is None and at + len(data) >= part.stop + _MARGIN:
                     # It is within one record, however far that goes on.
-                    return Piece(b"", part.stop)
+                    return RangeRecords(b"", part.stop)
                 if begin is not None and stop is not None:
                     if begin:
-                        return Piece(data[begin:stop], at + begin)
+                        return RangeRecords(data[begin:stop], at + begin)
                     # Cut off in place: whoever has bytes alone need not copy them for that.
                     held = io.BytesIO(data)
                     del data
                     held.truncate(stop)
-                    return Piece(held.getvalue(), at)
+                    return RangeRecords(held.getvalue(), at)
                 more = file.read(margin)
                 if not more and not is_end:
                     raise EOFError(f"the file has {at + len(data)} bytes, {size} when it was listed")
                 data, margin = data + more, min(margin * 2, max(_longest(), _MARGIN))
 
-    def _from_stream(self, part: Range) -> Piece:
+    def _from_stream(self, part: ByteRange) -> RangeRecords:
         key = part.version, part.compression, self.framing, part.size
         found = _streams.taken(key, part.index)
-        if isinstance(found, Piece):
+        if isinstance(found, RangeRecords):
             return found
         stream = found
         try:
@@ -393,11 +395,11 @@ class _Stream:
     is_end: bool = False
     broken: str | None = None
 
-    def next(self, framing: Framing, stop: int | None) -> Piece:
+    def next(self, framing: Framing, stop: int | None) -> RangeRecords:
         """The records of the part that is next: what is decompressed till ``stop`` bytes of the file are read."""
         self.index += 1
         if self.broken is not None:
-            return Piece(b"", self.offset, self.broken, is_after=True)
+            return RangeRecords(b"", self.offset, self.broken, is_after=True)
         parts, length, looked_at = [self.rest], len(self.rest), 0
         try:
             while not self.is_end and (stop is None or self.raw.position < stop):
@@ -418,7 +420,7 @@ class _Stream:
                 data = b"".join(parts)
                 _refuse_long_records(framing, data)
                 end = framing.boundary(data, length, is_end=self.is_end)
-        except Broken as error:
+        except BrokenRecord as error:
             data, end = b"".join(parts), error.offset
             self.broken = f"at byte {self.offset + end} when decompressed: {error.reason}"
         # What the libraries raise for a file that is damaged or cut short; zlib.error and LZMAError are of no kind.
@@ -426,7 +428,7 @@ class _Stream:
             data = b"".join(parts)
             end = _whole(framing, data)
             self.broken = f"after {self.offset + len(data)} bytes when decompressed: {error or type(error).__name__}"
-        piece = Piece(data[:end], self.offset, self.broken)
+        piece = RangeRecords(data[:end], self.offset, self.broken)
         self.rest, self.offset = data[end:], self.offset + end
         return piece
 
@@ -443,12 +445,12 @@ def _longest() -> int:
 
 
 def _refuse_long_records(framing: Framing, data: bytes, at: int = 0) -> None:
-    """Raise `Broken` for the first record that is longer than one may be, from one on that begins at ``at``."""
+    """Raise `BrokenRecord` for the first record that is longer than one may be, from one on that begins at ``at``."""
     longest = _longest()
     while len(data) - at > longest:
         step = _whole(framing, data[at : at + longest])
         if not step:
-            raise Broken(
+            raise BrokenRecord(
                 at,
                 f"{data[at : at + 40]!r} is the beginning of a line or record of more than {longest} bytes, which the "
                 "setting daskdist.max-record-bytes does not allow; set it higher if that is what the file is to hold",
@@ -463,7 +465,7 @@ def _whole(framing: Framing, data: bytes) -> int:
         middle = (low + high) // 2
         try:
             found = framing.boundary(data, middle, is_end=False)
-        except Broken as error:
+        except BrokenRecord as error:
             return error.offset
         if found is None:
             high = middle - 1
@@ -480,10 +482,10 @@ class _Streams:
         # Of each that is being read: from which part on, and up to which.
         self._running: list[tuple[Any, int, int]] = []
         # Parts that were come by on the way to others: whoever asks for them was overtaken only.
-        self._passed: dict[tuple[Any, int], Piece] = {}
+        self._passed: dict[tuple[Any, int], RangeRecords] = {}
         self._waiting: list[tuple[Any, int]] = []
 
-    def taken(self, key: Any, index: int) -> _Stream | Piece | None:
+    def taken(self, key: Any, index: int) -> _Stream | RangeRecords | None:
         """What comes nearest to a part, or the part itself; what is on its way there is waited for."""
         with self._changed:
             while True:
@@ -507,7 +509,7 @@ class _Streams:
                 del self._parked[key, here]
             return stream
 
-    def passed(self, key: Any, index: int, piece: Piece) -> None:
+    def passed(self, key: Any, index: int, piece: RangeRecords) -> None:
         """Keep a part for whoever was overtaken: there are no more of those than threads."""
         with self._changed:
             self._passed[key, index] = piece

@@ -13,7 +13,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, merge
-from daskdist.core.origin import Chosen, JoinedOrigin, Origin, Skipped
+from daskdist.core.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.primitive import Split
 
 # So many times what a split should be at most, rows are put together as they come.
@@ -21,7 +21,7 @@ _TIMES_SPLIT: Final = 4
 
 
 @dataclass(frozen=True)
-class Joined:
+class GroupSplits:
     """What gives joined splits.
 
     Parameters
@@ -42,11 +42,11 @@ class Joined:
         return self._joined
 
     @cached_property
-    def _joined(self) -> JoinedSplits:
-        return JoinedSplits(self.splits(), self.most, self.place)
+    def _joined(self) -> GroupedSplits:
+        return GroupedSplits(self.splits(), self.most, self.place)
 
 
-class JoinedSplits(Sequence[Split]):
+class GroupedSplits(Sequence[Split]):
     """Neighbouring splits as one, whose payload is a tuple of them; they are looked at as far as these are.
 
     Parameters
@@ -56,7 +56,7 @@ class JoinedSplits(Sequence[Split]):
     most
         The most of them in one. They are fewer where they are larger than the setting ``split-bytes`` together.
     place
-        As in `Joined`.
+        As in `GroupSplits`.
     """
 
     def __init__(self, splits: Sequence[Split], most: int, place: Callable[[str], Any] | None = None) -> None:
@@ -115,7 +115,7 @@ def _joined(parts: list[Split]) -> Split:
 
 
 @dataclass(frozen=True)
-class ReadJoined:
+class ReadGroup:
     """The reading of joined splits, one after the other.
 
     Parameters
@@ -128,7 +128,7 @@ class ReadJoined:
 
     def __call__(self, split: Split) -> Rows:
         first, *others = split.payload
-        together = _Together(self.function(first), (split.num_rows or 0) if others else 0)
+        together = _MergedRows(self.function(first), (split.num_rows or 0) if others else 0)
         for part in others:
             together.add(self.function(part))
         rows = together.rows()
@@ -136,7 +136,7 @@ class ReadJoined:
         return rows
 
 
-class _Together:
+class _MergedRows:
     """Rows of several splits as one block, if they are alike.
 
     They are put where they belong as they come: the next can then be made in the memory that they came in, which the
@@ -158,7 +158,7 @@ class _Together:
         self._num_rows = 0
         # As they came, from the first on that did not fit.
         self._others: list[Rows] = []
-        self._origins: list[Origin | Chosen | JoinedOrigin] = []
+        self._origins: list[Origin | SelectedOrigins | JoinedOrigin] = []
         self._counts: list[int] = []
         self._skipped: list[Skipped] = []
         self.add(first)
@@ -210,6 +210,6 @@ class _Together:
         if isinstance(rows, Block) and sum(self._counts) == len(rows):
             which = np.repeat(np.arange(len(self._counts)), self._counts)
             places = np.concatenate([np.arange(count) for count in self._counts])
-            rows.origin = Chosen(self._origins, places, which)
+            rows.origin = SelectedOrigins(self._origins, places, which)
         rows.skipped = tuple(self._skipped)
         return rows

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstFile:
     """The first file, which the others are to be like.
 
     Parameters
@@ -70,7 +70,7 @@ def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[
         raise failed[0]
 
 
-def unlike(path: str, spec: ElementSpec, first: First) -> FileError:
+def unlike(path: str, spec: ElementSpec, first: FirstFile) -> FileError:
     """What is raised for a file whose elements are others than those of the first."""
     return FileError(
         f"{path}: its elements are {spec.packed}, those of {first.path}, the first file, {first.spec.packed}"

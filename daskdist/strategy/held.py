@@ -169,7 +169,7 @@ class OnWorker(Source):
     name = "dataset_fn"
     facts = Facts()
     is_listed = False
-    is_light = False
+    is_cheap = False
 
     @property
     def spec(self) -> ElementSpec:

@@ -78,7 +78,7 @@ def spans(starts: Array, lengths: Array) -> Array:
     return np.repeat(starts - stops + lengths, lengths) + np.arange(stops[-1] if len(stops) else 0)
 
 
-class Pieces:
+class RowPieces:
     """Rows that are put together, piece by piece.
 
     Parameters
@@ -115,7 +115,7 @@ class Pieces:
             self._pieces.append((data, lengths))
             self.lengths = self.lengths + lengths
 
-    def extend(self, others: Pieces) -> None:
+    def extend(self, others: RowPieces) -> None:
         """What others have of the same rows."""
         self._pieces.extend(others._pieces)
         self.lengths = self.lengths + others.lengths

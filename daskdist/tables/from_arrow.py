@@ -46,7 +46,7 @@ _BYTES: Final = np.dtype(object)
 
 
 @dataclass(frozen=True)
-class Tables:
+class TableReader:
     """How the rows of tables become elements.
 
     Parameters

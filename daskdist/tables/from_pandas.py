@@ -25,7 +25,7 @@ _UNKNOWN: Final = "__UNKNOWN_CATEGORIES__"
 
 
 @dataclass(frozen=True)
-class Frames:
+class FrameReader:
     """How the rows of dataframes become elements.
 
     Parameters
@@ -43,7 +43,7 @@ class Frames:
     missing: Mapping[str, Any]
 
     @classmethod
-    def of(cls, frame: Any, columns: Any, missing: Mapping[str, Any] | None) -> Frames:
+    def of(cls, frame: Any, columns: Any, missing: Mapping[str, Any] | None) -> FrameReader:
         """For a dataframe, Dask's or not.
 
         Raises

@@ -195,9 +195,9 @@ def table_of(rows: Rows, spec: ElementSpec | None = None) -> Any:
     for path, leaf, column in zip(spec.structure.paths, spec.leaves, columns_of(rows), strict=True):
         try:
             arrays.append(_arrow(_fitted(_whole(column, leaf), _axes(leaf), leaf)))
-        except _Misfit as misfit:
+        except _ConversionError as error:
             raise ArgumentError(
-                f"{called(path)} of {rows.where(misfit.place)} is {misfit}, where {leaf} is expected; "
+                f"{called(path)} of {rows.where(error.place)} is {error}, where {leaf} is expected; "
                 "make all of them one with map"
             ) from None
         except (pa.ArrowException, ValueError, OverflowError) as error:
@@ -221,7 +221,7 @@ def _column(treespec: Any, leaves: Iterator[Any]) -> Any:
     return pa.StructArray.from_arrays(list(found.values()), list(found))
 
 
-class _Misfit(Exception):  # noqa: N818 - a signal, as StopIteration is
+class _ConversionError(Exception):
     # What an element has that is not of its spec, and which one it is.
     def __init__(self, what: str, place: int = 0) -> None:
         super().__init__(what)
@@ -277,10 +277,10 @@ def _whole(column: Any, leaf: TensorSpec) -> Any:
 
 def _check_dtype(value: Any, leaf: TensorSpec, place: int) -> None:
     if not isinstance(value, (np.ndarray, np.generic, Ragged)):
-        raise _Misfit(f"{type(value).__name__}, which is no array in the memory of the host", place)
+        raise _ConversionError(f"{type(value).__name__}, which is no array in the memory of the host", place)
     given, wanted = _native(value.dtype), _native(leaf.dtype)
     if given != wanted and not any(given.kind in kinds and wanted.kind in kinds for kinds in _TOGETHER):
-        raise _Misfit(_kind(value), place)
+        raise _ConversionError(_kind(value), place)
 
 
 def _check_shape(value: Any, leaf: TensorSpec, place: int) -> None:
@@ -288,7 +288,7 @@ def _check_shape(value: Any, leaf: TensorSpec, place: int) -> None:
     is_ragged = isinstance(value, Ragged)
     fits = len(value.shape) == len(axes) and all(b in (None, a) for a, b in zip(value.shape, axes, strict=True))
     if is_ragged != isinstance(leaf, RaggedTensorSpec) or not fits:
-        raise _Misfit(_kind(value), place)
+        raise _ConversionError(_kind(value), place)
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -305,7 +305,7 @@ def _fitted(column: Any, axes: Shape, leaf: TensorSpec) -> Any:
         if isinstance(column, Ragged):
             return Ragged(_fitted(column.values, axes[1:], leaf), column.row_splits)
         if column.ndim < 2:
-            raise _Misfit(f"{column.dtype}[]")
+            raise _ConversionError(f"{column.dtype}[]")
         num_rows, length = column.shape[:2]
         values = column.reshape(num_rows * length, *column.shape[2:])
         return Ragged(_fitted(values, axes[1:], leaf), np.arange(num_rows + 1) * length)
@@ -314,10 +314,10 @@ def _fitted(column: Any, axes: Shape, leaf: TensorSpec) -> Any:
         odd = np.flatnonzero(lengths != axes[0]) if axes else np.zeros(1, np.intp)
         if len(odd) or isinstance(column.values, Ragged):
             place = int(odd[0]) if len(odd) else 0
-            raise _Misfit(_kind(column[place]), place)
+            raise _ConversionError(_kind(column[place]), place)
         column = column.dense()
     if column.shape[1:] != axes:
-        raise _Misfit(f"{column.dtype}{list(column.shape[1:])}")
+        raise _ConversionError(f"{column.dtype}{list(column.shape[1:])}")
     return column
 
 

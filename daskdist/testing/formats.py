@@ -16,10 +16,10 @@ from dask.base import tokenize
 from daskdist.core.block import Bundle
 from daskdist.core.primitive import Split
 from daskdist.errors import FileError
-from daskdist.formats import Format, InDirectories, Salvages, Writes
+from daskdist.formats import DirectoryFormat, Format, ReadsValidRows, WritableFormat
 from daskdist.ops.with_options import Options
 from daskdist.readers.files import of_files
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.testing.equality import check, same_elements
 
 
@@ -72,7 +72,7 @@ class FormatLaws:
     def test_guesses_its_own(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for path in files:
-            if isinstance(form, InDirectories) and Path(path).is_dir():
+            if isinstance(form, DirectoryFormat) and Path(path).is_dir():
                 mark = next(Path(path, name) for name in form.marks if Path(path, name).is_file())
                 check(form.guess(str(mark), mark.read_bytes()[:64]), f"{path} is not taken for one of the format")
             elif Path(path).is_file():
@@ -83,7 +83,7 @@ class FormatLaws:
 
     def test_writes_what_it_reads(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
-        if not isinstance(form, Writes):
+        if not isinstance(form, WritableFormat):
             return
         reader = self.make_reader_of_written()
         form.check(form.spec(next(iter(files))))
@@ -207,7 +207,7 @@ def _files_of(path: str) -> list[Path]:
     return [Path(path)] if Path(path).is_file() else [each for each in Path(path).rglob("*") if each.is_file()]
 
 
-def _try_all_of(form: Format, path: str, first: First, what: str) -> None:
+def _try_all_of(form: Format, path: str, first: FirstFile, what: str) -> None:
     # Whatever a file is, each call gives what it should or a FileError that names it.
     def named(error: FileError) -> None:
         check(path in str(error), f"{what}: the error does not name the file: {error}")
@@ -227,9 +227,9 @@ def _try_all_of(form: Format, path: str, first: First, what: str) -> None:
             check(split.num_rows in (None, rows), f"{what}: {split.label} says {split.num_rows} rows, has {rows}")
         except FileError as error:
             named(error)
-            if isinstance(form, Salvages):
+            if isinstance(form, ReadsValidRows):
                 try:
-                    kept = form.salvage(split)
+                    kept = form.read_valid_rows(split)
                     is_alike = kept.structure == first.spec.structure or not len(kept)
                     check(is_alike, f"{what}: what is salvaged of {split.label} is of another structure")
                 except FileError as error:
@@ -253,8 +253,8 @@ def spoiled(data: bytes, draws: random.Random) -> bytes:
     return data[:at] + noise + data[at + len(noise) :] if kind == "overwrite" else draws.randbytes(len(data))
 
 
-def _first(form: Format, path: str) -> First:
-    return First(path, form.spec(path))
+def _first(form: Format, path: str) -> FirstFile:
+    return FirstFile(path, form.spec(path))
 
 
 def _splits(form: Format, files: Mapping[str, Any]) -> list[Sequence[Split]]:

@@ -62,7 +62,7 @@ class Record:
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
-        is_light: bool = False,
+        is_cheap: bool = False,
         name: str,
     ) -> Handle:
         return self._write(name, function, List(*handles), *args)
@@ -249,7 +249,7 @@ class FromGraph(Source):
 
     name = "persisted"
     background = True
-    is_light = False
+    is_cheap = False
 
     @property
     def may_have_ragged_rows(self) -> bool:

@@ -43,7 +43,7 @@ class Now:
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
-        is_light: bool = False,
+        is_cheap: bool = False,
         name: str,
     ) -> Handle:
         return function(handles, *args)

@@ -147,7 +147,7 @@ class Submit:
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
-        is_light: bool = False,
+        is_cheap: bool = False,
         name: str,
     ) -> Handle:
         return self._submit(name, on, function, list(handles), *args, is_pinned=is_pinned)

@@ -48,7 +48,7 @@ class Threads:
         *args: Any,
         on: str | None = None,
         is_pinned: bool = False,
-        is_light: bool = False,
+        is_cheap: bool = False,
         name: str,
     ) -> Handle:
         result: Future[Any] = Future()
@@ -67,7 +67,7 @@ class Threads:
             if next(missing) > 1:
                 return
             made = call.pop()
-            if is_light:
+            if is_cheap:
                 # In the thread that is here: the one that has made the last of them, or the one that asks.
                 _run(*made)
                 return

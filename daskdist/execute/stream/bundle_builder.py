@@ -20,7 +20,7 @@ from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle, lengths_of
 from daskdist.execute.stream.gather import (
-    LIGHT_BYTES,
+    CHEAP_BYTES,
     Empty,
     blocks_of,
     bundle_size,
@@ -281,7 +281,7 @@ class BundleBuilder:
             return False
         if isinstance(run, Groups):
             # Batches of them are cuts, of which few are not worth a bundle of their own.
-            return self.workers[0] is None and (len(run) >= _MANY_CUTS or run_bytes(run) >= LIGHT_BYTES)
+            return self.workers[0] is None and (len(run) >= _MANY_CUTS or run_bytes(run) >= CHEAP_BYTES)
         (ref,) = run.blocks
         return self.workers[0] in (None, ref.worker)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
-from daskdist.core.failures import Each, EachCarried, EachRead, FailedElement
+from daskdist.core.failures import FailedElement, TryEach, TryEachCarried, TryEachRead
 from daskdist.core.primitive import (
     Chain,
     Compute,
@@ -268,7 +268,7 @@ class ReadCursor(BlockCursor):
         if self._kept is None:
             handle = self._handle(part, worker)
         else:
-            function, without = OnKept(EachRead(read.function), divide), replace(split, payload=None)
+            function, without = OnKept(TryEachRead(read.function), divide), replace(split, payload=None)
             call = self.interpreter.caller.call
             handle = call(function, [self._kept], without, start, stop, on=worker, name=read.name)
         ref = self._refer(handle, part.num_rows, num_bytes, worker, (number, start, stop))
@@ -278,11 +278,11 @@ class ReadCursor(BlockCursor):
     def _handle(self, split: Split, worker: str | None) -> Handle:
         read, caller = self.read, self.interpreter.caller
         if read.graph is None:
-            return caller.source(EachRead(read.function), split, on=worker, name=read.name)
+            return caller.source(TryEachRead(read.function), split, on=worker, name=read.name)
         value = caller.upstream(read.graph, split.payload, on=worker)
         if read.function is value_itself:
             return value
-        return caller.call(OnValue(EachRead(read.function)), [value], split, on=worker, name=read.name)
+        return caller.call(OnValue(TryEachRead(read.function)), [value], split, on=worker, name=read.name)
 
     def _kept_data(self, split: Split) -> Handle | None:
         read, interpreter = self.read, self.interpreter
@@ -500,7 +500,7 @@ class ComputeCursor(BlockCursor):
     def remade(self, extent: Any, run: Any) -> BlockRef:
         interpreter, compute = self.interpreter, self.compute
         worker = interpreter.near(run)
-        function = same if compute.function is same else Each(compute.function, compute.factor)
+        function = same if compute.function is same else TryEach(compute.function, compute.factor)
         handle = interpreter.ask(run, on=worker, name=compute.name, function=function, unstacked=compute.unstacked)
         return self._refer(handle, len(run), int(run_bytes(run)), worker, None, run)
 
@@ -537,7 +537,7 @@ class ChainCursor(BlockCursor):
         interpreter, chain = self.interpreter, self.chain
         # With a function, if one that does nothing, rows know where they are from.
         rows = interpreter.ask(run, on=worker, name="gather", function=same)
-        function = OnCarried(EachCarried(chain.function))
+        function = OnCarried(TryEachCarried(chain.function))
         return interpreter.caller.call(function, [rows, carried], on=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None, extent: Any) -> BlockRef:

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
 from daskdist.core.failures import FailedElement, PartlyFailed, bundle, raw_item, structure_of
-from daskdist.core.origin import Chosen, Origin
+from daskdist.core.origin import Origin, SelectedOrigins
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
@@ -26,7 +26,7 @@ from daskdist.errors import StackError
 from daskdist.execute.caller import Caller
 
 # To copy so much takes about as long as to hand it to another thread.
-LIGHT_BYTES: Final = 2**18
+CHEAP_BYTES: Final = 2**18
 
 # Makes an array of a shape and a dtype whose values are not set, as `numpy.empty` does.
 Empty = Callable[[tuple[int, ...], Any], Any]
@@ -195,7 +195,7 @@ def _gathered(
         rows.origin = (
             Origin(label, is_exact=False)
             if function is None
-            else Chosen([block.origin for block in columnar], *picks.by_row())
+            else SelectedOrigins([block.origin for block in columnar], *picks.by_row())
         )
     else:
         rows = bundle(structure_of(blocks), _gather_items(blocks, picks), label)

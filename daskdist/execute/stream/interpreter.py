@@ -35,7 +35,7 @@ from daskdist.execute.stream.cursors import (
 )
 from daskdist.execute.stream.fact_cursor import FactCursor
 from daskdist.execute.stream.gather import (
-    LIGHT_BYTES,
+    CHEAP_BYTES,
     Joins,
     Picks,
     blocks_of,
@@ -189,8 +189,8 @@ class Interpreter:
         self, run: Run, lineages: Any, on: str | None, name: str, windows: Windows, by: Gather = gather
     ) -> BlockRef:
         handles, num_bytes = [ref.handle for ref in blocks_of(run)], run_bytes(run)
-        is_light = num_bytes <= LIGHT_BYTES or is_view(run)
-        handle = self.caller.call(by, handles, Picks.of(run), on=on, is_light=is_light, name=name)
+        is_cheap = num_bytes <= CHEAP_BYTES or is_view(run)
+        handle = self.caller.call(by, handles, Picks.of(run), on=on, is_cheap=is_cheap, name=name)
         return self.refer(handle, len(run), int(num_bytes), on, windows, Lineage(None, (), None, lineages))
 
     def near(self, run: Run | Zipped) -> str | None:

@@ -20,11 +20,11 @@ from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.arrow.arrow_messages import CONTINUES, FEATHER_1, MAGIC, Index, Message, damage, index_of
+from daskdist.formats.arrow.arrow_messages import CONTINUES, FEATHER_1, MAGIC, BatchIndex, Message, damage, index_of
 from daskdist.storage.filesystem import Storage, Version, is_remote
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.storage.schema_check import First, unlike
-from daskdist.tables.from_arrow import Tables
+from daskdist.storage.schema_check import FirstFile, unlike
+from daskdist.tables.from_arrow import TableReader
 
 # A batch that is at least this part of a split is one by itself.
 _LARGE: Final = 1 / 16
@@ -37,7 +37,7 @@ _LONGEST: Final = 2**28
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArrowSplit:
     """What of a file a split is.
 
     Parameters
@@ -89,7 +89,7 @@ class Arrow:
     def spec(self, path: str) -> ElementSpec:
         return self._spec(index_of(self.storage, self.storage.version(path)), path)
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version = self.storage.version(path)
         index = index_of(self.storage, version)
         try:
@@ -108,18 +108,18 @@ class Arrow:
             return int(batch.num_bytes * share * (_RATIO if batch.is_compressed else 1))
 
         return [
-            _split(Part(version, *each), index, size_of, file)
+            _split(ArrowSplit(version, *each), index, size_of, file)
             for each in _grouped(index, size_of, in_bytes("split-bytes"), not is_remote(path))
         ]
 
     def read(self, split: Split) -> Block:
-        part: Part = split.payload
+        part: ArrowSplit = split.payload
         with self._opened(split) as batches, damage(split.label):
             table = self._table(batches.batches(part.start, part.stop), part)
             return self._tables.block(table, split.label, split.path or "")
 
-    def salvage(self, split: Split) -> Block:
-        part: Part = split.payload
+    def read_valid_rows(self, split: Split) -> Block:
+        part: ArrowSplit = split.payload
         kept, notes = [], []
         with self._opened(split) as batches:
             for number in range(part.start, part.stop):
@@ -138,14 +138,14 @@ class Arrow:
         return block
 
     @property
-    def _tables(self) -> Tables:
-        return Tables(self.columns, self.missing, self.partitions)
+    def _tables(self) -> TableReader:
+        return TableReader(self.columns, self.missing, self.partitions)
 
-    def _spec(self, index: Index, path: str) -> ElementSpec:
+    def _spec(self, index: BatchIndex, path: str) -> ElementSpec:
         with damage(path):
             return self._tables.spec(index.schema, path)
 
-    def _table(self, batches: Sequence[Any], part: Part) -> Any:
+    def _table(self, batches: Sequence[Any], part: ArrowSplit) -> Any:
         import pyarrow as pa
 
         if part.rows is not None:
@@ -190,7 +190,7 @@ class Arrow:
 
 class _Batches:
     # The record batches of a file that is open.
-    def __init__(self, index: Index, source: Any, options: Any, *, is_mapped: bool) -> None:
+    def __init__(self, index: BatchIndex, source: Any, options: Any, *, is_mapped: bool) -> None:
         import pyarrow as pa
 
         self._index = index
@@ -232,7 +232,7 @@ class _Batches:
         return bytes(self._source.read(message.num_bytes))
 
 
-def _grouped(index: Index, size_of: Any, split_bytes: int, is_local: bool) -> Iterator[tuple[Any, ...]]:
+def _grouped(index: BatchIndex, size_of: Any, split_bytes: int, is_local: bool) -> Iterator[tuple[Any, ...]]:
     # Batches from and to, and of one that is cut, rows from and to.
     start, total, previous = 0, 0, 0
     is_cut = is_local and not (index.is_stream and len(index.others) > 1)
@@ -258,7 +258,7 @@ def _grouped(index: Index, size_of: Any, split_bytes: int, is_local: bool) -> It
         yield start, len(index.batches)
 
 
-def _split(part: Part, index: Index, size_of: Any, file: int) -> Split:
+def _split(part: ArrowSplit, index: BatchIndex, size_of: Any, file: int) -> Split:
     path, batches = part.version.path, index.batches[part.start : part.stop]
     many = f"es {part.start} to {part.stop - 1}" if part.stop - part.start > 1 else f" {part.start}"
     label = f"{path} record batch{many}"

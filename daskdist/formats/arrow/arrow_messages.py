@@ -65,7 +65,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class BatchIndex:
     """What is in a file.
 
     Parameters
@@ -95,7 +95,7 @@ class Index:
 
 
 @lru_cache(maxsize=64)
-def index_of(storage: Storage, version: Version) -> Index:
+def index_of(storage: Storage, version: Version) -> BatchIndex:
     """Return the schema of a file and the places of its messages.
 
     Raises
@@ -129,7 +129,7 @@ def index_of(storage: Storage, version: Version) -> Index:
                 batches = _in_footer(file, version)
                 if len(batches) != num_batches:
                     raise ValueError(f"there are {num_batches} record batches, and {len(batches)} in the footer")
-                return Index(schema, False, batches)
+                return BatchIndex(schema, False, batches)
             found, is_ended = _in_stream(file, version.num_bytes)
             file.seek(0)
             with pa.ipc.open_stream(file) as reader:
@@ -145,7 +145,7 @@ def index_of(storage: Storage, version: Version) -> Index:
             path,
             len(batches),
         )
-    return Index(schema, True, batches, tuple(message for kind, message in found if kind != _BATCH))
+    return BatchIndex(schema, True, batches, tuple(message for kind, message in found if kind != _BATCH))
 
 
 def damage(label: str, what: str = "damaged or cut short") -> AbstractContextManager[None]:

@@ -20,18 +20,18 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.csv.dialect import TABS, Dialect, Sampled, first_row_begins, header_of, sampled, without_unequal
 from daskdist.formats.csv.fields import (
     Fields,
-    Misfit,
+    InvalidValue,
     arrow_type,
     kind_named,
     with_zone,
 )
 from daskdist.formats.csv.number_text import is_number_text
-from daskdist.storage.byte_ranges import GROWTH, Piece, Range, Ranges
+from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage, failures
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.storage.schema_check import First, readable, unlike
-from daskdist.tables.from_arrow import Tables
+from daskdist.storage.schema_check import FirstFile, readable, unlike
+from daskdist.tables.from_arrow import TableReader
 
 # From so many columns on splits are not made smaller than others.
 _MANY_COLUMNS: Final = 1000
@@ -56,7 +56,7 @@ class Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CsvSplit:
     """What a split is.
 
     Parameters
@@ -71,7 +71,7 @@ class Part:
         The columns of all files.
     """
 
-    range: Range
+    range: ByteRange
     names: tuple[str, ...]
     begin: int
     schema: Schema
@@ -157,7 +157,7 @@ class Csv:
         self.storage.version(path)
         return self._spec(self._known(path), path)
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         schema = self._known(first.path)
         spec = self._spec(schema, first.path)
         if spec != first.spec:
@@ -178,12 +178,12 @@ class Csv:
                 names = schema.names
         else:
             begin = first_row_begins(path, self._ranges(path), self.dialect.of(path))
-        return [replace(split, payload=Part(split.payload, names, begin, schema)) for split in splits]
+        return [replace(split, payload=CsvSplit(split.payload, names, begin, schema)) for split in splits]
 
     def read(self, split: Split) -> Block:
         import pyarrow as pa
 
-        part: Part = split.payload
+        part: CsvSplit = split.payload
         path = split.path or ""
         piece, fields = self._piece(split, part), self._fields(part, path)
         data = self._text(piece, split)
@@ -191,11 +191,11 @@ class Csv:
             try:
                 table = fields.table(data)
             except pa.ArrowInvalid as error:
-                raise self._told(split, fields, data, piece.offset, error) from error
+                raise self._conversion_error(split, fields, data, piece.offset, error) from error
             return self._tables.block(table, split.label, path)
 
-    def salvage(self, split: Split) -> Block:
-        part: Part = split.payload
+    def read_valid_rows(self, split: Split) -> Block:
+        part: CsvSplit = split.payload
         path = split.path or ""
         piece, fields = self._piece(split, part, is_lenient=True), self._fields(part, path)
         notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
@@ -206,12 +206,12 @@ class Csv:
                 Skipped(f"row {row} of {split.label}", f"{num_fields} fields, not {len(fields.names)}: {text!r:.80}")
                 for row, num_fields, text in unequal
             ]
-            table, misfits = fields.without_misfits(data)
+            table, invalid_values = fields.without_invalid(data)
             kinds = dict(fields.kinds)
             numbers = _numbers_without([row for row, _, _ in unequal])
             notes += [
                 Skipped(f"row {numbers(each.row)} of {split.label}", f"column {each.column!r}: {_what(each, kinds)}")
-                for each in misfits
+                for each in invalid_values
             ]
             block = self._tables.block(table, split.label, path)
         block.skipped = tuple(notes)
@@ -259,10 +259,10 @@ class Csv:
         return self._tables.spec(types, path)
 
     @property
-    def _tables(self) -> Tables:
-        return Tables(self.columns, self.missing, self.partitions)
+    def _tables(self) -> TableReader:
+        return TableReader(self.columns, self.missing, self.partitions)
 
-    def _fields(self, part: Part, path: str) -> Fields:
+    def _fields(self, part: CsvSplit, path: str) -> Fields:
         kinds = dict(zip(part.schema.names, part.schema.kinds, strict=True))
         wanted = self._tables.read_from(part.schema.names)
         # Without a column there would be no rows.
@@ -287,7 +287,7 @@ class Csv:
     def _header(self, path: str) -> tuple[tuple[str, ...], int] | None:
         return header_of(path, self._ranges(path), self.dialect.of(path))
 
-    def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: First) -> None:
+    def _check_header(self, path: str, names: tuple[str, ...], schema: Schema, first: FirstFile) -> None:
         # Columns may come in another order, and more of them where some are chosen.
         wanted = schema.names if self.columns is None else self._tables.read_from(schema.names)
         have, known = frozenset(names), frozenset(schema.names)
@@ -303,10 +303,10 @@ class Csv:
 
     # --- rows ---
 
-    def _ranges(self, path: str) -> Ranges:
-        return Ranges(self.dialect.of(path).framing, self.storage, self.compression)
+    def _ranges(self, path: str) -> ByteRanges:
+        return ByteRanges(self.dialect.of(path).framing, self.storage, self.compression)
 
-    def _piece(self, split: Split, part: Part, *, is_lenient: bool = False) -> Piece:
+    def _piece(self, split: Split, part: CsvSplit, *, is_lenient: bool = False) -> RangeRecords:
         piece = self._ranges(split.path or "").read(replace(split, payload=part.range), is_lenient=is_lenient)
         if piece.offset >= part.begin:
             return piece
@@ -314,7 +314,7 @@ class Csv:
         length = min(part.begin - piece.offset, len(piece.data))
         return replace(piece, data=piece.data[length:], offset=piece.offset + length)
 
-    def _text(self, piece: Piece, split: Split, notes: list[Skipped] | None = None) -> bytes:
+    def _text(self, piece: RangeRecords, split: Split, notes: list[Skipped] | None = None) -> bytes:
         # The rows of a piece in UTF-8; those that cannot be decoded are left out where there are notes.
         dialect, data = self.dialect.of(split.path or ""), piece.data
         framing = dialect.exact_framing
@@ -346,7 +346,7 @@ class Csv:
 
     # --- errors ---
 
-    def _told(self, split: Split, fields: Fields, data: bytes, offset: int, error: Exception) -> FileError:
+    def _conversion_error(self, split: Split, fields: Fields, data: bytes, offset: int, error: Exception) -> FileError:
         # What is wrong with rows of which it is known that something is.
         dialect = self.dialect.of(split.path or "")
         begins, ends = dialect.exact_framing.rows(data, with_blank=dialect.keeps_blank)
@@ -364,24 +364,24 @@ class Csv:
                 f"{where(row)}has {unequal[row]} fields, not {len(fields.names)}: {text!r:.120}; mend it, or leave "
                 'such rows out by Options(on_error="skip")'
             )
-        _, misfits = fields.without_misfits(data)
-        if not misfits:
+        _, invalid_values = fields.without_invalid(data)
+        if not invalid_values:
             return FileError(f"{split.label}: {error}")
-        misfit, kinds = misfits[0], dict(fields.kinds)
-        name, kind = misfit.column, kinds[misfit.column]
-        if misfit.value is None:
+        invalid, kinds = invalid_values[0], dict(fields.kinds)
+        name, kind = invalid.column, kinds[invalid.column]
+        if invalid.value is None:
             stands = {"bytes": "b''", "str": "''", "bool": "False"}.get(kind, "0")
             advice = f"missing={{{name!r}: {stands}}} for what stands for it"
             if kind not in ("str", "bytes"):
                 advice += f", or dtypes={{{name!r}: {'str' if kind == 'bool' else 'float64'!r}}}"
         elif kind == "str":
             advice = f'the encoding it has, or dtypes={{{name!r}: "bytes"}}'
-        elif name in fields.inferred and is_number_text(misfit.value):
+        elif name in fields.inferred and is_number_text(invalid.value):
             advice = f"dtypes={{{name!r}: 'str'}} to keep it as it is written, or {{{name!r}: {kind!r}}} for the number"
         else:
             guessed = fields.guessed(data, name).removesuffix(" UTC")
             advice = f"dtypes={{{name!r}: {'str' if guessed in (kind, 'bytes') else guessed!r}}}"
-        return FileError(f"{where(misfit.row)}column {name!r}: {_what(misfit, kinds)}; give {advice}")
+        return FileError(f"{where(invalid.row)}column {name!r}: {_what(invalid, kinds)}; give {advice}")
 
 
 def _numbers_without(left_out: list[int]) -> Callable[[int], int]:
@@ -390,9 +390,9 @@ def _numbers_without(left_out: list[int]) -> Callable[[int], int]:
     return lambda row: row + int(np.searchsorted(shift, row, side="right"))
 
 
-def _what(misfit: Misfit, kinds: Mapping[str, str]) -> str:
-    kind = kinds[misfit.column]
-    if misfit.value is None:
+def _what(invalid: InvalidValue, kinds: Mapping[str, str]) -> str:
+    kind = kinds[invalid.column]
+    if invalid.value is None:
         return f"its value is missing, and in {kind} nothing stands for that"
-    text = repr(misfit.value) if kind == "str" else repr(misfit.value.decode("utf-8", "replace"))
+    text = repr(invalid.value) if kind == "str" else repr(invalid.value.decode("utf-8", "replace"))
     return f"{text:.80} is not {'UTF-8' if kind == 'str' else kind}"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.csv.fields import NULLS, Fields, fields_in, infer
 from daskdist.formats.csv.quotes import MARK, Quotes
-from daskdist.storage.byte_ranges import Broken, Ranges
+from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Version, failures
 
@@ -165,7 +165,7 @@ class Sampled:
 
 
 @lru_cache(maxsize=64)
-def sampled(ranges: Ranges, dialect: Dialect, version: Version, sample_bytes: int) -> Sampled | None:
+def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes: int) -> Sampled | None:
     """The columns of a file, by its first rows; None where it is empty and nothing names them.
 
     Parameters
@@ -223,7 +223,7 @@ def _numbered(num_columns: int) -> tuple[str, ...]:
     return tuple(f"c{number}" for number in range(num_columns))
 
 
-def header_of(path: str, ranges: Ranges, dialect: Dialect) -> tuple[tuple[str, ...], int] | None:
+def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[str, ...], int] | None:
     """The names that a file begins with, and where what comes after them begins; None where it is empty.
 
     Raises
@@ -252,7 +252,7 @@ def header_of(path: str, ranges: Ranges, dialect: Dialect) -> tuple[tuple[str, .
         num_bytes *= 16
 
 
-def first_row_begins(path: str, ranges: Ranges, dialect: Dialect) -> int:
+def first_row_begins(path: str, ranges: ByteRanges, dialect: Dialect) -> int:
     """Return where the first row of a file without a header begins: after the lines of comment."""
     num_bytes = _HEAD_BYTES
     while dialect.comment is not None:
@@ -292,7 +292,7 @@ _COMMENTS: Final = ("#", "//", "%", ";")
 _MOST_COMMENTS: Final = 1000
 
 
-def _rows_from(path: str, ranges: Ranges, framing: Quotes, begin: int, sample_bytes: int) -> bytes:
+def _rows_from(path: str, ranges: ByteRanges, framing: Quotes, begin: int, sample_bytes: int) -> bytes:
     # Some whole rows, from where the first begins.
     while True:
         data, is_all = ranges.head(path, begin + sample_bytes)
@@ -320,6 +320,6 @@ def _first_row(
         return None
     try:
         end = framing.boundary(data[start:], 1, is_end=is_end)
-    except Broken as error:
+    except BrokenRecord as error:
         raise FileError(f"{path}: {error.reason}") from None
     return None if end is None else (data[start : start + end], start + end)

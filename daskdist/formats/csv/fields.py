@@ -49,7 +49,7 @@ _MOST_BYTES: Final = 2**31 - 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class InvalidValue:
     """A value that is not of its column's type.
 
     Parameters
@@ -136,12 +136,12 @@ class Fields:
             self._read(masked, note, include_columns=[self.names[0]])
         return found
 
-    def without_misfits(self, data: bytes) -> tuple[Any, list[Misfit]]:
+    def without_invalid(self, data: bytes) -> tuple[Any, list[InvalidValue]]:
         """Of rows of as many fields those whose values are as they should be, and of others the first that is not."""
         import pyarrow as pa
 
         texts = self._parsed(data, dict.fromkeys(dict(self.kinds), "bytes"))
-        misfits: dict[int, Misfit] = {}
+        invalid_values: dict[int, InvalidValue] = {}
         columns: list[Any] = []
         for name, kind in self.kinds:
             given = _one_chunk(texts.column(name))
@@ -150,15 +150,15 @@ class Fields:
             except pa.ArrowInvalid:
                 columns.append(None)
                 for row in self._unfit(given, kind).tolist():
-                    misfits.setdefault(row, Misfit(row, name, given[row].as_py()))
+                    invalid_values.setdefault(row, InvalidValue(row, name, given[row].as_py()))
             if name in self.required:
                 for row in np.flatnonzero(self._missing(given)).tolist():
-                    misfits.setdefault(row, Misfit(row, name, None))
+                    invalid_values.setdefault(row, InvalidValue(row, name, None))
         for name, is_text in self._number_texts(data, self.inferred).items():
             for row in np.flatnonzero(is_text).tolist():
-                misfits.setdefault(row, Misfit(row, name, texts.column(name)[row].as_py()))
+                invalid_values.setdefault(row, InvalidValue(row, name, texts.column(name)[row].as_py()))
         is_kept = np.ones(texts.num_rows, bool)
-        is_kept[list(misfits)] = False
+        is_kept[list(invalid_values)] = False
         kept = pa.array(is_kept)
         for place, (name, kind) in enumerate(self.kinds):
             if columns[place] is None:
@@ -166,7 +166,7 @@ class Fields:
             else:
                 columns[place] = columns[place].filter(kept)
         found = pa.table(columns, names=[name for name, _ in self.kinds])
-        return self._with_nulls(found), [misfits[row] for row in sorted(misfits)]
+        return self._with_nulls(found), [invalid_values[row] for row in sorted(invalid_values)]
 
     def guessed(self, data: bytes, name: str) -> str:
         """The type that all values of a column are of, by its name."""

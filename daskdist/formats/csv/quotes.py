@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.storage.byte_ranges import Broken
+from daskdist.storage.byte_ranges import BrokenRecord
 
 MARK: Final = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13
@@ -84,7 +84,7 @@ class Quotes:
         else:
             return
         begin = self._begin_of_row(data, opened, marks)
-        raise Broken(
+        raise BrokenRecord(
             begin,
             f"the row {data[begin : begin + 60]!r} has a quote, at byte {opened - begin} of it, that is not closed "
             f"{where}; give quote=None if quotes are no more than text here",

@@ -20,14 +20,22 @@ from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
-from daskdist.formats.json.json_types import Kind, check_dtypes, common, kind_of, misfit, refuse_problem, schema_of
+from daskdist.formats.json.json_types import (
+    Kind,
+    check_dtypes,
+    common,
+    find_invalid,
+    kind_of,
+    refuse_problem,
+    schema_of,
+)
 from daskdist.formats.text import Lines
-from daskdist.storage.byte_ranges import GROWTH, Range, Ranges
+from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage, Version, failures
 from daskdist.storage.hive_partitions import Partitions
-from daskdist.storage.schema_check import First, readable, unlike
-from daskdist.tables.from_arrow import Tables
+from daskdist.storage.schema_check import FirstFile, readable, unlike
+from daskdist.tables.from_arrow import TableReader
 
 _MARK: Final = b"\xef\xbb\xbf"
 # As much of a file as tells whether its objects are lines.
@@ -43,7 +51,7 @@ _NOTHING_AFTER: Final = re.compile(rb"\n[ \t\r]*null")
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeFile:
     """One record that is all there is."""
 
     is_local = False
@@ -53,7 +61,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JsonSplit:
     """What a split is.
 
     Parameters
@@ -66,7 +74,7 @@ class Part:
         The Arrow schema of all files, serialized.
     """
 
-    range: Range
+    range: ByteRange
     are_lines: bool
     schema: bytes
 
@@ -133,7 +141,7 @@ class Json:
     def spec(self, path: str) -> ElementSpec:
         return self._spec(self._schema_of(path), path)
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         schema = self._schema_of(first.path)
         spec = self._spec(schema, first.path)
         if spec != first.spec:
@@ -144,9 +152,9 @@ class Json:
             splits = ranges.list(path, file, GROWTH)
         else:
             version = self.storage.version(path)
-            whole = Range(version, ranges.compression_of(path), 0, 0, version.num_bytes)
+            whole = ByteRange(version, ranges.compression_of(path), 0, 0, version.num_bytes)
             splits = [Split(f"{path} as a whole", whole, None, version.num_bytes, file, path)]
-        return [replace(split, payload=Part(split.payload, are_lines, schema)) for split in splits]
+        return [replace(split, payload=JsonSplit(split.payload, are_lines, schema)) for split in splits]
 
     def read(self, split: Split) -> Block:
         import pyarrow as pa
@@ -157,7 +165,7 @@ class Json:
         except pa.ArrowException as error:
             raise self._complaint(objects, split, error) from None
 
-    def salvage(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> Block:
         objects = self._objects(split, is_lenient=True)
         kept, notes = self._salvaged(objects, split)
         block = Block.concat(kept, split.label) if kept else self._block(b"", split)
@@ -165,11 +173,11 @@ class Json:
         return block
 
     @property
-    def _tables(self) -> Tables:
-        return Tables(self.columns, self.missing, self.partitions)
+    def _tables(self) -> TableReader:
+        return TableReader(self.columns, self.missing, self.partitions)
 
-    def _ranges(self, are_lines: bool) -> Ranges:
-        return Ranges(Lines() if are_lines else Whole(), self.storage, self.compression)
+    def _ranges(self, are_lines: bool) -> ByteRanges:
+        return ByteRanges(Lines() if are_lines else WholeFile(), self.storage, self.compression)
 
     # --- what is in a file ---
 
@@ -209,19 +217,19 @@ class Json:
 
     # --- from bytes to rows ---
 
-    def _objects(self, split: Split, *, is_lenient: bool) -> Objects:
-        part: Part = split.payload
+    def _objects(self, split: Split, *, is_lenient: bool) -> DecodeObjects:
+        part: JsonSplit = split.payload
         piece = self._ranges(part.are_lines).read(replace(split, payload=part.range), is_lenient=is_lenient)
         notes = () if piece.broken is None or piece.is_after else (Skipped(split.label, piece.broken),)
         data = piece.data.removeprefix(_MARK) if piece.offset == 0 else piece.data
         if part.are_lines:
-            return Objects(data, "line", notes)
+            return DecodeObjects(data, "line", notes)
         found, problem = _found(data)
         if problem is not None:
             if not is_lenient:
                 raise FileError(f"{split.label}: object {len(found)} of it is not JSON: {problem}")
             notes = (*notes, Skipped(f"object {len(found)} of {split.label}, and what comes after", problem))
-        return Objects(b"\n".join(found), "object", notes)
+        return DecodeObjects(b"\n".join(found), "object", notes)
 
     def _block(self, data: bytes, split: Split) -> Block:
         table = self._decoded(data, _parsed(split.payload.schema))
@@ -264,7 +272,7 @@ class Json:
             raise pa.ArrowInvalid(f"there are {table.num_rows} objects in {num_lines} lines")
         return table
 
-    def _complaint(self, objects: Objects, split: Split, error: Exception) -> FileError:
+    def _complaint(self, objects: DecodeObjects, split: Split, error: Exception) -> FileError:
         # Which line it is that cannot be read, found by halving, and why.
         schema, lines = _parsed(split.payload.schema), objects.data.split(b"\n")
         start, stop = 0, len(lines)
@@ -301,7 +309,7 @@ class Json:
         schema, unexpected = self._chosen(schema)
         if unexpected == "ignore":
             value = {name: each for name, each in value.items() if name in schema.names}
-        found = misfit(value, pa.struct(list(schema)))
+        found = find_invalid(value, pa.struct(list(schema)))
         if found is not None:
             return found
         for one in schema:
@@ -310,7 +318,7 @@ class Json:
                 return f"the field {one.name!r} is {value.get(one.name)!r:.60}, which does not become {one.type}"
         return None
 
-    def _salvaged(self, objects: Objects, split: Split) -> tuple[list[Block], list[Skipped]]:
+    def _salvaged(self, objects: DecodeObjects, split: Split) -> tuple[list[Block], list[Skipped]]:
         # Halves, and halves of those that have something broken.
         import pyarrow as pa
 
@@ -337,7 +345,7 @@ class Json:
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class DecodeObjects:
     """Objects to be decoded.
 
     Parameters
@@ -365,7 +373,7 @@ def _parsed(schema: bytes) -> Any:
 @lru_cache(maxsize=64)
 def _sampled(storage: Storage, version: Version, compression: str | None, are_lines: bool, sample_bytes: int) -> Kind:
     # What the first objects of a file are together. Broken ones are told of when they are read.
-    ranges = Ranges(Lines(), storage, compression)
+    ranges = ByteRanges(Lines(), storage, compression)
     while True:
         data, is_all = ranges.head(version.path, sample_bytes)
         data = data.removeprefix(_MARK)

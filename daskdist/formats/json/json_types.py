@@ -164,7 +164,7 @@ def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
             raise ArgumentError(f"dtypes: {name!r} is {wanted!r}: {error}") from None
 
 
-def misfit(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | None:
+def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | None:
     """What is wrong with a value where an Arrow type is expected, and what to do; None where nothing is found."""
     import pyarrow as pa
 
@@ -176,11 +176,11 @@ def misfit(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | Non
         for name, each in value.items():
             if name not in known:
                 return _unexpected((*path, name), each)
-            if (found := misfit(each, known[name], (*path, name))) is not None:
+            if (found := find_invalid(each, known[name], (*path, name))) is not None:
                 return found
         return None
     if types.is_list(kind) and isinstance(value, list):
-        inner = (misfit(each, kind.value_type, (*path, 0)) for each in value)
+        inner = (find_invalid(each, kind.value_type, (*path, 0)) for each in value)
         return next((each for each in inner if each is not None), None)
     given = kind_of(value)
     if _fits(value, given, kind):

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from daskdist.errors import FileError
-from daskdist.formats.saved.manifest import MANIFEST, Part, exists, read_manifest
+from daskdist.formats.saved.manifest import MANIFEST, SavedPart, exists, read_manifest
 from daskdist.storage.whole_file import located
 
 # A pass owns its parts for so long after it wrote the last of them.
@@ -43,7 +43,7 @@ def part_name(owner: str) -> str:
     return f"part-{owner}-{uuid.uuid4().hex}"
 
 
-def missing_parts(directory: str, parts: Iterable[Part]) -> list[str]:
+def missing_parts(directory: str, parts: Iterable[SavedPart]) -> list[str]:
     """Return the names of those parts that are not there any more."""
     fs, root = located(directory)
     fs.invalidate_cache(root)

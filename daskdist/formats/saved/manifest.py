@@ -31,7 +31,7 @@ _PART_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SavedPart:
     """One file of elements.
 
     Parameters
@@ -80,7 +80,7 @@ class Manifest:
     fingerprint: str
     spec: ElementSpec
     cardinality: int
-    parts: tuple[Part, ...]
+    parts: tuple[SavedPart, ...]
     compression: str | None = None
     version: int = VERSION
 
@@ -148,7 +148,7 @@ def read_manifest(directory: str) -> Manifest:
             fingerprint=typed(content["fingerprint"], str),
             spec=spec_from_json(content["spec"]),
             cardinality=typed(content["cardinality"], int),
-            parts=tuple(Part(typed(a, str), typed(b, int), typed(c, int)) for a, b, c in content["parts"]),
+            parts=tuple(SavedPart(typed(a, str), typed(b, int), typed(c, int)) for a, b, c in content["parts"]),
             compression=None if compression is None else typed(compression, str),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.formats.saved.manifest import MANIFEST, is_manifest, read_manifest
 from daskdist.formats.saved.store import read_part
-from daskdist.storage.schema_check import First, unlike
+from daskdist.storage.schema_check import FirstFile, unlike
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Saved:
     def spec(self, path: str) -> ElementSpec:
         return read_manifest(path).spec
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         manifest = read_manifest(path)
         if manifest.spec.most_general_common_spec(first.spec) is None:
             raise unlike(path, manifest.spec, first)

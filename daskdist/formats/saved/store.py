@@ -25,12 +25,12 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows
-from daskdist.core.origin import Chosen, Origin
+from daskdist.core.origin import Origin, SelectedOrigins
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec_json import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.structure import Leaves, Nested, Structure, as_array
 from daskdist.errors import ArgumentError, DaskdistError, FileError
-from daskdist.formats.saved.manifest import KEY, Part, codec
+from daskdist.formats.saved.manifest import KEY, SavedPart, codec
 from daskdist.storage.whole_file import located, writing
 from daskdist.tables.to_arrow import columns_of
 
@@ -90,7 +90,7 @@ def _valueless(num_rows: int, layout: _Layout) -> Any:
 # --- writing ---
 
 
-def write_part(rows: Rows, directory: str, name: str, compression: str | None = None) -> Part:
+def write_part(rows: Rows, directory: str, name: str, compression: str | None = None) -> SavedPart:
     """Write elements to a file, which appears under its name once it is whole.
 
     Parameters
@@ -117,7 +117,7 @@ def write_part(rows: Rows, directory: str, name: str, compression: str | None = 
     """
     import pyarrow as pa
 
-    made = Part(f"{name}.arrow", len(rows), 0)
+    made = SavedPart(f"{name}.arrow", len(rows), 0)
     options = pa.ipc.IpcWriteOptions(compression=codec(compression), use_threads=False)
     batch = _record_batch(rows)
     num_pieces = max(1, -(-batch.nbytes // PIECE_BYTES)) if options.compression else 1
@@ -126,7 +126,7 @@ def write_part(rows: Rows, directory: str, name: str, compression: str | None = 
     with writing(directory, made.name) as file, pa.ipc.new_file(file, schema, options=options) as writer:
         for start in range(0, max(1, batch.num_rows), piece_rows):
             writer.write_batch(batch.slice(start, piece_rows))
-    return Part(made.name, made.num_rows, int(batch.nbytes))
+    return SavedPart(made.name, made.num_rows, int(batch.nbytes))
 
 
 def _record_batch(rows: Rows) -> Any:
@@ -300,7 +300,7 @@ def _stream(leaf: Any) -> bytes:
 
 
 def read_part(
-    directory: str, part: Part, structure: Structure, start: int = 0, stop: int | None = None
+    directory: str, part: SavedPart, structure: Structure, start: int = 0, stop: int | None = None
 ) -> Block | Bundle:
     """Read the elements of a part, or those from ``start`` to ``stop``.
 
@@ -332,7 +332,7 @@ def read_part(
     return _read(directory, part, structure, slice(rows.start, rows.stop), rows)
 
 
-def take_rows(directory: str, part: Part, structure: Structure, rows: Any) -> Block | Bundle:
+def take_rows(directory: str, part: SavedPart, structure: Structure, rows: Any) -> Block | Bundle:
     """Read the given rows of a part, in the given order.
 
     Parameters
@@ -365,7 +365,7 @@ def take_rows(directory: str, part: Part, structure: Structure, rows: Any) -> Bl
     return _read(directory, part, structure, index, index)
 
 
-def _read(directory: str, part: Part, structure: Structure, which: Any, numbers: Any) -> Block | Bundle:
+def _read(directory: str, part: SavedPart, structure: Structure, which: Any, numbers: Any) -> Block | Bundle:
     with _opened(directory, part.name) as (path, reader):
         content = json.loads(reader.schema.metadata[KEY])
         if content["num_rows"] != part.num_rows:
@@ -376,7 +376,7 @@ def _read(directory: str, part: Part, structure: Structure, which: Any, numbers:
         columns = _selected(reader, layouts, content, which)
         leaves = [_finished(column, layout) for column, layout in zip(columns, layouts, strict=True)]
         if content["is_block"]:
-            return Block(structure, leaves, path, Chosen([Origin(path)], numbers))
+            return Block(structure, leaves, path, SelectedOrigins([Origin(path)], numbers))
         items: list[Leaves] = (
             list(zip(*[map(as_array, leaf) for leaf in leaves], strict=True)) if leaves else [()] * len(numbers)
         )

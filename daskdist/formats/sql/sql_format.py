@@ -25,8 +25,8 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.sql.column_types import POSTGRESQL, Column, array_of, column_of, reflected_kind, sampled_kind
 from daskdist.formats.sql.login import Login, connected
-from daskdist.storage.schema_check import First, unlike
-from daskdist.tables.from_arrow import Tables
+from daskdist.storage.schema_check import FirstFile, unlike
+from daskdist.tables.from_arrow import TableReader
 
 # Rows looked at for what their columns hold and how large they are.
 _SAMPLED: Final = 1000
@@ -89,7 +89,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SqlSplit:
     """Which rows, by the index column.
 
     Parameters
@@ -192,7 +192,7 @@ class Sql:
         with connected(self.login, path, path) as connection:
             return self._spec(self._relation(connection, path), path)
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         with connected(self.login, path, path) as connection:
             try:
                 relation = self._relation(connection, path)
@@ -234,8 +234,8 @@ class Sql:
             return list(self._described(connection, self._found(connection, path), path))
 
     @property
-    def _tables(self) -> Tables:
-        return Tables(self.columns, self.missing)
+    def _tables(self) -> TableReader:
+        return TableReader(self.columns, self.missing)
 
     def _spec(self, relation: Relation, path: str) -> ElementSpec:
         return self._tables.spec(_schema(relation), path)
@@ -323,7 +323,7 @@ class Sql:
             max(1, row_bytes),
         )
 
-    def _tables_of(self, names: Sequence[str]) -> Tables:
+    def _tables_of(self, names: Sequence[str]) -> TableReader:
         if self.index is not None and self.index not in names and self.index != _ROW:
             raise ArgumentError(f"read_sql: no index column {self.index!r}; there are {', '.join(map(repr, names))}")
         return self._tables
@@ -363,14 +363,14 @@ class Sql:
 
     # --- ranges ---
 
-    def _ranges(self, connection: Any, relation: Relation) -> tuple[list[Range], int | None]:
+    def _ranges(self, connection: Any, relation: Relation) -> tuple[list[SqlSplit], int | None]:
         """The ranges that together are all rows, each once, and the size of one, where that is known."""
         import sqlalchemy as sa
 
         if relation.index is None:
-            return [Range()], None
+            return [SqlSplit()], None
         low, high = (None, None) if self.limits is None else self.limits
-        whole = Range(low, high, is_closed=True)
+        whole = SqlSplit(low, high, is_closed=True)
         column = _column(relation.index)
         values = [sa.func.min(column), sa.func.max(column)] if _is_ordered(relation) else []
         asked = sa.select(sa.func.count(), sa.func.count(column), *values).select_from(relation.source())
@@ -382,11 +382,11 @@ class Sql:
         if bounds is None:
             bounds = self._ranked(connection, relation, whole, max(1, math.ceil(num_present / number)))
         edges = [low, *bounds, high]
-        ranges = [Range(edges[k], edges[k + 1]) for k in range(len(edges) - 1)] if num_present else []
+        ranges = [SqlSplit(edges[k], edges[k + 1]) for k in range(len(edges) - 1)] if num_present else []
         if ranges and high is not None:
-            ranges[-1] = Range(ranges[-1].low, high, is_closed=True)
+            ranges[-1] = SqlSplit(ranges[-1].low, high, is_closed=True)
         if self.limits is None and num_rows > num_present:
-            ranges.append(Range(is_null=True))
+            ranges.append(SqlSplit(is_null=True))
         return ranges, relation.row_bytes * num_rows // max(1, len(ranges))
 
     def _number(self, num_rows: int, row_bytes: int) -> int:
@@ -395,7 +395,7 @@ class Sql:
         rows = self.rows_per_split or max(1, in_bytes("split-bytes") // row_bytes)
         return max(1, math.ceil(num_rows / rows))
 
-    def _ranked(self, connection: Any, relation: Relation, whole: Range, step: int) -> list[Any]:
+    def _ranked(self, connection: Any, relation: Relation, whole: SqlSplit, step: int) -> list[Any]:
         # Every ``step``-th value in the database's own order: of text, say, which has no arithmetic.
         import sqlalchemy as sa
 
@@ -466,7 +466,7 @@ def _fetched(connection: Any, statement: Any, number: int) -> Iterator[list[Any]
             yield rows
 
 
-def _statement(relation: Relation, part: Range) -> Any:
+def _statement(relation: Relation, part: SqlSplit) -> Any:
     import sqlalchemy as sa
 
     if relation.query is not None and relation.index is None:

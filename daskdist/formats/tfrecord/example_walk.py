@@ -206,7 +206,7 @@ def _find_each(
             field, start, is_empty = field[is_good], start[is_good], is_empty[is_good]
         # One that holds no list leaves what there was of its name.
         field = np.where(is_empty, 0, field >> 3)
-        for which, is_here in _told(data, key, key_length, keys):
+        for which, is_here in _match_keys(data, key, key_length, keys):
             is_here = is_here & ~is_empty
             here = rows[is_here]
             found = lists[which]
@@ -217,12 +217,12 @@ def _find_each(
         at = end
 
 
-def _told(data: Array, key: Array, length: Array, keys: Sequence[bytes]) -> list[tuple[int, Array]]:
+def _match_keys(data: Array, key: Array, length: Array, keys: Sequence[bytes]) -> list[tuple[int, Array]]:
     # Which entries are of which key; all are of one, mostly, and that is tried first.
     if not len(key):
         return []
     first = data[key[0] : key[0] + length[0]].tobytes()
-    told = []
+    matches = []
     for which in sorted(range(len(keys)), key=lambda which: keys[which] != first):
         is_here = length == len(keys[which])
         if not is_here.any():
@@ -231,10 +231,10 @@ def _told(data: Array, key: Array, length: Array, keys: Sequence[bytes]) -> list
             part = keys[which][place : place + 8]
             mask = np.uint64(2 ** (8 * len(part)) - 1)
             is_here &= (_words(data, key + place) & mask) == np.uint64(int.from_bytes(part, "little"))
-        told.append((which, is_here))
+        matches.append((which, is_here))
         if is_here.all():
             break
-    return told
+    return matches
 
 
 def _words(data: Array, at: Array) -> Array:

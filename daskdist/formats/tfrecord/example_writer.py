@@ -16,7 +16,7 @@ from daskdist.core.block import Block, Rows, from_items
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec
 from daskdist.errors import ArgumentError
-from daskdist.tables.byte_rows import Pieces
+from daskdist.tables.byte_rows import RowPieces
 
 Array = np.ndarray[Any, Any]
 
@@ -77,12 +77,12 @@ def examples_of(rows: Rows) -> tuple[Array, Array]:
     """
     paths = names(rows.structure.pack(range(rows.structure.num_leaves)))
     order = rows.structure.pack(range(rows.structure.num_leaves))
-    entries = Pieces(len(rows))
+    entries = RowPieces(len(rows))
     for name in sorted(paths):
         values, counts = _flat(rows, name, order[name])
         _check_range(rows, name, values, counts)
         entries.extend(_entry(name, values, counts))
-    made = Pieces(len(rows))
+    made = RowPieces(len(rows))
     made.same(_ONE)
     _add_numbers(made, entries.lengths)
     made.extend(entries)
@@ -136,9 +136,9 @@ def _check_range(rows: Rows, name: str, values: Array, counts: Array) -> None:
         )
 
 
-def _entry(name: str, values: Array, counts: Array) -> Pieces:
+def _entry(name: str, values: Array, counts: Array) -> RowPieces:
     # One entry of the map of features: what is inside decides what lengths go before it.
-    tag, content = _TAGS[values.dtype.kind], Pieces(len(counts))
+    tag, content = _TAGS[values.dtype.kind], RowPieces(len(counts))
     if tag == b"\x12":
         packed = np.ascontiguousarray(values, "<f4").view(np.uint8)
         _add_packed(content, packed, 4 * counts)
@@ -151,22 +151,22 @@ def _entry(name: str, values: Array, counts: Array) -> Pieces:
         ends = np.concatenate([[0], np.cumsum(sizes)])
         content.add(packed, np.diff(ends[np.concatenate([[0], np.cumsum(counts)])]))
     key = name.encode()
-    feature = Pieces(len(counts))
+    feature = RowPieces(len(counts))
     feature.same(tag)
     _add_numbers(feature, content.lengths)
     feature.extend(content)
-    inside = Pieces(len(counts))
+    inside = RowPieces(len(counts))
     inside.same(_ONE + _number(len(key)) + key + b"\x12")
     _add_numbers(inside, feature.lengths)
     inside.extend(feature)
-    entry = Pieces(len(counts))
+    entry = RowPieces(len(counts))
     entry.same(_ONE)
     _add_numbers(entry, inside.lengths)
     entry.extend(inside)
     return entry
 
 
-def _add_packed(pieces: Pieces, packed: Array, lengths: Array) -> None:
+def _add_packed(pieces: RowPieces, packed: Array, lengths: Array) -> None:
     # Rows without values have no field for them.
     is_there = lengths > 0
     if is_there.all():
@@ -174,7 +174,7 @@ def _add_packed(pieces: Pieces, packed: Array, lengths: Array) -> None:
         _add_numbers(pieces, lengths)
     elif is_there.any():
         head, sizes = _varints(lengths[is_there].astype(np.uint64))
-        marks = Pieces(int(is_there.sum()))
+        marks = RowPieces(int(is_there.sum()))
         marks.same(_ONE)
         marks.add(head, sizes)
         lengths_of_marks = np.zeros(len(lengths), np.int64)
@@ -183,7 +183,7 @@ def _add_packed(pieces: Pieces, packed: Array, lengths: Array) -> None:
     pieces.add(packed, lengths)
 
 
-def _add_numbers(pieces: Pieces, numbers: Array) -> None:
+def _add_numbers(pieces: RowPieces, numbers: Array) -> None:
     pieces.add(*_varints(numbers.astype(np.uint64)))
 
 
@@ -195,7 +195,7 @@ def _strings(name: str, values: Array) -> tuple[Array, Array]:
     elif not all(isinstance(value, bytes) for value in raw):
         other = next(value for value in raw if not isinstance(value, bytes))
         raise ArgumentError(f"leaf {name!r} has {other!r:.80}; give bytes, or text")
-    pieces = Pieces(len(raw))
+    pieces = RowPieces(len(raw))
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
     pieces.same(_ONE)
     _add_numbers(pieces, lengths)

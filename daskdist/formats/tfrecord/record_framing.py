@@ -13,9 +13,9 @@ import numpy as np
 
 from daskdist.errors import FileError
 from daskdist.formats.tfrecord.crc import of_lengths, of_records
-from daskdist.storage.byte_ranges import Broken
+from daskdist.storage.byte_ranges import BrokenRecord
 from daskdist.storage.compression import inferred
-from daskdist.tables.byte_rows import Pieces, objects_at, rows_at
+from daskdist.tables.byte_rows import RowPieces, objects_at, rows_at
 
 Array = np.ndarray[Any, Any]
 
@@ -159,14 +159,16 @@ class Records:
         if found.broken is not None:
             if found.stop >= at_least:
                 return found.stop
-            raise Broken(found.stop, found.broken + _hint(data, found.stop))
+            raise BrokenRecord(found.stop, found.broken + _hint(data, found.stop))
         if not is_end:
             return None
         if found.stop < len(data):
             reason = f"{len(data) - found.stop} bytes at its end, where a record takes {AROUND_BYTES} and more"
-            raise Broken(found.stop, reason)
+            raise BrokenRecord(found.stop, reason)
         last = int(begins[-1])
-        raise Broken(last, f"a record has {found.lengths[-1]} bytes, and the file ends {found.stop - len(data)} before")
+        raise BrokenRecord(
+            last, f"a record has {found.lengths[-1]} bytes, and the file ends {found.stop - len(data)} before"
+        )
 
 
 def _hint(data: bytes, at: int) -> str:
@@ -193,7 +195,7 @@ def framed(data: Array, lengths: Array) -> bytes:
         How many bytes each has.
     """
     raw = objects_at(data, np.cumsum(lengths) - lengths, lengths)
-    pieces = Pieces(len(lengths))
+    pieces = RowPieces(len(lengths))
     pieces.each(lengths.astype("<u8").view(np.uint8).reshape(-1, 8))
     pieces.each(of_lengths(lengths).astype("<u4").view(np.uint8).reshape(-1, 4))
     pieces.add(data, lengths)

@@ -28,7 +28,7 @@ _CHUNK_BYTES: Final = 2**23
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TFRecordSplit:
     """What of a file a split is.
 
     Parameters
@@ -51,7 +51,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class RecordIndex:
     """Where the records of a file are.
 
     Parameters
@@ -68,17 +68,17 @@ class Index:
     starts: tuple[int, ...]
     numbers: tuple[int, ...]
 
-    def parts(self, num_bytes: int) -> list[Part]:
+    def parts(self, num_bytes: int) -> list[TFRecordSplit]:
         """The file in parts of about so many bytes."""
         made, at = [], 0
         while at < len(self.starts) - 1:
             stop = max(bisect_left(self.starts, self.starts[at] + num_bytes, at), at + 1)
             stop = min(stop, len(self.starts) - 1)
             first, number = self.numbers[at], self.numbers[stop] - self.numbers[at]
-            made.append(Part(self.version, first, number, self.starts[at], self.starts[stop]))
+            made.append(TFRecordSplit(self.version, first, number, self.starts[at], self.starts[stop]))
             at = stop
         if self.starts[-1] < self.version.num_bytes:
-            made.append(Part(self.version, self.numbers[-1], None, self.starts[-1], self.version.num_bytes))
+            made.append(TFRecordSplit(self.version, self.numbers[-1], None, self.starts[-1], self.version.num_bytes))
         return made
 
     @property
@@ -96,7 +96,7 @@ class Index:
 
 
 @lru_cache(maxsize=256)
-def index_of(storage: Storage, version: Version, *, check: bool) -> Index:
+def index_of(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
     """The index of a file: the one beside it, or else one made now.
 
     Parameters
@@ -124,7 +124,7 @@ def index_of(storage: Storage, version: Version, *, check: bool) -> Index:
     return index
 
 
-def _scanned(storage: Storage, version: Version, *, check: bool) -> Index:
+def _scanned(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
     at, number, size = 0, 0, version.num_bytes
     starts, numbers = [0], [0]
     with storage.open(version.path) as file, failures(version.path):
@@ -142,23 +142,23 @@ def _scanned(storage: Storage, version: Version, *, check: bool) -> Index:
             if found.broken is not None or num_whole < len(ends) or not num_whole:
                 break
             at = starts[-1]
-    return Index(version, tuple(starts), tuple(numbers))
+    return RecordIndex(version, tuple(starts), tuple(numbers))
 
 
-def _read(path: str, version: Version) -> Index | None:
+def _read(path: str, version: Version) -> RecordIndex | None:
     # Whatever is wrong with it, there is another way.
     try:
         with open(path, "rb") as file:
             content = json.load(file)
         if content["layout"] != _VERSION or Version(**content["version"]) != version:
             return None
-        index = Index(version, tuple(content["starts"]), tuple(content["numbers"]))
+        index = RecordIndex(version, tuple(content["starts"]), tuple(content["numbers"]))
         return index if index.is_sound else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
-def _write(path: str, index: Index) -> None:
+def _write(path: str, index: RecordIndex) -> None:
     temporary = f"{path}.{uuid4().hex}.tmp"
     content = {"layout": _VERSION, **asdict(index)}
     with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
-from daskdist.core.origin import Chosen, Origin, Skipped
+from daskdist.core.origin import Origin, SelectedOrigins, Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
@@ -23,11 +23,11 @@ from daskdist.formats.tfrecord.crc import library, of_records
 from daskdist.formats.tfrecord.example import Examples, Feature
 from daskdist.formats.tfrecord.example_writer import block_of, check_example, examples_of
 from daskdist.formats.tfrecord.record_framing import FOOTER_BYTES, HEADER_BYTES, Records, framed, headers_of, is_plain
-from daskdist.formats.tfrecord.record_index import Part, index_of
-from daskdist.storage.byte_ranges import Broken, Piece, Ranges
+from daskdist.formats.tfrecord.record_index import TFRecordSplit, index_of
+from daskdist.storage.byte_ranges import BrokenRecord, ByteRanges, RangeRecords
 from daskdist.storage.compression import compressed, inferred, suffix_of, without_suffix
 from daskdist.storage.filesystem import Storage, failures
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.tables.byte_rows import objects_at, rows_at
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ class TFRecord:
             else Examples(self.features).spec
         )
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         ranges = self._ranges(path)
         if not self.index or ranges.compression is not None:
             return ranges.list(path, file)
@@ -112,7 +112,7 @@ class TFRecord:
             raise FileError(f"{where}: {reason}")
         return block
 
-    def salvage(self, split: Split) -> Block:
+    def read_valid_rows(self, split: Split) -> Block:
         piece, begins = self._piece(split, is_lenient=True)
         notes = [] if piece.broken is None or piece.is_after else [Skipped(split.label, piece.broken)]
         block, refused = self._block(split, piece, begins)
@@ -126,33 +126,35 @@ class TFRecord:
         head = self.storage.read(path, 0, HEADER_BYTES)
         return None if is_plain(head) else inferred(path, head[:8])
 
-    def _ranges(self, path: str) -> Ranges:
-        return Ranges(Records(self.check_crc), self.storage, self._compression_of(path))
+    def _ranges(self, path: str) -> ByteRanges:
+        return ByteRanges(Records(self.check_crc), self.storage, self._compression_of(path))
 
-    def _piece(self, split: Split, *, is_lenient: bool = False) -> tuple[Piece, Array | None]:
+    def _piece(self, split: Split, *, is_lenient: bool = False) -> tuple[RangeRecords, Array | None]:
         # The records of a split, and where they begin as far as that was seen.
         framing = Records(self.check_crc)
-        if isinstance(split.payload, Part):
+        if isinstance(split.payload, TFRecordSplit):
             piece = self._part(split, split.payload, framing)
             if piece.broken is not None and not is_lenient:
                 raise FileError(f"{split.label}: damaged or cut short: {piece.broken}")
         else:
-            piece = Ranges(framing, self.storage).read(split, is_lenient=is_lenient)
+            piece = ByteRanges(framing, self.storage).read(split, is_lenient=is_lenient)
         begins = framing.begins.pop() if framing.begins else None
         return piece, None if begins is None else begins[: np.searchsorted(begins, len(piece.data))]
 
-    def _part(self, split: Split, part: Part, framing: Records) -> Piece:
+    def _part(self, split: Split, part: TFRecordSplit, framing: Records) -> RangeRecords:
         if self.storage.version(part.version.path) != part.version:
             raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
         with failures(split.label):
             data = self.storage.read(part.version.path, part.start, part.stop)
         try:
             framing.boundary(data, len(data), is_end=True)
-        except Broken as error:
-            return Piece(data[: error.offset], part.start, f"at byte {part.start + error.offset}: {error.reason}")
-        return Piece(data, part.start)
+        except BrokenRecord as error:
+            return RangeRecords(
+                data[: error.offset], part.start, f"at byte {part.start + error.offset}: {error.reason}"
+            )
+        return RangeRecords(data, part.start)
 
-    def _block(self, split: Split, piece: Piece, begins: Array | None) -> tuple[Block, list[tuple[str, str]]]:
+    def _block(self, split: Split, piece: RangeRecords, begins: Array | None) -> tuple[Block, list[tuple[str, str]]]:
         # The records of a piece that are right, and where the others are and why.
         found = headers_of(piece.data, check=False, begins=begins)
         starts, lengths = found.starts, found.lengths.astype(np.int64)
@@ -175,7 +177,7 @@ class TFRecord:
             columns, kept, more = examples.parse(piece.data, starts[rows], lengths[rows])
             refused += [(int(rows[row]), reason) for row, reason in more]
             rows = rows[kept]
-        origin = Origin(split.label) if len(rows) == len(starts) else Chosen([Origin(split.label)], rows)
+        origin = Origin(split.label) if len(rows) == len(starts) else SelectedOrigins([Origin(split.label)], rows)
         told = [
             (f"record {row} of {split.label}, {lengths[row]} bytes at {piece.offset + int(starts[row])}", reason)
             for row, reason in sorted(refused)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from daskdist.storage.byte_ranges import Broken
+from daskdist.storage.byte_ranges import BrokenRecord
 
 # Gives the bytes from one place to another, fewer where they end before.
 Read = Callable[[int, int], bytes]
@@ -41,7 +41,7 @@ _PAX, _PAX_OF_ALL, _LONG_NAME, _LONG_LINK = "xX", "g", "L", "K"
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
-class Step(NamedTuple):
+class TarEntry(NamedTuple):
     """A member, or a block that is none.
 
     Parameters
@@ -86,7 +86,7 @@ class Sample:
     key: str
     begin: int
     end: int
-    members: dict[str, Step] = field(default_factory=dict)
+    members: dict[str, TarEntry] = field(default_factory=dict)
     broken: str = ""
 
 
@@ -154,7 +154,7 @@ def parts_of(name: str) -> tuple[str, str] | None:
     return folder + slash + stem, suffix.lower()
 
 
-def why_refused(step: Step) -> str:
+def why_refused(step: TarEntry) -> str:
     """Why a member is not to be read: it is no plain file, or its name would put it somewhere else; empty if it is."""
     name = step.name or ""
     why = ""
@@ -177,7 +177,7 @@ def why_no_key(key: str) -> str:
     """Why no sample can have a key; empty if one can."""
     if parts_of(f"{key}.x") != (key, "x"):
         return "it is empty after the last slash, has a dot there, or begins with a folder named __...__"
-    return why_refused(Step(0, 0, f"{key}.x", "0"))
+    return why_refused(TarEntry(0, 0, f"{key}.x", "0"))
 
 
 def _is_text(name: str) -> bool:
@@ -203,15 +203,15 @@ def _boundary(read: Read, at: int, at_least: int, num_bytes: int, *, is_end: boo
     if not is_end:
         return None
     if end > num_bytes:
-        raise Broken(record, f"the member {name!r} goes on for {end - num_bytes} bytes after the end of the file")
+        raise BrokenRecord(record, f"the member {name!r} goes on for {end - num_bytes} bytes after the end of the file")
     if end < num_bytes and not (was_zeros and not read(end, num_bytes).strip(b"\0")):
-        raise Broken(end, f"the header of a member is cut off after {num_bytes - end} bytes")
+        raise BrokenRecord(end, f"the header of a member is cut off after {num_bytes - end} bytes")
     if not was_zeros:
-        raise Broken(num_bytes, "the file ends without the zeros that end an archive: it was cut short")
+        raise BrokenRecord(num_bytes, "the file ends without the zeros that end an archive: it was cut short")
     return num_bytes
 
 
-def _grouped(found: Iterator[Step]) -> Iterator[tuple[Step, bool]]:
+def _grouped(found: Iterator[TarEntry]) -> Iterator[tuple[TarEntry, bool]]:
     # Each step, and whether a record begins with it. What is of no sample goes with the one before it.
     key: str | None = None
     is_apart = False
@@ -228,7 +228,7 @@ def _grouped(found: Iterator[Step]) -> Iterator[tuple[Step, bool]]:
             key = parts[0]
 
 
-def steps(read: Read, at: int) -> Iterator[Step]:
+def steps(read: Read, at: int) -> Iterator[TarEntry]:
     """The members and other blocks from some place on, up to the last whose headers are there.
 
     Parameters
@@ -246,24 +246,24 @@ def steps(read: Read, at: int) -> Iterator[Step]:
         at = step.end
 
 
-def _step(read: Read, begin: int) -> Step | None:
+def _step(read: Read, begin: int) -> TarEntry | None:
     at, name, size, kind = begin, None, None, ""
     while True:
         block = read(at, at + _BLOCK)
         if len(block) < _BLOCK:
             return None
         if block == _ZEROS and at == begin:
-            return Step(begin, at + _BLOCK)
+            return TarEntry(begin, at + _BLOCK)
         header = _header(block)
         if header is None:
             what = "extended headers have no member after them" if at > begin else "there is no header of a member"
-            return Step(begin, at + _BLOCK, broken=f"{what}: its checksum does not fit")
+            return TarEntry(begin, at + _BLOCK, broken=f"{what}: its checksum does not fit")
         said, length, each = header
         start = at + _BLOCK
         if each not in _PAX + _PAX_OF_ALL + _LONG_NAME + _LONG_LINK:
             break
         if length > _MOST_EXTENDED:
-            return Step(begin, start, broken=f"an extended header says that it has {length} bytes")
+            return TarEntry(begin, start, broken=f"an extended header says that it has {length} bytes")
         content = read(start, start + length)
         if len(content) < length:
             return None
@@ -273,7 +273,7 @@ def _step(read: Read, begin: int) -> Step | None:
         elif each != _LONG_LINK:
             records = _records(content)
             if records is None or (each == _PAX_OF_ALL and not records.keys().isdisjoint(("path", "size"))):
-                return Step(begin, at, broken="an extended header is not as those are")
+                return TarEntry(begin, at, broken="an extended header is not as those are")
             if each == _PAX_OF_ALL:
                 continue
             name = records.get("path", name)
@@ -281,7 +281,7 @@ def _step(read: Read, begin: int) -> Step | None:
             digits = records.get("size", "")
             size = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else size
     size = 0 if each in _EMPTY else length if size is None else size
-    return Step(begin, start + _padded(size), said if name is None else name, kind or each, start, start + size)
+    return TarEntry(begin, start + _padded(size), said if name is None else name, kind or each, start, start + size)
 
 
 def _padded(size: int) -> int:

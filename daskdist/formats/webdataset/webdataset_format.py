@@ -28,10 +28,10 @@ from daskdist.core.structure import LONE, Structure, as_array
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.decoding import Decoding, ImageOptions, pillow
 from daskdist.formats.webdataset.tar import KEY, Sample, Samples, parts_of, samples_of, why_no_key
-from daskdist.storage.byte_ranges import Piece, Range, Ranges
+from daskdist.storage.byte_ranges import ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix
 from daskdist.storage.filesystem import Storage
-from daskdist.storage.schema_check import First
+from daskdist.storage.schema_check import FirstFile
 from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
 
@@ -46,7 +46,7 @@ _GROWTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WebDatasetSplit:
     """What a split is.
 
     Parameters
@@ -57,7 +57,7 @@ class Part:
         That of the elements of all files.
     """
 
-    range: Range
+    range: ByteRange
     spec: ElementSpec
 
 
@@ -131,24 +131,24 @@ class WebDataset:
             self._stand_in(name, specs[name])
         return columns.spec(specs.__getitem__)
 
-    def list_splits(self, path: str, file: int, first: First) -> Sequence[Split]:
+    def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         decoding, names = self._decoding(), self._columns(first.spec).names
         has_images = any(name != KEY and decoding.kind(name) == "image" for name in names)
         listed = self._ranges.list(path, file, _GROWTH if has_images else 1)
         if not listed:
             raise FileError(f"{path}: has 0 bytes, and an archive at least 1024, zeros where it has no members")
-        return [replace(split, payload=Part(split.payload, first.spec)) for split in listed]
+        return [replace(split, payload=WebDatasetSplit(split.payload, first.spec)) for split in listed]
 
     def read(self, split: Split) -> Block | Bundle:
-        part: Part = split.payload
+        part: WebDatasetSplit = split.payload
         piece = self._ranges.read(replace(split, payload=part.range))
         if not piece.data:
             return Bundle(part.spec.structure, [], split.label)
         reading = _Reading(self, split.label, piece, part.spec)
         return reading.rows([reading.values(sample) for sample in samples_of(piece.data)])
 
-    def salvage(self, split: Split) -> Block | Bundle:
-        part: Part = split.payload
+    def read_valid_rows(self, split: Split) -> Block | Bundle:
+        part: WebDatasetSplit = split.payload
         piece = self._ranges.read(replace(split, payload=part.range), is_lenient=True)
         reading = _Reading(self, split.label, piece, part.spec)
         kept, notes = [], []
@@ -205,8 +205,8 @@ class WebDataset:
                     archive.addfile(member, io.BytesIO(content))
 
     @property
-    def _ranges(self) -> Ranges:
-        return Ranges(Samples(), self.storage, self.compression)
+    def _ranges(self) -> ByteRanges:
+        return ByteRanges(Samples(), self.storage, self.compression)
 
     def _decoding(self) -> Decoding:
         return Decoding(self.decode, ImageOptions(self.image_mode, self.resize))
@@ -278,7 +278,7 @@ _KEY_SPEC: Final = ElementSpec(LONE, (TensorSpec((), _TEXT),))
 
 class _Reading:
     # What a range is read by.
-    def __init__(self, form: WebDataset, label: str, piece: Piece, spec: ElementSpec) -> None:
+    def __init__(self, form: WebDataset, label: str, piece: RangeRecords, spec: ElementSpec) -> None:
         self.label = label
         self.spec = spec
         self.columns = form._columns(spec)

@@ -31,7 +31,7 @@ _NOT_SHARED: Final = (BufferError, RuntimeError, TypeError, ValueError)
 _OF_THE_HOST: Final = 1
 
 
-class Refused(Exception):  # noqa: N818 - a signal to whoever knows the leaf's path
+class ConversionError(Exception):
     """A leaf that cannot be converted; the message says why."""
 
 
@@ -46,7 +46,7 @@ def converted(operation: str, nest: Any, convert: Callable[[Any], Any]) -> Any:
         Tuples, named tuples, lists and dicts are structure; a `PerReplica` becomes one of converted values, and None
         stays.
     convert
-        Gives the new leaf, or raises `Refused`.
+        Gives the new leaf, or raises `ConversionError`.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def _converted(operation: str, nest: Any, convert: Callable[[Any], Any], where: 
                 if type(value) is np.ndarray or optree.tree_is_leaf(value, none_is_leaf=True):
                     parts.append(None if value is None else convert(value))
                     continue
-            except Refused as reason:
+            except ConversionError as reason:
                 path = where + treespec.accessors()[number].codify("")
                 on = f" of replica {replica}" if isinstance(leaf, PerReplica) else ""
                 raise ArgumentError(f"{operation}: leaf {path or '(the value)'}{on} {reason}") from None
@@ -94,24 +94,24 @@ def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
     if type(leaf) is not np.ndarray:
         leaf = _as_array(leaf)
     if reason := reason_against(leaf.dtype):
-        raise Refused(reason)
+        raise ConversionError(reason)
     array: np.ndarray[Any, Any] = leaf
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
     if isinstance(leaf, Ragged):
-        raise Refused(_RAGGED)
+        raise ConversionError(_RAGGED)
     if isinstance(leaf, Nested):
-        raise Refused(_DATASET)
+        raise ConversionError(_DATASET)
     if isinstance(leaf, np.ma.MaskedArray):
-        raise Refused("is a masked array: map it to x.filled(value)")
+        raise ConversionError("is a masked array: map it to x.filled(value)")
     if not isinstance(leaf, (np.generic, bool, int, float, complex, str, bytes)) and not hasattr(leaf, "__array__"):
-        raise Refused(f"is of type {type(leaf).__name__}, which is no array and no number")
+        raise ConversionError(f"is of type {type(leaf).__name__}, which is no array and no number")
     try:
         return np.asarray(as_array(leaf, narrow=True))
     except ArgumentError as error:
-        raise Refused(f"cannot be converted: {error}") from None
+        raise ConversionError(f"cannot be converted: {error}") from None
 
 
 def handed_over(leaf: Any, framework: str, take: Callable[[Any], Any]) -> Any:
@@ -141,7 +141,9 @@ def handed_over(leaf: Any, framework: str, take: Callable[[Any], Any]) -> Any:
         except _NOT_SHARED as error:
             with contextlib.suppress(*_NOT_SHARED):
                 return take(_in_one_piece(leaf, device))
-            raise Refused(f"is of type {type(leaf).__name__}, which {framework} does not take: {error}") from None
+            raise ConversionError(
+                f"is of type {type(leaf).__name__}, which {framework} does not take: {error}"
+            ) from None
 
 
 def _has_other_strides(array: Any) -> bool:
