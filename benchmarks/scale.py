@@ -32,9 +32,9 @@ from daskdist.core.structure import Structure
 from daskdist.execute.caller import Report
 from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
-from daskdist.strategy.input_backend import LocalInput
+from daskdist.strategy.group import Replica, ReplicaGroup
+from daskdist.strategy.input.backend import LocalInput
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.team import Replica, Team
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class StubStrategy(Strategy):
     def __init__(self, num_workers: int, *, weighs: bool = False) -> None:
         self.counting = Counting(num_workers, weighs=weighs)
         replicas = tuple([Replica(f"tcp://stub:{k}", "CPU:0") for k in range(num_workers)])
-        super().__init__(Team("stub", replicas), self.counting, StubInput(self.counting))
+        super().__init__(ReplicaGroup("stub", replicas), self.counting, StubInput(self.counting))
 
 
 class StubInput(LocalInput):

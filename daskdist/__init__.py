@@ -60,49 +60,49 @@ if TYPE_CHECKING:
     from daskdist.readers.zarr import read_zarr as read_zarr
     from daskdist.sharding import SHARD_HINT as SHARD_HINT
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
-    from daskdist.strategy.aggregation import VariableAggregation as VariableAggregation
-    from daskdist.strategy.aggregation import VariableSynchronization as VariableSynchronization
-    from daskdist.strategy.cluster_resolver import ClusterResolver as ClusterResolver
     from daskdist.strategy.context import ReplicaContext as ReplicaContext
     from daskdist.strategy.current import get_replica_context as get_replica_context
     from daskdist.strategy.current import get_strategy as get_strategy
     from daskdist.strategy.current import has_strategy as has_strategy
     from daskdist.strategy.current import in_cross_replica_context as in_cross_replica_context
-    from daskdist.strategy.device_assignment import DeviceAssignment as DeviceAssignment
-    from daskdist.strategy.distributed import DistributedDataset as DistributedDataset
     from daskdist.strategy.function import function as function
-    from daskdist.strategy.inputs import InputContext as InputContext
-    from daskdist.strategy.inputs import InputOptions as InputOptions
-    from daskdist.strategy.inputs import InputReplicationMode as InputReplicationMode
-    from daskdist.strategy.iterator import DistributedIterator as DistributedIterator
-    from daskdist.strategy.list_devices import list_devices as list_devices
-    from daskdist.strategy.loops import ReplicaIterator as ReplicaIterator
+    from daskdist.strategy.input.dataset import DistributedDataset as DistributedDataset
+    from daskdist.strategy.input.iterator import DistributedIterator as DistributedIterator
+    from daskdist.strategy.input.options import InputContext as InputContext
+    from daskdist.strategy.input.options import InputOptions as InputOptions
+    from daskdist.strategy.input.options import InputReplicationMode as InputReplicationMode
+    from daskdist.strategy.input.replica_iterator import ReplicaIterator as ReplicaIterator
     from daskdist.strategy.mirrored import MirroredStrategy as MirroredStrategy
     from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-    from daskdist.strategy.reduction import ReduceOp as ReduceOp
-    from daskdist.strategy.reduction import Reduction as Reduction
+    from daskdist.strategy.placement.cluster_resolver import ClusterResolver as ClusterResolver
+    from daskdist.strategy.placement.device_assignment import DeviceAssignment as DeviceAssignment
+    from daskdist.strategy.placement.list_devices import list_devices as list_devices
+    from daskdist.strategy.reduce.reductions import ReduceOp as ReduceOp
+    from daskdist.strategy.reduce.reductions import Reduction as Reduction
     from daskdist.strategy.value_context import ValueContext as ValueContext
     from daskdist.strategy.values import DistributedValues as DistributedValues
     from daskdist.strategy.values import PerReplica as PerReplica
-    from daskdist.strategy.variables import Variable as Variable
+    from daskdist.strategy.variables.aggregation import VariableAggregation as VariableAggregation
+    from daskdist.strategy.variables.aggregation import VariableSynchronization as VariableSynchronization
+    from daskdist.strategy.variables.variable import Variable as Variable
 
 __version__ = "0.1.0"
 
 _NAMES: Final = {
     "AutoShardPolicy": "daskdist.sharding:AutoShardPolicy",
     "Checkpoint": "daskdist.checkpoint.checkpoint:Checkpoint",
-    "ClusterResolver": "daskdist.strategy.cluster_resolver:ClusterResolver",
+    "ClusterResolver": "daskdist.strategy.placement.cluster_resolver:ClusterResolver",
     "Dataset": "daskdist.dataset:Dataset",
     "DatasetSpec": "daskdist.core.spec:DatasetSpec",
-    "DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment",
-    "DistributedDataset": "daskdist.strategy.distributed:DistributedDataset",
-    "DistributedIterator": "daskdist.strategy.iterator:DistributedIterator",
+    "DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment",
+    "DistributedDataset": "daskdist.strategy.input.dataset:DistributedDataset",
+    "DistributedIterator": "daskdist.strategy.input.iterator:DistributedIterator",
     "DistributedValues": "daskdist.strategy.values:DistributedValues",
     "FixedLenFeature": "daskdist.formats.tfrecord.example:FixedLenFeature",
     "FixedLenSequenceFeature": "daskdist.formats.tfrecord.example:FixedLenSequenceFeature",
-    "InputContext": "daskdist.strategy.inputs:InputContext",
-    "InputOptions": "daskdist.strategy.inputs:InputOptions",
-    "InputReplicationMode": "daskdist.strategy.inputs:InputReplicationMode",
+    "InputContext": "daskdist.strategy.input.options:InputContext",
+    "InputOptions": "daskdist.strategy.input.options:InputOptions",
+    "InputReplicationMode": "daskdist.strategy.input.options:InputReplicationMode",
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "Options": "daskdist.ops.with_options:Options",
@@ -111,17 +111,17 @@ _NAMES: Final = {
     "Ragged": "daskdist.core.ragged:Ragged",
     "RaggedRowSpec": "daskdist.core.spec:RaggedRowSpec",
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
-    "ReduceOp": "daskdist.strategy.reduction:ReduceOp",
-    "Reduction": "daskdist.strategy.reduction:Reduction",
+    "ReduceOp": "daskdist.strategy.reduce.reductions:ReduceOp",
+    "Reduction": "daskdist.strategy.reduce.reductions:Reduction",
     "ReplicaContext": "daskdist.strategy.context:ReplicaContext",
-    "ReplicaIterator": "daskdist.strategy.loops:ReplicaIterator",
+    "ReplicaIterator": "daskdist.strategy.input.replica_iterator:ReplicaIterator",
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
     "ValueContext": "daskdist.strategy.value_context:ValueContext",
     "VarLenFeature": "daskdist.formats.tfrecord.example:VarLenFeature",
-    "Variable": "daskdist.strategy.variables:Variable",
-    "VariableAggregation": "daskdist.strategy.aggregation:VariableAggregation",
-    "VariableSynchronization": "daskdist.strategy.aggregation:VariableSynchronization",
+    "Variable": "daskdist.strategy.variables.variable:Variable",
+    "VariableAggregation": "daskdist.strategy.variables.aggregation:VariableAggregation",
+    "VariableSynchronization": "daskdist.strategy.variables.aggregation:VariableSynchronization",
     "class_names_of": "daskdist.readers.images:class_names_of",
     "data": "daskdist.data",
     "distribute": "daskdist.distribute",
@@ -133,7 +133,7 @@ _NAMES: Final = {
     "has_strategy": "daskdist.strategy.current:has_strategy",
     "in_cross_replica_context": "daskdist.strategy.current:in_cross_replica_context",
     "keras_data": "daskdist.frameworks.keras:keras_data",
-    "list_devices": "daskdist.strategy.list_devices:list_devices",
+    "list_devices": "daskdist.strategy.placement.list_devices:list_devices",
     "read_arrow": "daskdist.readers.arrow:read_arrow",
     "read_csv": "daskdist.readers.csv:read_csv",
     "read_files": "daskdist.readers.files:read_files",

@@ -5,7 +5,7 @@ from typing import Final
 from daskdist.core.names import lazily
 from daskdist.tensorflow.instead import EXPERIMENTAL
 
-_NAMES: Final = {"Optional": "daskdist.strategy.optional:Optional"}
+_NAMES: Final = {"Optional": "daskdist.strategy.input.optional:Optional"}
 
 __all__ = [*_NAMES]
 

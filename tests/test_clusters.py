@@ -26,7 +26,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import daskdist
 from daskdist import ClusterResolver, Dataset, DeviceAssignment, MultiWorkerMirroredStrategy, errors
-from daskdist.strategy.desk import desk_of
+from daskdist.strategy.collectives.mailbox import mailbox_of
 
 pytestmark = pytest.mark.cluster
 
@@ -524,7 +524,7 @@ def test_assignments_that_do_not_fit_the_cluster(start_cluster):
 
 
 def known_to(dask_worker):
-    return list(desk_of(dask_worker).shelves)
+    return list(mailbox_of(dask_worker).stores)
 
 
 def until_known(client, token, *, is_known):

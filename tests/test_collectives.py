@@ -832,10 +832,10 @@ def test_a_worker_lost_in_a_collective_releases_the_others(tmp_path):
 @pytest.mark.cluster
 def test_nothing_is_left_on_workers(on_cluster):
     def desk_sizes(dask_worker):
-        from daskdist.strategy.desk import desk_of
+        from daskdist.strategy.collectives.mailbox import mailbox_of
 
-        desk = desk_of(dask_worker)
-        return len(desk._gangs), len(desk._mail)
+        mailbox = mailbox_of(dask_worker)
+        return len(mailbox._rendezvous), len(mailbox._mail)
 
     before = on_cluster.client.run(desk_sizes)
     for _ in range(5):

@@ -21,9 +21,9 @@ from distributed import Client, LocalCluster, get_worker
 import daskdist
 from daskdist import errors
 from daskdist.config import collective_s
-from daskdist.strategy.asking import _within
-from daskdist.strategy.desk import desk_of
-from daskdist.strategy.gang import HAS_ENDED, left
+from daskdist.strategy.collectives.liveness import _within
+from daskdist.strategy.collectives.mailbox import mailbox_of
+from daskdist.strategy.collectives.rendezvous import HAS_ENDED, left
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.cluster]
 
@@ -195,8 +195,8 @@ def test_those_that_have_called_and_ended_are_not_missed_while_what_they_send_is
     def step(folder, missing):
         if context().replica_id_in_sync_group:
             return with_some_missing(folder, missing, 2, "merge_call")
-        desk = desk_of(get_worker())
-        send = desk._send
+        mailbox = mailbox_of(get_worker())
+        send = mailbox._send
 
         async def send_late(address, message):
             end = time.monotonic() + 20
@@ -204,12 +204,12 @@ def test_those_that_have_called_and_ended_are_not_missed_while_what_they_send_is
                 await asyncio.sleep(0.02)
             await send(address, message)
 
-        desk._send = send_late
+        mailbox._send = send_late
         try:
             return with_some_missing(folder, missing, 2, "merge_call")
         finally:
             # What is sent already goes on as it began.
-            desk._send = send
+            mailbox._send = send
 
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(2, 2), num_replicas_per_worker=2) as strategy:
         with dask.config.set({"daskdist.timeouts.collective": 1}):
@@ -252,7 +252,7 @@ def test_one_that_comes_when_it_is_asked_after_has_come(on_cluster):
         async def late(**message):
             found = await answer(**message)
             asked.set()
-            while not given.is_set() or desk_of(worker)._on_its_way:
+            while not given.is_set() or mailbox_of(worker)._on_its_way:
                 await asyncio.sleep(0.01)
             return found
 
@@ -385,9 +385,9 @@ def test_in_a_tree_calls_in_another_order_are_told(nine):
 
 
 def set_there(dask_worker, **seconds):
-    from daskdist.strategy import asking
+    from daskdist.strategy.collectives import liveness
 
-    return [(setattr(asking, f"_{name}", value), name) for name, value in seconds.items()]
+    return [(setattr(liveness, f"_{name}", value), name) for name, value in seconds.items()]
 
 
 def test_a_worker_that_holds_the_lock_of_python_is_not_lost(start_cluster):
@@ -508,14 +508,14 @@ def dies(number, killed, kind):
         # In the process of the first replica.
         return context().merge_call(lambda strategy: os.kill(os.getpid(), signal.SIGKILL))
     if number in killed:
-        desk = desk_of(own)
-        send = desk._send
+        mailbox = mailbox_of(own)
+        send = mailbox._send
 
         async def send_most(address, message):
             # The others have what it gives, and wait for its part of the result.
             await (kill() if message["part"] == "part" or kind == "small" else send(address, message))
 
-        desk._send = send_most
+        mailbox._send = send_most
     return context().all_reduce("SUM", np.ones(100_000 if kind == "large" else 1))
 
 

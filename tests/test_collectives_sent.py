@@ -17,9 +17,9 @@ from distributed import Client, get_worker
 
 import daskdist
 from daskdist import PerReplica, errors
-from daskdist.strategy.desk import desk_of
-from daskdist.strategy.exchange import Exchange
-from daskdist.strategy.gang import About
+from daskdist.strategy.collectives.mailbox import mailbox_of
+from daskdist.strategy.collectives.rendezvous import CallSignature
+from daskdist.strategy.collectives.transport import Transport
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -100,34 +100,34 @@ def test_one_that_has_ended_is_waited_for_while_it_sends(on_cluster):
         context = daskdist.get_replica_context()
         if context.replica_id_in_sync_group == 0:
             # What it sends takes long to get there.
-            desk = desk_of(worker)
-            send = desk._send
+            mailbox = mailbox_of(worker)
+            send = mailbox._send
 
             async def slowly(address, message):
                 await asyncio.sleep(2)
                 await send(address, message)
 
-            desk._send = slowly
+            mailbox._send = slowly
         try:
             return context.merge_call(lambda strategy: 7)
         finally:
-            desk_of(worker).__dict__.pop("_send", None)
+            mailbox_of(worker).__dict__.pop("_send", None)
 
     assert on_cluster.local_results(on_cluster.run(step)) == (7, 7)
 
 
 def sizes_of_desk(token, dask_worker):
-    desk = desk_of(dask_worker)
-    return len(desk._mail), sum(own == token for own, _ in desk._ended), len(desk._on_its_way)
+    mailbox = mailbox_of(dask_worker)
+    return len(mailbox._mail), sum(own == token for own, _ in mailbox._ended), len(mailbox._on_its_way)
 
 
 @pytest.mark.cluster
 def test_what_was_sent_to_one_that_raised_does_not_stay(on_cluster):
     def step(number):
         if number:
-            desk = desk_of(get_worker())
-            with desk.changed:
-                desk.changed.wait_for(lambda: desk._mail, 20)
+            mailbox = mailbox_of(get_worker())
+            with mailbox.changed:
+                mailbox.changed.wait_for(lambda: mailbox._mail, 20)
             raise KeyError("no such thing")
         return daskdist.get_replica_context().all_reduce("SUM", np.ones(1000))
 
@@ -214,11 +214,11 @@ def test_what_one_alone_is_given_is_not_what_it_gave(kind, request):
 @pytest.mark.cluster
 def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
     def wait(token, dask_worker):
-        desk = desk_of(dask_worker)
-        exchange = Exchange(desk, desk.teams[token], 0)
+        mailbox = mailbox_of(dask_worker)
+        exchange = Transport(mailbox, mailbox.teams[token], 0)
         with dask.config.set({"daskdist.timeouts.collective": 0.05}):
             try:
-                exchange._await_sent(Future(), 1, About(0, "all_reduce(SUM)", (), ()))
+                exchange._await_sent(Future(), 1, CallSignature(0, "all_reduce(SUM)", (), ()))
             except errors.CollectiveError as error:
                 return str(error)
         return "waited for"
@@ -231,12 +231,14 @@ def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
 @pytest.mark.cluster
 def test_what_is_sent_may_be_waited_for_without_end(on_cluster):
     def wait(token, dask_worker):
-        desk = desk_of(dask_worker)
+        mailbox = mailbox_of(dask_worker)
         sent = Future()
         over = threading.Timer(0.05, sent.set_result, (None,))
         over.start()
         with dask.config.set({"daskdist.timeouts.collective": float("inf")}):
-            Exchange(desk, desk.teams[token], 0)._await_sent(sent, 1, About(0, "all_reduce(SUM)", (), ()))
+            Transport(mailbox, mailbox.teams[token], 0)._await_sent(
+                sent, 1, CallSignature(0, "all_reduce(SUM)", (), ())
+            )
         over.join()
         return sent.done()
 

@@ -23,8 +23,8 @@ from daskdist.devices import nccl, nvidia, present
 from daskdist.devices.cpu import CpuDevice
 from daskdist.devices.cupy import CupyDevice
 from daskdist.errors import ArgumentError, UnknownDeviceError
-from daskdist.strategy.dealing import Sight, deal
-from daskdist.strategy.replicas import Worker
+from daskdist.strategy.placement.assign_devices import VisibleDevices, assign_devices
+from daskdist.strategy.placement.replica_counts import Worker
 from daskdist.testing import DeviceLaws
 
 
@@ -284,10 +284,10 @@ def test_what_the_driver_does_not_tell(monkeypatch):
 
 
 def seeing(*uuids, host="a", has_first=False):
-    return Sight(host, tuple(f"GPU:{k}" for k in range(len(uuids))), uuids, has_first)
+    return VisibleDevices(host, tuple(f"GPU:{k}" for k in range(len(uuids))), uuids, has_first)
 
 
-NONE = Sight("a")
+NONE = VisibleDevices("a")
 FOUR = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
 TURNED = [seeing(*FOUR[k:], *FOUR[:k]) for k in range(4)]
 BOTH = seeing("GPU-a", "GPU-b")
@@ -327,19 +327,19 @@ DEALT = {
 }
 
 
-def workers_of(sights):
-    return [Worker(f"tcp://{sight.host}:{number}", str(number), 1) for number, sight in enumerate(sights)]
+def workers_of(visible_devices):
+    return [Worker(f"tcp://{visible.host}:{number}", str(number), 1) for number, visible in enumerate(visible_devices)]
 
 
-def counts(wanted, sights):
-    return wanted if isinstance(wanted, list) else [wanted] * len(sights)
+def counts(wanted, visible_devices):
+    return wanted if isinstance(wanted, list) else [wanted] * len(visible_devices)
 
 
 @pytest.mark.parametrize("share", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("case", DEALT)
 def test_devices_are_dealt(case, share):
-    sights, wanted, expected = DEALT[case]
-    found = deal(workers_of(sights), sights, counts(wanted, sights), share)
+    visible_devices, wanted, expected = DEALT[case]
+    found = assign_devices(workers_of(visible_devices), visible_devices, counts(wanted, visible_devices), share)
     assert found == list(map(tuple, expected))
 
 
@@ -347,24 +347,28 @@ def test_no_device_is_dealt_twice():
     rng = np.random.default_rng(3)
     for _ in range(300):
         uuids = [f"GPU-{k}" for k in range(6)]
-        sights = [seeing(*rng.permutation(uuids)[: rng.integers(0, 5)]) for _ in range(rng.integers(1, 5))]
-        wanted = [None if rng.random() < 0.5 else int(rng.integers(0, max(2, len(each.names)))) for each in sights]
+        visible_devices = [seeing(*rng.permutation(uuids)[: rng.integers(0, 5)]) for _ in range(rng.integers(1, 5))]
+        wanted = [
+            None if rng.random() < 0.5 else int(rng.integers(0, max(2, len(each.names)))) for each in visible_devices
+        ]
         try:
-            found = deal(workers_of(sights), sights, wanted)
+            found = assign_devices(workers_of(visible_devices), visible_devices, wanted)
         except ArgumentError:
             # Then sharing finds a way, if each sees as many as it wants.
-            found = deal(workers_of(sights), sights, wanted, True)
-            assert len(set(_uuids(sights, found))) < len(_uuids(sights, found))
+            found = assign_devices(workers_of(visible_devices), visible_devices, wanted, True)
+            assert len(set(_uuids(visible_devices, found))) < len(_uuids(visible_devices, found))
         else:
-            assert len(set(_uuids(sights, found))) == len(_uuids(sights, found))
-        for sight, own, count in zip(sights, found, wanted, strict=True):
+            assert len(set(_uuids(visible_devices, found))) == len(_uuids(visible_devices, found))
+        for visible, own, count in zip(visible_devices, found, wanted, strict=True):
             assert len(own) == count or (count is None and len(own) >= 1)
             assert len(set(own)) == len(own)
-            assert set(own) <= set(sight.names or own)
+            assert set(own) <= set(visible.names or own)
 
 
-def _uuids(sights, found):
-    return [s.uuids[s.names.index(name)] for s, own in zip(sights, found, strict=True) for name in own if s.names]
+def _uuids(visible_devices, found):
+    return [
+        s.uuids[s.names.index(name)] for s, own in zip(visible_devices, found, strict=True) for name in own if s.names
+    ]
 
 
 REFUSED = {
@@ -386,9 +390,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_too_few_devices_are_told(case):
-    sights, wanted, said = REFUSED[case]
+    visible_devices, wanted, said = REFUSED[case]
     with pytest.raises(ArgumentError, match=said):
-        deal(workers_of(sights), sights, counts(wanted, sights))
+        assign_devices(workers_of(visible_devices), visible_devices, counts(wanted, visible_devices))
 
 
 SHARED = {
@@ -400,13 +404,15 @@ SHARED = {
 
 @pytest.mark.parametrize("case", SHARED)
 def test_devices_are_shared(case):
-    sights, wanted, expected = SHARED[case]
-    assert deal(workers_of(sights), sights, counts(wanted, sights), True) == list(map(tuple, expected))
+    visible_devices, wanted, expected = SHARED[case]
+    assert assign_devices(workers_of(visible_devices), visible_devices, counts(wanted, visible_devices), True) == list(
+        map(tuple, expected)
+    )
 
 
 def test_more_than_it_sees_is_not_shared_either():
     with pytest.raises(ArgumentError, match="is to have 3 replicas and sees GPU:0, GPU:1"):
-        deal(workers_of([BOTH]), [BOTH], [3], True)
+        assign_devices(workers_of([BOTH]), [BOTH], [3], True)
 
 
 def test_share_devices_is_a_choice():

@@ -14,8 +14,8 @@ import daskdist
 from daskdist import DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy
 from daskdist.devices.cupy import CupyDevice
 from daskdist.errors import ArgumentError, UnknownDeviceError
-from daskdist.strategy.replicas import Worker
-from daskdist.strategy.sight import sights_of
+from daskdist.strategy.placement.probe import probe_devices
+from daskdist.strategy.placement.replica_counts import Worker
 
 
 @pytest.fixture
@@ -176,9 +176,9 @@ def test_workers_of_dask_cuda_are_told_from_those_that_import_it(client, see):
     workers = [Worker(address, "", 1) for address in client.scheduler_info(n_workers=-1)["workers"]]
     try:
         client.run(_imports_dask_cuda)
-        assert [each.has_first for each in sights_of(client, workers)] == [False, False]
+        assert [each.has_first for each in probe_devices(client, workers)] == [False, False]
         client.run(_is_dask_cudas, workers=[workers[1].address])
-        assert [each.has_first for each in sights_of(client, workers)] == [False, True]
+        assert [each.has_first for each in probe_devices(client, workers)] == [False, True]
     finally:
         client.run(_is_plain_again)
 

@@ -31,7 +31,7 @@ from daskdist.execute.transfer.copier import Channel, channel_of, pinned_empty
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.execute.transfer.prefetch import Prefetch
 from daskdist.sharding import AutoShardPolicy
-from daskdist.strategy import loops, sharing
+from daskdist.strategy.input import replica_iterator, shared_reader
 from daskdist.testing import afresh
 
 KIB = 2**10
@@ -894,7 +894,7 @@ def test_no_consumer_is_forgotten_where_two_come_at_once():
     assert {first, second, third} <= set(channel.consumers)
 
 
-# --- loops on replicas ---
+# --- replica_iterator on replicas ---
 
 
 def passes_of(iterator, num_passes):
@@ -956,11 +956,11 @@ def test_replicas_that_wait_for_each_other_in_a_loop(late):
 
 
 def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
-    monkeypatch.setattr(sharing, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(shared_reader, "_PATIENCE_S", 60.0)
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.range(2**16).batch(2**10))
     with dask.config.set({"daskdist.window-bytes": "16 KiB"}):
-        meeting = sharing.Meeting(loops._plans_of(strategy, distributed).plans[0].reading, [0, 1])
+        meeting = shared_reader.Meeting(replica_iterator._plans_of(strategy, distributed).plans[0].reading, [0, 1])
         shared = meeting.begin(0, 0)
         # The other one takes part, and nothing of its own.
         assert meeting.begin(1, 0) is shared

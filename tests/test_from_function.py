@@ -337,7 +337,7 @@ def test_nothing_is_left_on_the_workers(on_cluster, client):
     gc.collect()
 
     def there(dask_worker):
-        return [key for key in dask_worker.data if str(key).startswith(("dataset_fn", "outlook"))]
+        return [key for key in dask_worker.data if str(key).startswith(("dataset_fn", "summary"))]
 
     # What was let go of is dropped when word of it comes: after a call that is sent later.
     for _ in range(100):

@@ -15,7 +15,7 @@ import daskdist
 from daskdist import Dataset, InputOptions, Options
 from daskdist.errors import ArgumentError, DaskdistError
 from daskdist.sharding import AutoShardPolicy
-from daskdist.strategy import sharing
+from daskdist.strategy.input import shared_reader
 from daskdist.testing import afresh
 
 
@@ -306,7 +306,7 @@ def test_one_that_is_ahead_waits_for_the_slowest():
 
 @pytest.mark.parametrize("how", ["leaves", "closes"])
 def test_one_that_leaves_holds_nobody_up(how, monkeypatch):
-    monkeypatch.setattr(sharing, "_PATIENCE_S", 60)
+    monkeypatch.setattr(shared_reader, "_PATIENCE_S", 60)
     strategy = mirrored(2)
     dataset = Dataset.from_tensor_slices(np.zeros((400, 2**14), np.float32)).batch(2)
     distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**21))
@@ -328,7 +328,7 @@ def test_one_that_leaves_holds_nobody_up(how, monkeypatch):
 
 
 def test_one_that_waits_elsewhere_holds_nobody_up_for_ever(monkeypatch):
-    monkeypatch.setattr(sharing, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(shared_reader, "_PATIENCE_S", 0.01)
     strategy = mirrored(2)
     dataset = Dataset.from_tensor_slices(np.zeros((100, 2**14), np.float32)).batch(2)
     distributed = strategy.distribute_dataset(with_options(dataset, memory_budget_bytes=2**19))

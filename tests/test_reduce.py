@@ -21,9 +21,9 @@ import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
 from daskdist.execute.callers.now import Now
 from daskdist.strategy.local_backend import LocalBackend
-from daskdist.strategy.pairwise import reduce_rows
 from daskdist.strategy.picks import PickAll, Remote
-from daskdist.strategy.tree import fold_tree, groups_of
+from daskdist.strategy.reduce.pairwise import reduce_rows
+from daskdist.strategy.reduce.tree import fold_tree, groups_of
 from daskdist.strategy.values import AsyncValue
 
 NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": np.prod}

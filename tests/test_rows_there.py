@@ -19,8 +19,8 @@ from daskdist.core.block import Batches, Block
 from daskdist.core.structure import LONE
 from daskdist.devices import on_host
 from daskdist.execute.transfer.copier import channel_of
-from daskdist.strategy import rows_there
-from daskdist.strategy.rows_there import Arrivals
+from daskdist.strategy.input import device_staging
+from daskdist.strategy.input.device_staging import Arrivals
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -65,10 +65,10 @@ def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
         time.sleep(0.05)
         return Arrivals(device)
 
-    monkeypatch.setattr(rows_there, "Arrivals", slowly)
+    monkeypatch.setattr(device_staging, "Arrivals", slowly)
     # Of a device that nobody else asks for.
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(rows_there.arrivals_of, ["STRICT:7"] * 4))
+        found = list(pool.map(device_staging.arrivals_of, ["STRICT:7"] * 4))
     assert len(set(map(id, found))) == 1
 
 

@@ -22,10 +22,10 @@ import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.messages.outbox import packed, unpacked
 from daskdist.strategy.picks import Returned
+from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.executor import Executor, run_ready
 from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
-from daskdist.strategy.tree import list_spec
 
 
 def count_on_worker(dask_worker):

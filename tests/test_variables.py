@@ -882,7 +882,7 @@ def test_what_the_program_has_no_more_is_let_go_of(strategy):
     variable(strategy, 0.0)
 
     def kept():
-        return int(number in daskdist.get_replica_context()._shelf()._states)
+        return int(number in daskdist.get_replica_context()._store()._states)
 
     deadline = time.monotonic() + 20
     while any(map(int, strategy.local_results(strategy.run(kept)))):
@@ -915,7 +915,7 @@ def test_an_object_whose_method_was_called_is_let_go_of(on_cluster):
 
 def test_what_is_refused_is_let_go_of(two):
     def kept():
-        states = daskdist.get_replica_context()._shelf()._states
+        states = daskdist.get_replica_context()._store()._states
         return sum(Refused.__name__ in str(each) for each in states.values())
 
     with pytest.raises(errors.ArgumentError, match="aggregation SUM is for arrays"):

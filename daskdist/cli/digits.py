@@ -18,7 +18,7 @@ from daskdist.ops.with_options import Options
 from daskdist.readers.parquet import read_parquet
 from daskdist.sharding import policy_of
 from daskdist.strategy.current import get_replica_context
-from daskdist.strategy.distributed import DistributedDataset
+from daskdist.strategy.input.dataset import DistributedDataset
 from daskdist.strategy.strategy import Strategy
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -32,7 +32,7 @@ from daskdist.tensorflow.options import DistributeOptions as DistributeOptions
 if TYPE_CHECKING:
     from daskdist.readers.csv import CsvDataset as CsvDataset
     from daskdist.readers.csv import make_csv_dataset as make_csv_dataset
-    from daskdist.strategy.optional import Optional as Optional
+    from daskdist.strategy.input.optional import Optional as Optional
 
 __all__ = [
     "AUTOTUNE",
@@ -77,7 +77,7 @@ Transformation = Callable[[Dataset], Dataset]
 
 _LAZY: Final = {
     "CsvDataset": "daskdist.readers.csv:CsvDataset",
-    "Optional": "daskdist.strategy.optional:Optional",
+    "Optional": "daskdist.strategy.input.optional:Optional",
     "make_csv_dataset": "daskdist.readers.csv:make_csv_dataset",
 }
 

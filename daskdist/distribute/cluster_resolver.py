@@ -6,7 +6,7 @@ from daskdist.core.names import lazily
 from daskdist.tensorflow.instead import CLUSTER_RESOLVER
 
 _NAMES: Final = {
-    "ClusterResolver": "daskdist.strategy.cluster_resolver:ClusterResolver",
+    "ClusterResolver": "daskdist.strategy.placement.cluster_resolver:ClusterResolver",
     "TPUClusterResolver": "daskdist.tensorflow.tpu:TPUClusterResolver",
 }
 

@@ -6,7 +6,7 @@ from daskdist.core.names import lazily
 from daskdist.tensorflow.instead import DISTRIBUTE_EXPERIMENTAL
 
 _NAMES: Final = {
-    "DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment",
+    "DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "TPUStrategy": "daskdist.tensorflow.tpu:TPUStrategy",
     "ValueContext": "daskdist.strategy.value_context:ValueContext",

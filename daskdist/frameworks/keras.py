@@ -12,7 +12,7 @@ from daskdist.errors import ArgumentError
 from daskdist.frameworks.convert import check_spec, checked_source, needs
 from daskdist.frameworks.torch import to_torch
 from daskdist.strategy.device_values import host_array
-from daskdist.strategy.gathering import concatenated
+from daskdist.strategy.reduce.gather import concatenated
 from daskdist.strategy.values import AsyncValue, PerReplica, results_of
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from daskdist.execute.caller import Handle
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
-from daskdist.strategy.team import Team
 
 # For each slot of a wired nest, which result it is part of, and what takes it out.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
@@ -82,7 +82,7 @@ class Backend(ResultSource, Protocol):
     """
 
     def call_replicas(
-        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: Team
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: ReplicaGroup
     ) -> Sequence[Handle]:
         """Call a function on every replica.
 
@@ -142,14 +142,14 @@ class Backend(ResultSource, Protocol):
         """Return whether workers may be lost; `recover` tells."""
         ...
 
-    def recover(self, team: Team) -> Team:
+    def recover(self, team: ReplicaGroup) -> ReplicaGroup:
         """Return the replicas to go on with: those on the workers that are left, or the team itself if none is lost.
 
         Calls on the workers that are left are over by then, and what needs the others has failed.
         """
         ...
 
-    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
         ...
 

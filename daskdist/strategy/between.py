@@ -12,20 +12,20 @@ import optree
 
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
-from daskdist.strategy.copies import Copy, frozen, read_together
-from daskdist.strategy.input_backend import LocalInput
+from daskdist.strategy.group import Replica, ReplicaGroup
+from daskdist.strategy.input.backend import LocalInput
 from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.on_replica import put_on
-from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.team import Replica, Team
-from daskdist.strategy.variables import Variable
+from daskdist.strategy.variables.replica_copy import ReplicaCopy, frozen, read_together
+from daskdist.strategy.variables.store import VariableStore
+from daskdist.strategy.variables.variable import Variable
 
 if TYPE_CHECKING:
     from daskdist.strategy.context import ReplicaContext
 
 
-class _ShelfOfAll(Shelf):
+class _StoreOfAll(VariableStore):
     """What all replicas keep, where one of them is; what is changed there is still to be given to the others.
 
     Parameters
@@ -42,7 +42,7 @@ class _ShelfOfAll(Shelf):
 
     def __init__(
         self,
-        own: Shelf,
+        own: VariableStore,
         first: int,
         given: Mapping[int, Mapping[int, Any]],
         objects: Mapping[int, Sequence[Variable]],
@@ -102,7 +102,7 @@ class _CrossReplicaBackend(LocalBackend):
     is_between = False
 
     def call_replicas(
-        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: Team
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: ReplicaGroup
     ) -> list[Any]:
         if not self.is_between:
             raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
@@ -125,7 +125,7 @@ class _MergeCallsOnWorker:
     # The program would not know of them.
     makes_variables = False
 
-    def __init__(self, backend: _CrossReplicaBackend, replica: Replica, number: int, own: Shelf | None) -> None:
+    def __init__(self, backend: _CrossReplicaBackend, replica: Replica, number: int, own: VariableStore | None) -> None:
         self._backend = backend
         self._replica = replica
         self._number = number
@@ -154,17 +154,17 @@ class _MergeCallsOnWorker:
                 given.setdefault(variable._key.number, {})[replica] = list(map(frozen, found))
                 if variable._layout.treespec is None:
                     objects.setdefault(replica, []).append(variable)
-        shelf = backend.shelf = _ShelfOfAll(self._own, self._number, given, objects)
+        store = backend.store = _StoreOfAll(self._own, self._number, given, objects)
         backend.is_between = True
         try:
-            yield lambda: [shelf.changes(replica) for replica in range(len(along))]
+            yield lambda: [store.changes(replica) for replica in range(len(along))]
         finally:
             backend.is_between = False
-            backend.shelf = Shelf(shelf.token)
+            backend.store = VariableStore(store.token)
 
     def apply(self, changes: Sequence[tuple[Variable, Any]], replica: ReplicaContext) -> None:
         for variable, leaves in changes:
-            Copy(variable, replica).write("put", leaves)
+            ReplicaCopy(variable, replica).write("put", leaves)
 
 
 class CrossReplicaStrategy(Strategy):
@@ -180,9 +180,9 @@ class CrossReplicaStrategy(Strategy):
         Which of them has this.
     """
 
-    def __init__(self, team: Team, own: Shelf | None, number: int) -> None:
+    def __init__(self, team: ReplicaGroup, own: VariableStore | None, number: int) -> None:
         replica = team.replicas[number]
         # All replicas are called on this one's device: there may be no such devices here as those of other workers.
         places = (replica,) * len(team.replicas)
-        backend = _CrossReplicaBackend(weakref.ref(self), places, Shelf(team.token))
+        backend = _CrossReplicaBackend(weakref.ref(self), places, VariableStore(team.token))
         super().__init__(team, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, own))

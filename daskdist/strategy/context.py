@@ -14,13 +14,18 @@ import optree
 from daskdist.core.arguments import whole_number
 from daskdist.devices import are_loaded, named, stream_of
 from daskdist.errors import ArgumentError
-from daskdist.strategy.collectives import AllGather, AllReduce, Merge, all_reduce_of
+from daskdist.strategy.collectives.operations import (
+    AllGather,
+    AllReduce,
+    Merge,
+    all_reduce_of,
+)
+from daskdist.strategy.collectives.rendezvous import Collective, Rendezvous
 from daskdist.strategy.device_values import catch_up, host_nest, in_stream_of, moved_nest, own_copy
 from daskdist.strategy.flat import LEAVES, flattened
-from daskdist.strategy.gang import Collective, Gang
-from daskdist.strategy.reduction import Op
-from daskdist.strategy.shelf import Shelf
+from daskdist.strategy.reduce.reductions import Op
 from daskdist.strategy.values import AsyncValue, PerReplica
+from daskdist.strategy.variables.store import VariableStore
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy
@@ -47,9 +52,9 @@ class ReplicaContext:
         Gives the strategy whose replicas these are.
     num_replicas_in_sync
         How many there are.
-    gang
-        Gives the gang of those that meet in this process.
-    shelf
+    rendezvous
+        Gives the rendezvous of those that meet in this process.
+    store
         Gives what replicas of this process keep.
     device
         The name of its device.
@@ -60,15 +65,15 @@ class ReplicaContext:
         replica_id_in_sync_group: int,
         num_replicas_in_sync: int,
         strategy: Callable[[], Strategy],
-        gang: Callable[[], Gang] | None = None,
-        shelf: Callable[[], Shelf | None] = lambda: None,
+        rendezvous: Callable[[], Rendezvous] | None = None,
+        store: Callable[[], VariableStore | None] = lambda: None,
         device: str = "CPU:0",
     ) -> None:
         self.replica_id_in_sync_group = replica_id_in_sync_group
         self.num_replicas_in_sync = num_replicas_in_sync
         self._strategy = strategy
-        self._gang = gang
-        self._shelf = shelf
+        self._rendezvous = rendezvous
+        self._store = store
         self._device = device
         # Whether what is assigned to a variable is for this replica's copy alone.
         self.updates_alone = False
@@ -213,10 +218,10 @@ class ReplicaContext:
         number = self.replica_id_in_sync_group
         if are_loaded():
             self._let_look(collective)
-        if self._gang is None:
+        if self._rendezvous is None:
             found, is_own = collective.final(collective.partial({number: given})), False
         else:
-            found, is_own = self._gang().meet(number, collective, given)
+            found, is_own = self._rendezvous().meet(number, collective, given)
         if not isinstance(collective, (AllReduce, AllGather)):
             return found
         if are_loaded():

@@ -9,7 +9,7 @@ from typing import Final
 
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.team import Team
+from daskdist.strategy.group import ReplicaGroup
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -25,7 +25,7 @@ class CurrentTeam:
         Tells which are left.
     """
 
-    def __init__(self, team: Team, backend: Backend) -> None:
+    def __init__(self, team: ReplicaGroup, backend: Backend) -> None:
         # Replaced as a whole where replicas are lost.
         self.now = team
         self._backend = backend
@@ -62,7 +62,7 @@ class CurrentTeam:
             finally:
                 self._is_recovering = False
 
-    def _replace(self, team: Team) -> None:
+    def _replace(self, team: ReplicaGroup) -> None:
         before = self.now
         lost = [worker for worker in before.workers if worker not in team.workers]
         self._sizes_before += (len(before.replicas),)

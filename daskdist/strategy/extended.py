@@ -14,13 +14,13 @@ from daskdist.devices import device as find_device
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.context import replica_there_is
 from daskdist.strategy.device_values import host_nest, in_stream_of, moved_nest
+from daskdist.strategy.group import Replica
 from daskdist.strategy.picks import Pick, Returned
-from daskdist.strategy.reduction import Op, checked_op
+from daskdist.strategy.reduce.reductions import Op, checked_op
+from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.regroup import component
-from daskdist.strategy.team import Replica
-from daskdist.strategy.tree import list_spec
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
-from daskdist.strategy.variables import Variable
+from daskdist.strategy.variables.variable import Variable
 
 if TYPE_CHECKING:
     from daskdist.dataset import Dataset

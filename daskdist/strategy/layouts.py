@@ -10,8 +10,8 @@ from types import CellType
 from typing import Any
 
 from daskdist.strategy.picks import PickFromReturned
-from daskdist.strategy.tree import list_spec
-from daskdist.strategy.variables import Variable
+from daskdist.strategy.reduce.tree import list_spec
+from daskdist.strategy.variables.variable import Variable
 
 
 @dataclass(frozen=True)

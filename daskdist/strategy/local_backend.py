@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Picks
+from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.picks import Returned
-from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.side_by_side import Calls
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
-from daskdist.strategy.team import Replica, Team
+from daskdist.strategy.variables.store import VariableStore
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy
@@ -29,7 +29,7 @@ class LocalBackend:
         Gives the strategy that replicas know of; None once it is gone.
     places
         For each replica the device on which its functions are called.
-    shelf
+    store
         What the replicas keep.
     """
 
@@ -38,9 +38,11 @@ class LocalBackend:
     in_doubt = False
     roster: Sequence[str] = ()
 
-    def __init__(self, strategy: Callable[[], Strategy | None], places: Sequence[Replica], shelf: Shelf) -> None:
+    def __init__(
+        self, strategy: Callable[[], Strategy | None], places: Sequence[Replica], store: VariableStore
+    ) -> None:
         self.places = places
-        self.shelf = shelf
+        self.store = store
         self._strategy = strategy
         self._is_closed = False
         self._lock = threading.Lock()
@@ -49,12 +51,12 @@ class LocalBackend:
         self._under_way: dict[Calls, tuple[bool, str]] = {}
 
     def call_replicas(
-        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: Team
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: ReplicaGroup
     ) -> list[Any]:
         """Call a function on every replica; give what they return, and raise what one of them raised."""
         if self._is_closed:
             raise _closed(operation)
-        calls = Calls(self._strategy(), self.places, self.shelf, fn, leaves, treespec)
+        calls = Calls(self._strategy(), self.places, self.store, fn, leaves, treespec)
         is_step = operation == "run"
         with self._lock:
             self._num_steps += is_step
@@ -107,13 +109,13 @@ class LocalBackend:
 
     def forget(self, variable: int) -> None:
         """Drop what replicas keep of a variable."""
-        self.shelf.drop((variable,))
+        self.store.drop((variable,))
 
-    def recover(self, team: Team) -> Team:
+    def recover(self, team: ReplicaGroup) -> ReplicaGroup:
         """Return the team: replicas of this process are not lost."""
         return team
 
-    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of this process."""
         under_way = list(self._under_way.items())
         now = time.monotonic()
@@ -133,7 +135,7 @@ class LocalBackend:
     def close(self) -> None:
         """Drop what replicas keep."""
         self._is_closed = True
-        self.shelf = Shelf(self.shelf.token)
+        self.store = VariableStore(self.store.token)
 
 
 def _closed(name: str) -> ClusterError:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from daskdist.devices import check_present, name_of, present
 from daskdist.devices import devices as find_devices
-from daskdist.strategy.input_backend import LocalInput
+from daskdist.strategy.group import Replica, ReplicaGroup, new_token
+from daskdist.strategy.input.backend import LocalInput
 from daskdist.strategy.local_backend import LocalBackend
-from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.team import Replica, Team, new_token
+from daskdist.strategy.variables.store import VariableStore
 
 
 class MirroredStrategy(Strategy):
@@ -42,5 +42,5 @@ class MirroredStrategy(Strategy):
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         found = find_devices(devices) if devices else present() or find_devices("CPU:0")
         check_present(found)
-        team = Team(new_token(), tuple([Replica(None, name_of(device)) for device in found]))
-        super().__init__(team, LocalBackend(weakref.ref(self), team.replicas, Shelf(team.token)), LocalInput())
+        team = ReplicaGroup(new_token(), tuple([Replica(None, name_of(device)) for device in found]))
+        super().__init__(team, LocalBackend(weakref.ref(self), team.replicas, VariableStore(team.token)), LocalInput())

@@ -7,13 +7,13 @@ from typing import Any
 
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit
-from daskdist.strategy.cluster_input import ClusterInput
-from daskdist.strategy.cluster_resolver import ClusterResolver, connect
-from daskdist.strategy.device_assignment import DeviceAssignment, checked_share, placing
-from daskdist.strategy.replicas import ReplicasPerWorker
+from daskdist.strategy.group import Replica, ReplicaGroup, new_token
+from daskdist.strategy.input.cluster_input import ClusterInput
+from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
+from daskdist.strategy.placement.device_assignment import DeviceAssignment, checked_share, placing
+from daskdist.strategy.placement.replica_counts import ReplicasPerWorker
 from daskdist.strategy.steps.cluster_backend import ClusterBackend
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.team import Replica, Team, new_token
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -88,7 +88,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 resolver, opened, num_workers=lambda: where.num_workers, num_threads=where.most_replicas
             )
             slots = where.slots(self.client, workers, share)
-            team = Team(new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id)
+            team = ReplicaGroup(
+                new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id
+            )
             roster = LiveWorkers(team.workers)
             submit = Submit(self.client, roster)
             # Which ones they are, in case others come to be at their addresses.

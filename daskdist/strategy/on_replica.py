@@ -14,8 +14,8 @@ from daskdist.strategy.context import ReplicaContext, here
 from daskdist.strategy.device_values import host_nest, in_stream_of, moved
 from daskdist.strategy.error_context import add_context
 from daskdist.strategy.flat import LEAVES
-from daskdist.strategy.team import Replica
-from daskdist.strategy.variables import Variable
+from daskdist.strategy.group import Replica
+from daskdist.strategy.variables.variable import Variable
 
 
 def _without_variables(result: Any) -> Any:

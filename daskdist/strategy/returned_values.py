@@ -12,12 +12,12 @@ import optree
 from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.layouts import LONE, Layout, made_of, reference
 from daskdist.strategy.picks import PickFromReturned, Remote, Spread
+from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.regroup import regroup
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.team import Team
-from daskdist.strategy.tree import list_spec
 from daskdist.strategy.values import AsyncValue, PerReplica
 
 # Functions whose layouts are kept.
@@ -39,7 +39,7 @@ class ReturnedValues:
         self._layouts: dict[Any, tuple[Layout, list[Callable[[], Any]]]] = {}
         self._layout_of: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
 
-    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle], team: Team) -> Any:
+    def of_run(self, fn: Callable[..., Any], handles: Sequence[Handle], team: ReplicaGroup) -> Any:
         """Return what `Strategy.run` gives: a nest of `PerReplica`, the value of a lone replica, None for None."""
         if not self._backend.defers:
             return handles[0] if len(handles) == 1 else regroup(handles)
@@ -52,14 +52,14 @@ class ReturnedValues:
             leaves = [None if leaf is None else leaf.values[0] for leaf in leaves]
         return layout.treespec.unflatten(leaves)
 
-    def of_all(self, handles: Sequence[Handle], team: Team) -> Any:
+    def of_all(self, handles: Sequence[Handle], team: ReplicaGroup) -> Any:
         """Return a nest in which each leaf is a `PerReplica`, also where all are the same or there is one replica."""
         if not self._backend.defers:
             return regroup(handles, always=True)
         layout = self._learned(handles)
         return layout.treespec.unflatten([self._picked(handles, pick, team) for pick in layout.picks])
 
-    def columns(self, handles: Sequence[Handle], num_leaves: int, team: Team) -> list[PerReplica]:
+    def columns(self, handles: Sequence[Handle], num_leaves: int, team: ReplicaGroup) -> list[PerReplica]:
         """Return each leaf of what gave a `Returned` list of so many on each replica."""
         if not self._backend.defers:
             return [PerReplica(column) for column in zip(*[each.leaves for each in handles], strict=True)]
@@ -71,7 +71,7 @@ class ReturnedValues:
             return list(handle.leaves)
         return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
 
-    def _picked(self, handles: Sequence[Handle], pick: PickFromReturned, team: Team) -> PerReplica:
+    def _picked(self, handles: Sequence[Handle], pick: PickFromReturned, team: ReplicaGroup) -> PerReplica:
         return PerReplica.of(Spread(self._backend, handles, pick, team.worker_of, is_step=True))
 
     def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:

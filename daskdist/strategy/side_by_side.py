@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import CollectiveError
+from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.context import ReplicaContext
-from daskdist.strategy.gang import Gang
-from daskdist.strategy.loops import Plan, fed
+from daskdist.strategy.group import Replica
+from daskdist.strategy.input.replica_iterator import Plan, fed
 from daskdist.strategy.on_replica import call_on_replica
-from daskdist.strategy.team import Replica
 from daskdist.strategy.values import PerReplica
 
 if TYPE_CHECKING:
-    from daskdist.strategy.shelf import Shelf
     from daskdist.strategy.strategy import Strategy
+    from daskdist.strategy.variables.store import VariableStore
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -46,7 +46,7 @@ class Calls:
         The strategy that replicas know of.
     places
         For each replica the device that it is called on.
-    shelf
+    store
         What the replicas keep.
     fn
         The function.
@@ -58,13 +58,13 @@ class Calls:
         self,
         strategy: Strategy | None,
         places: Sequence[Replica],
-        shelf: Shelf,
+        store: VariableStore,
         fn: Callable[..., Any],
         leaves: Sequence[Any],
         treespec: Any,
     ) -> None:
         self._strategy = strategy
-        self._shelf = shelf
+        self._store = store
         self._fn = fn
         self._leaves = leaves
         self._treespec = treespec
@@ -78,7 +78,7 @@ class Calls:
         # Of those from here on none has begun.
         self._num_begun = 0
         self._over: set[int] = set()
-        self._gang_of_all: Gang | None = None
+        self._gang_of_all: Rendezvous | None = None
         self._told: threading.Timer | None = None
         self._lock = threading.Lock()
         # What the caller's other threads do not have by themselves: its context, and its streams on the devices.
@@ -150,9 +150,9 @@ class Calls:
 
     def _call(self, number: int) -> None:
         strategy: Any = self._strategy
-        shelf = self._shelf
+        store = self._store
         replica = self._places[number]
-        context = ReplicaContext(number, self._size, lambda: strategy, self._gang, lambda: shelf, replica.device)
+        context = ReplicaContext(number, self._size, lambda: strategy, self._rendezvous, lambda: store, replica.device)
         own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:
@@ -167,14 +167,14 @@ class Calls:
             error = self._errors[number] = raised
         with self._lock:
             self._over.add(number)
-            gang = self._gang_of_all
+            rendezvous = self._gang_of_all
             if error is not None and self._threads and self._told is None:
                 # A thread cannot be ended: the program is told of the error when all are back.
                 self._told = threading.Timer(_TELL_AFTER_S, self._tell, (number, error))
                 self._told.daemon = True
                 self._told.start()
-        if gang is not None:
-            gang.leave(number, error)
+        if rendezvous is not None:
+            rendezvous.leave(number, error)
 
     def _callers_stream(self, number: int) -> AbstractContextManager[None]:
         # In which arguments were made and results are used: the replica's goes on after it, and it after that.
@@ -188,15 +188,15 @@ class Calls:
             who = f"replica{'s' * (len(rest) > 1)} {', '.join(map(str, rest))}"
             logger.warning("replica %d raised %s: %s; waiting for %s", number, type(error).__name__, error, who)
 
-    def _gang(self) -> Gang:
+    def _rendezvous(self) -> Rendezvous:
         if self._gang_of_all is None:
             with self._lock:
                 if self._gang_of_all is None:
-                    gang = Gang(range(self._size), waits=self.begin_rest)
+                    rendezvous = Rendezvous(range(self._size), waits=self.begin_rest)
                     for number in self._over:
                         # They were over before anybody waited.
-                        gang.leave(number, self._errors.get(number))
-                    self._gang_of_all = gang
+                        rendezvous.leave(number, self._errors.get(number))
+                    self._gang_of_all = rendezvous
         return self._gang_of_all
 
 

@@ -18,29 +18,37 @@ from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.context import between, is_free_for, replica_there_is
-from daskdist.strategy.copies import align_there
 from daskdist.strategy.current_team import CurrentTeam
-from daskdist.strategy.distributed import DistributedDataset, of_dataset
 from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.flat import LEAVES, flattened
-from daskdist.strategy.from_function import of_function
-from daskdist.strategy.gathering import Gather
-from daskdist.strategy.input_backend import InputBackend
-from daskdist.strategy.inputs import InputContext, InputOptions, checked_options
-from daskdist.strategy.loops import with_plans
+from daskdist.strategy.group import Replica, ReplicaGroup
+from daskdist.strategy.input.backend import InputBackend
+from daskdist.strategy.input.dataset import DistributedDataset, of_dataset
+from daskdist.strategy.input.from_function import of_function
+from daskdist.strategy.input.options import InputContext, InputOptions, checked_options
+from daskdist.strategy.input.replica_iterator import with_plans
 from daskdist.strategy.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.picks import Spread
-from daskdist.strategy.reduction import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
+from daskdist.strategy.reduce.gather import Gather
+from daskdist.strategy.reduce.reductions import (
+    OF_EQUALS,
+    Axis,
+    Op,
+    ReduceOp,
+    checked_axis,
+    checked_op,
+    name_of,
+)
+from daskdist.strategy.reduce.tree import fold_tree
 from daskdist.strategy.regroup import component
 from daskdist.strategy.returned_values import ReturnedValues
 from daskdist.strategy.status import StrategyStatus
-from daskdist.strategy.team import Replica, Team
-from daskdist.strategy.tree import fold_tree
 from daskdist.strategy.value_context import ValueContext
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, results_of
-from daskdist.strategy.variables import Variable
+from daskdist.strategy.variables.read_copies import has_variables, with_copies
+from daskdist.strategy.variables.replica_copy import align_there
+from daskdist.strategy.variables.variable import Variable
 from daskdist.strategy.view import Viewed
-from daskdist.strategy.with_copies import has_variables, with_copies
 
 # Of the arguments of a step, leaves for certain.
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
@@ -55,7 +63,7 @@ class Strategy(Viewed):
 
     def __init__(
         self,
-        team: Team,
+        team: ReplicaGroup,
         backend: Backend,
         input_backend: InputBackend,
         merge_calls: MergeCalls | None = None,
@@ -273,7 +281,7 @@ class Strategy(Viewed):
 
     def _on_replicas(
         self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
-    ) -> tuple[Sequence[Handle], Team]:
+    ) -> tuple[Sequence[Handle], ReplicaGroup]:
         team = self._team.now
         if self._team.has_shrunk:
             for leaf in leaves:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from daskdist.errors import ArgumentError
-from daskdist.strategy.cluster_resolver import ClusterResolver
-from daskdist.strategy.device_assignment import DeviceAssignment
 from daskdist.strategy.multi_worker import MultiWorkerMirroredStrategy
+from daskdist.strategy.placement.cluster_resolver import ClusterResolver
+from daskdist.strategy.placement.device_assignment import DeviceAssignment
 
 
 class TPUClusterResolver(ClusterResolver):

@@ -22,9 +22,9 @@ from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.context import replica_there_is
 from daskdist.strategy.flat import LEAVES, flattened
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.picks import Returned
 from daskdist.strategy.returned_values import ReturnedValues
-from daskdist.strategy.team import Team
 from daskdist.strategy.values import AsyncValue, PerReplica, results_of
 from daskdist.testing.equality import check
 
@@ -38,7 +38,7 @@ _MOST_IN_FLIGHT: Final = 4
 class BackendLaws:
     """Laws of a backend. Subclass it, and say how one is opened."""
 
-    def opened(self) -> AbstractContextManager[tuple[Backend, Team]]:
+    def opened(self) -> AbstractContextManager[tuple[Backend, ReplicaGroup]]:
         """Open a backend of two replicas or more, which is closed with the block; and give those."""
         raise NotImplementedError
 
@@ -325,14 +325,14 @@ _numbers: Final = itertools.count(2**40)
 
 def _keep(variable: Any) -> None:
     context: Any = replica_there_is()
-    context._shelf().put(variable, _replica(), "state")
+    context._store().put(variable, _replica(), "state")
 
 
 def _is_kept(variable: Any, takes_s: float) -> bool:
     time.sleep(takes_s)
     context: Any = replica_there_is()
     try:
-        return bool(context._shelf().get(variable, _replica()) == "state")
+        return bool(context._store().get(variable, _replica()) == "state")
     except ArgumentError:
         return False
 

@@ -21,14 +21,14 @@ from daskdist.ops.deal import Deal, piece_bounds
 from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.distributed import DistributedDataset
-from daskdist.strategy.input_backend import LocalInput
+from daskdist.strategy.group import Replica, ReplicaGroup, new_token
+from daskdist.strategy.input.backend import LocalInput
+from daskdist.strategy.input.dataset import DistributedDataset
+from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.mirrored import MirroredStrategy
-from daskdist.strategy.pipeline import Pipeline
-from daskdist.strategy.shelf import Shelf
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.team import Replica, Team, new_token
+from daskdist.strategy.variables.store import VariableStore
 from daskdist.testing.equality import check, same_element, same_multiset
 
 
@@ -53,8 +53,8 @@ class SimulatedWorkers(Strategy):
 
     def __init__(self, num_replicas: Sequence[int]) -> None:
         replicas = [Replica(f"worker-{w}", f"CPU:{k}") for w, number in enumerate(num_replicas) for k in range(number)]
-        team = Team(new_token(), tuple(replicas))
-        backend = LocalBackend(weakref.ref(self), team.replicas, Shelf(team.token))
+        team = ReplicaGroup(new_token(), tuple(replicas))
+        backend = LocalBackend(weakref.ref(self), team.replicas, VariableStore(team.token))
         super().__init__(team, backend, _SimulatedInput(backend))
 
 

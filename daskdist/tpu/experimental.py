@@ -5,7 +5,7 @@ from typing import Final
 from daskdist.core.names import lazily
 from daskdist.tensorflow.instead import TPU_EXPERIMENTAL
 
-_NAMES: Final = {"DeviceAssignment": "daskdist.strategy.device_assignment:DeviceAssignment"}
+_NAMES: Final = {"DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment"}
 
 __all__ = [*_NAMES]
 

@@ -23,9 +23,11 @@ from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
 from daskdist.execute.messages.pickling import culprit, dumps_on_host, kind_of
 from daskdist.strategy.device_values import host_array
-from daskdist.strategy.loops import Fed
+from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.input.replica_iterator import Fed
 from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.program_end import ClusterUse, end_unused
+from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
 from daskdist.strategy.steps.captures import current_capture
@@ -35,8 +37,6 @@ from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pic
 from daskdist.strategy.steps.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
-from daskdist.strategy.team import Team
-from daskdist.strategy.tree import Prepared
 from daskdist.strategy.values import AsyncValue, PerReplica, Wiring
 
 # How long other replicas of a step are waited for, once one has failed.
@@ -79,7 +79,7 @@ class ClusterBackend:
         fn: Callable[..., Any],
         leaves: Sequence[Any],
         treespec: Any,
-        team: Team,
+        team: ReplicaGroup,
     ) -> Call:
         """Call a function on every replica.
 
@@ -358,7 +358,7 @@ class ClusterBackend:
 
     # --- life ---
 
-    def open(self, team: Team, opened: contextlib.ExitStack) -> None:
+    def open(self, team: ReplicaGroup, opened: contextlib.ExitStack) -> None:
         """Open the streams to the workers of a team.
 
         Parameters
@@ -383,7 +383,7 @@ class ClusterBackend:
         """Return whether something failed since it was last seen which workers are there."""
         return self.roster.in_doubt and self.client.status == "running"
 
-    def recover(self, team: Team) -> Team:
+    def recover(self, team: ReplicaGroup) -> ReplicaGroup:
         """Go on with the workers that are left, once what was sent before is over; return the replicas there."""
         roster = self.roster
         while len(lost := self._missing()) < len(roster.present):
@@ -414,7 +414,7 @@ class ClusterBackend:
         """Have replicas drop a variable once the calls before are over; sent along with other news."""
         self.streams.dropped_variables.append(variable)
 
-    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included."""
         return self.streams.status(team)
 

@@ -24,7 +24,8 @@ from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.outbox import Outbox, unpacked
 from daskdist.execute.messages.pickling import load_sent
-from daskdist.strategy.desk import Desk, desk_of
+from daskdist.strategy.collectives.mailbox import Mailbox, mailbox_of
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.data_keys import DataKeys, data_keys_of
 from daskdist.strategy.steps.executor import Executor, run_ready
@@ -32,7 +33,6 @@ from daskdist.strategy.steps.outcomes import Failed, loaded_structure, received,
 from daskdist.strategy.steps.peers import Peers
 from daskdist.strategy.steps.replica_call import LOOP, ReplicaSlot, call_replica
 from daskdist.strategy.steps.stream import OPERATION
-from daskdist.strategy.team import Team
 
 # News that can wait goes along with others, or after so long.
 _LATER_S: Final = 0.002
@@ -123,7 +123,7 @@ class StepsOnWorker:
 
     Parameters
     ----------
-    desk
+    mailbox
         The worker's part in what replicas do together.
     team
         The replicas of the strategy.
@@ -133,9 +133,9 @@ class StepsOnWorker:
         What brings results of other workers, and data.
     """
 
-    def __init__(self, desk: Desk, team: Team, comm: Comm, peers: Peers, keys: DataKeys) -> None:
-        self.worker: Worker = desk.worker
-        self._desk = desk
+    def __init__(self, mailbox: Mailbox, team: ReplicaGroup, comm: Comm, peers: Peers, keys: DataKeys) -> None:
+        self.worker: Worker = mailbox.worker
+        self._mailbox = mailbox
         self._token = team.token
         self._comm = comm
         self._peers = peers
@@ -191,7 +191,7 @@ class StepsOnWorker:
         _worker_cvar.set(self.worker)
 
     def _close(self) -> None:
-        self._desk.forget(self._token)
+        self._mailbox.forget(self._token)
         closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
         for cells in self._cells.values():
             for cell in cells.values():
@@ -205,11 +205,11 @@ class StepsOnWorker:
 
     # --- what the program says ---
 
-    def _set_team(self, team: Team) -> None:
+    def _set_team(self, team: ReplicaGroup) -> None:
         members = team.members(self.worker.address)
         while len(self._executors) < len(members):
             self._executors.append(Executor(f"daskdist replica {members[len(self._executors)]}", self._enter))
-        self._desk.become(team)
+        self._mailbox.become(team)
         self._slots = {
             number: (ReplicaSlot(team.token, team.replicas[number], number, len(team.replicas)), executor)
             for number, executor in zip(members, self._executors, strict=True)
@@ -307,14 +307,14 @@ class StepsOnWorker:
             self._objects.pop(number, None)
 
     def _drop_variables(self, numbers: Sequence[int]) -> None:
-        shelf = self._desk.shelf(self._token)
+        store = self._mailbox.store(self._token)
         for replica, (_, executor) in self._slots.items():
-            if shelf is not None:
+            if store is not None:
                 # A call that was sent before may need them.
-                executor.put(partial(shelf.drop_of, replica, numbers))
+                executor.put(partial(store.drop_of, replica, numbers))
 
     def _lost(self, addresses: Sequence[str], why: Failed) -> None:
-        self._desk.part_from(self._token, addresses)
+        self._mailbox.part_from(self._token, addresses)
         for cells in list(self._cells.values()):
             for cell in cells.values():
                 if cell.origin in addresses:
@@ -427,14 +427,14 @@ class StepsOnWorker:
         values = [each.get() for each in inputs]
         outcome = next((each for each in values if type(each) is Failed), None)
         if outcome is not None:
-            slot.leave(self._desk, number, outcome.failure.error())
+            slot.leave(self._mailbox, number, outcome.failure.error())
         else:
             with executor.doing(name):
                 try:
                     with contextlib.nullcontext() if settings is None else sent(settings):
                         structure, pickled = args
                         treespec = loaded_structure(structure)
-                        outcome = call_replica(self._desk, slot, number, values, treespec, *load_sent(pickled))
+                        outcome = call_replica(self._mailbox, slot, number, values, treespec, *load_sent(pickled))
                 except BaseException as error:
                     outcome = Failed(Failure.of(error), number)
         # What is reduced or sent on at once is looked at later, if at all.
@@ -496,7 +496,7 @@ class StreamsOfWorker:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._desk = desk_of(worker)
+        self._mailbox = mailbox_of(worker)
         self._keys = data_keys_of(worker)
         self._peers = Peers(worker, self._receive)
         self.by_token: dict[str, StepsOnWorker] = {}
@@ -506,8 +506,8 @@ class StreamsOfWorker:
         worker.metrics["daskdist_running"] = self._running
 
     async def _serve(self, comm: Comm, team: bytes) -> Any:
-        known: Team = pickle.loads(team)
-        steps = self.by_token[known.token] = StepsOnWorker(self._desk, known, comm, self._peers, self._keys)
+        known: ReplicaGroup = pickle.loads(team)
+        steps = self.by_token[known.token] = StepsOnWorker(self._mailbox, known, comm, self._peers, self._keys)
         try:
             await comm.write({"op": "opened"})
             await steps.serve()

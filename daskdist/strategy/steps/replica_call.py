@@ -12,14 +12,14 @@ from daskdist.errors import CollectiveError
 from daskdist.execute.callers.fetch import Bring
 from daskdist.execute.messages.pickling import ForDevices
 from daskdist.strategy.between import CrossReplicaStrategy
+from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.context import ReplicaContext
-from daskdist.strategy.desk import Desk
-from daskdist.strategy.loops import Around, fed
+from daskdist.strategy.group import Replica
+from daskdist.strategy.input.device_staging import arrivals_of
+from daskdist.strategy.input.replica_iterator import Around, fed
 from daskdist.strategy.on_replica import call_on_replica
 from daskdist.strategy.picks import Pick, Returned
-from daskdist.strategy.rows_there import arrivals_of
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.team import Replica
 from daskdist.strategy.values import filled
 
 # What the names of calls begin with that may take as long as they like: loops over distributed datasets.
@@ -47,23 +47,23 @@ class ReplicaSlot:
     number: int
     num_replicas: int
 
-    def context(self, desk: Desk, step: int) -> ReplicaContext:
+    def context(self, mailbox: Mailbox, step: int) -> ReplicaContext:
         """Return the context of the replica in a call."""
         token = self.token
 
         def strategy() -> Strategy:
-            return CrossReplicaStrategy(desk.team(token), desk.shelf(token), self.number)
+            return CrossReplicaStrategy(mailbox.team(token), mailbox.store(token), self.number)
 
         return ReplicaContext(
             self.number,
             self.num_replicas,
             strategy,
-            lambda: desk.gang(token, step),
-            lambda: desk.shelf(token),
+            lambda: mailbox.rendezvous(token, step),
+            lambda: mailbox.store(token),
             self.replica.device,
         )
 
-    def check(self, desk: Desk) -> None:
+    def check(self, mailbox: Mailbox) -> None:
         """Refuse a call that was made for replicas some of which are lost.
 
         Raises
@@ -71,22 +71,22 @@ class ReplicaSlot:
         CollectiveError
             It is one.
         """
-        team, shelf = desk.teams.get(self.token), desk.shelf(self.token)
-        if shelf is not None and shelf.lost:
-            raise CollectiveError(f"run: lost {', '.join(shelf.lost)} before this call was made; make it anew")
+        team, store = mailbox.teams.get(self.token), mailbox.store(self.token)
+        if store is not None and store.lost:
+            raise CollectiveError(f"run: lost {', '.join(store.lost)} before this call was made; make it anew")
         if team is not None and len(team.replicas) != self.num_replicas:
             raise CollectiveError(
                 f"run: a call for {self.num_replicas} replicas, of which {len(team.replicas)} are left; make it anew"
             )
 
-    def leave(self, desk: Desk, step: int, error: BaseException | None) -> None:
+    def leave(self, mailbox: Mailbox, step: int, error: BaseException | None) -> None:
         """Tell other replicas that the call is over, since they may wait for this one."""
         if self.num_replicas > 1:
-            desk.leave(self.token, step, self.number, error)
+            mailbox.leave(self.token, step, self.number, error)
 
 
 def call_replica(
-    desk: Desk,
+    mailbox: Mailbox,
     slot: ReplicaSlot,
     step: int,
     results: Sequence[Any],
@@ -96,7 +96,7 @@ def call_replica(
 ) -> Returned:
     """Call a user's function, the first result, with wired leaves of its arguments."""
     try:
-        slot.check(desk)
+        slot.check(mailbox)
         device = named(slot.replica.device)
         if not device.is_host:
             results = list(map(arrivals_of(slot.replica.device), results))
@@ -104,13 +104,13 @@ def call_replica(
         given = filled(results[1:], picks, leaves)
 
         def around() -> Around:
-            return Around(Bring(desk.worker), desk.board, partial(desk.ask, (slot.token, step)))
+            return Around(Bring(mailbox.worker), mailbox.board, partial(mailbox.ask, (slot.token, step)))
 
         with fed(given, treespec, slot.replica, slot.number, around) as (args, kwargs):
-            context = slot.context(desk, step)
+            context = slot.context(mailbox, step)
             returned = Returned.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
     except BaseException as error:
-        slot.leave(desk, step, error)
+        slot.leave(mailbox, step, error)
         raise
-    slot.leave(desk, step, None)
+    slot.leave(mailbox, step, None)
     return returned

@@ -15,7 +15,7 @@ from distributed.comm import Comm, connect
 from daskdist.config import setting
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.outbox import Outbox, unpacked
-from daskdist.strategy.team import Team
+from daskdist.strategy.group import ReplicaGroup
 
 OPERATION = "daskdist_steps"
 RELAY = "daskdist_relay"
@@ -74,7 +74,7 @@ class Stream:
     async def open(
         cls,
         address: str,
-        team: Team,
+        team: ReplicaGroup,
         client: Client,
         receive: Callable[[Stream, list[Any]], None],
         broken: Callable[[Stream, str], None],

@@ -23,6 +23,7 @@ from daskdist.execute.caller import Handle
 from daskdist.execute.callers.compute_key import gone
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.messages.failure import Failure
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
@@ -31,7 +32,6 @@ from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.steps.stream import Stream, close_all
 from daskdist.strategy.steps.unseen_failures import UnseenFailures
 from daskdist.strategy.steps.worker_statuses import worker_statuses
-from daskdist.strategy.team import Team
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -83,7 +83,7 @@ class StreamSet:
 
     # --- open and close ---
 
-    def open(self, team: Team) -> None:
+    def open(self, team: ReplicaGroup) -> None:
         """Open a stream to each worker of a team.
 
         Raises
@@ -93,7 +93,7 @@ class StreamSet:
         """
         self.client.sync(self._open, team)
 
-    async def _open(self, team: Team) -> None:
+    async def _open(self, team: ReplicaGroup) -> None:
         reference = weakref.ref(self)
 
         def receive(stream: Stream, messages: list[Any]) -> None:
@@ -134,7 +134,7 @@ class StreamSet:
                     self._record_outcome(record, place, None, failed)
         self._wake()
 
-    def become(self, team: Team) -> None:
+    def become(self, team: ReplicaGroup) -> None:
         """Tell the workers that are left which replicas there are now, once what was sent before is over."""
         self.finish()
         with self.lock:
@@ -446,7 +446,7 @@ class StreamSet:
                     stream.append("ping", now)
                     stream.outbox.kick()
 
-    def status(self, team: Team) -> tuple[WorkerStatus, ...]:
+    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
         with self.lock:
             now = time.monotonic()

@@ -6,15 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
 from daskdist.strategy.steps.calls import Record
 from daskdist.strategy.steps.replica_call import LOOP
 from daskdist.strategy.steps.stream import Stream
-from daskdist.strategy.team import Team
 
 
 def worker_statuses(
-    streams: Iterable[Stream], under_way: Collection[Record], team: Team, *, is_closed: bool
+    streams: Iterable[Stream], under_way: Collection[Record], team: ReplicaGroup, *, is_closed: bool
 ) -> tuple[WorkerStatus, ...]:
     """Return the status of each worker.
 
@@ -33,7 +33,7 @@ def worker_statuses(
     return tuple([_status(each, team, num_calls[each.address], num_steps[each.address], is_closed) for each in streams])
 
 
-def _status(stream: Stream, team: Team, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
+def _status(stream: Stream, team: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
     members = team.members(stream.address)
     if stream.is_open:
         running = tuple(

@@ -1,0 +1,1 @@
+"""Collectives: what replicas do together, in a process and across workers."""

@@ -1,0 +1,247 @@
+"""Questions to other workers: what came of a call there, told apart from that one is lost, or busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future as ThreadFuture
+from typing import Any, Final, NamedTuple
+
+from distributed import Worker
+
+from daskdist.errors import CollectiveError
+from daskdist.strategy.collectives.rendezvous import left
+from daskdist.strategy.group import ReplicaGroup, Step, lost
+
+LOOK_EVERY_S: Final = 0.3
+# What is not busy answers sooner.
+_SOON_S: Final = 2.0
+_NANNY_WITHIN_S: Final = 1.0
+# Who says nothing for so long, and has no nanny that answers, is lost, its machine say: those that wait for it are told
+# within 10 s.
+_LOST_AFTER_S: Final = 8.0
+_FORGOTTEN_AFTER_S: Final = 1.0
+
+
+class Lost(NamedTuple):
+    """That a worker is lost, and how that is known."""
+
+    why: str
+
+
+async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
+    # Not `asyncio.wait_for`, which waits for what it cancels: to connect may go on for half a minute all the same.
+    task = asyncio.ensure_future(asked)
+    # What comes of it may be of use to nobody: who waits may have gone, too.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    done, _ = await asyncio.wait([task], timeout=most_s)
+    if done:
+        return True, task.result()
+    task.cancel()
+    return False, None
+
+
+class _Silence(NamedTuple):
+    # Since when, and until when the last question has its time.
+    since: float
+    until: float
+
+
+class Asking:
+    """Questions to other workers, again and again; whoever asks, they are silent since the first that got no answer.
+
+    Parameters
+    ----------
+    worker
+        Who asks.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._silent: dict[str, _Silence] = {}
+
+    async def __call__(self, addresses: Sequence[str], operation: str, **message: Any) -> dict[str, Any]:
+        """What each worker answers; None of one that is busy, `Lost` of one that is lost."""
+        answers = await asyncio.gather(*[self._answer(address, operation, message) for address in addresses])
+        return dict(zip(addresses, answers, strict=True))
+
+    def hear_of(self, address: str) -> None:
+        """Be told that a worker says something."""
+        self._silent.pop(address, None)
+
+    async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
+        now = time.monotonic()
+        before = self._silent.get(address)
+        # Of a silence after which nobody has asked for a while it is not known whether it has gone on.
+        since = now if before is None or now > before.until + _FORGOTTEN_AFTER_S else before.since
+        rest = since + _LOST_AFTER_S - now
+        # The last time as long as it takes: what is asked later is known later.
+        is_last = rest <= 2 * _SOON_S
+        most = max(rest, 0.1) if is_last else _SOON_S
+        own = self._silent[address] = _Silence(since, now + most + _NANNY_WITHIN_S)
+        # Asked afterwards, it would take its time after the last.
+        nanny = asyncio.ensure_future(self._told_by_nanny(address, max(most, _NANNY_WITHIN_S))) if is_last else None
+        try:
+            asked = getattr(self.worker.rpc(address), operation)(**message)
+            is_there, answer = await _within(most, asked)
+            if not is_there:
+                # One that holds Python's lock for long says nothing either.
+                is_there, answer = await (nanny or self._told_by_nanny(address, _NANNY_WITHIN_S))
+        except asyncio.CancelledError:
+            # It tells nothing.
+            if self._silent.get(address) is own:
+                if before is None:
+                    del self._silent[address]
+                else:
+                    self._silent[address] = before
+            raise
+        except Exception as error:
+            is_there, answer = True, Lost(f"{type(error).__name__}: {error}")
+        finally:
+            if nanny is not None:
+                nanny.cancel()
+        if is_there or is_last:
+            self.hear_of(address)
+        return answer if is_there or not is_last else Lost(f"no answer for {_LOST_AFTER_S:g} s")
+
+    async def _told_by_nanny(self, address: str, most_s: float) -> tuple[bool, Lost | None]:
+        # What ends, the scheduler hears of. Where a nanny watches a process, it tells that the machine is there.
+        watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
+        try:
+            _, answers = await _within(most_s, self.worker.scheduler.broadcast(**watched))
+        except KeyError:
+            return True, Lost("it has left the cluster")
+        except Exception:
+            # The scheduler may be busy as well.
+            answers = None
+        return bool(answers), None
+
+
+class StepStatus(NamedTuple):
+    """What a worker tells of a call.
+
+    Parameters
+    ----------
+    left
+        Its replicas that have left the call, and how.
+    absent
+        Its replicas that are still to make the collective call that is asked after.
+    failed
+        Why that call failed there; None where it did not.
+    """
+
+    left: Sequence[tuple[int, str]]
+    absent: Sequence[int]
+    failed: str | None
+
+
+class Inquiry:
+    """What is asked of other workers by one that waits for them.
+
+    Parameters
+    ----------
+    asking
+        What asks them.
+    key, turn
+        The call, and which of the collective ones in it.
+    name
+        What messages call that.
+    team
+        All replicas.
+    every_s
+        How often others are asked, as long as nothing is suspicious.
+    told
+        Called when answers are there.
+    """
+
+    def __init__(
+        self,
+        asking: Asking,
+        key: Step,
+        turn: int,
+        name: str,
+        team: ReplicaGroup,
+        every_s: float = LOOK_EVERY_S,
+        told: Callable[[], None] | None = None,
+    ) -> None:
+        self._asking = asking
+        self._worker = asking.worker
+        self._message = {"token": key[0], "step": key[1], "turn": turn, "asking": asking.worker.address}
+        self._name = name
+        self._team = team
+        self._every_s = every_s
+        self._told = told
+        self._asked: ThreadFuture[dict[str, Any]] | None = None
+        self._begun = 0.0
+        self.next_at = time.monotonic()
+        self._suspects: dict[str, Any] = {}
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there are answers that have not been looked at."""
+        return self._asked is not None and self._asked.done()
+
+    def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:
+        """The replicas elsewhere that are still to come, asked after a point in time; None until that is known.
+
+        Until then those are asked that are waited for; from then on all.
+
+        Raises
+        ------
+        CollectiveError
+            A worker that is waited for is lost, a replica on it has left, or the call has failed somewhere.
+        """
+        found = None
+        if self._asked is not None and self.is_answered:
+            answers, self._asked = self._asked.result(), None
+            absent = self._judged(answers, waited_for)
+            is_odd = bool(self._suspects) or None in answers.values()
+            self.next_at = time.monotonic() + LOOK_EVERY_S if is_odd else self._begun + self._every_s
+            if self._begun < end:
+                self.next_at = min(self.next_at, max(end, time.monotonic()))
+            elif not self._suspects:
+                found = absent
+        now = time.monotonic()
+        if self._asked is None and now >= self.next_at:
+            own = self._worker.address
+            asked = waited_for if now < end else [each for each in self._team.workers if each != own]
+            self._begun = now
+            self.next_at = now + _LOST_AFTER_S
+            self._asked = asyncio.run_coroutine_threadsafe(
+                self._asking(asked, "daskdist_whereabouts", **self._message), self._worker.loop.asyncio_loop
+            )
+            if self._told is not None:
+                told = self._told
+                self._asked.add_done_callback(lambda _: told())
+        return found
+
+    def _judged(self, answers: Mapping[str, Any], waited_for: Sequence[str]) -> list[int]:
+        absent: list[int] = []
+        suspects: dict[str, Any] = {}
+        for address, answer in answers.items():
+            if address not in waited_for:
+                # What it has to give has come.
+                absent += () if answer is None or type(answer) is Lost else StepStatus(*answer).absent
+                continue
+            if type(answer) is Lost:
+                raise lost(self._name, self._team, address, answer.why)
+            if answer is None:
+                absent += self._team.members(address)
+                continue
+            gone, late, failed = answer
+            if failed is not None:
+                raise CollectiveError(failed)
+            absent += late
+            if gone:
+                # What it sent before may be on its way.
+                if self._suspects.get(address) == gone:
+                    raise left(self._name, dict(gone))
+                suspects[address] = gone
+        self._suspects = suspects
+        return sorted(absent)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._asked is not None:
+            self._asked.cancel()

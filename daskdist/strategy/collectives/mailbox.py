@@ -1,0 +1,348 @@
+"""One worker's part in what replicas do together: who is here, who has left, and what other workers send."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future as ThreadFuture
+from typing import Any, Final
+
+from distributed import Worker
+
+from daskdist.config import collective_s
+from daskdist.errors import CollectiveError
+from daskdist.strategy.collectives.liveness import (
+    LOOK_EVERY_S,
+    Asking,
+    Inquiry,
+    Lost,
+    StepStatus,
+)
+from daskdist.strategy.collectives.rendezvous import (
+    HAS_ENDED,
+    Rendezvous,
+    closed,
+    late,
+)
+from daskdist.strategy.collectives.step_counts import (
+    Board,
+    News,
+    Unseen,
+    Which,
+)
+from daskdist.strategy.collectives.transport import Transport
+from daskdist.strategy.group import (
+    ReplicaGroup,
+    Step,
+    lost,
+    told,
+)
+from daskdist.strategy.variables.store import VariableStore
+
+# Calls of which it is remembered who has left them.
+_MOST_OVER: Final = 1024
+_LOOK_AGAIN_S: Final = 0.02
+
+
+class Mailbox:
+    """One worker's part in what replicas do together.
+
+    Parameters
+    ----------
+    worker
+        The worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.asking = Asking(worker)
+        self.teams: dict[str, ReplicaGroup] = {}
+        self.stores: dict[str, VariableStore] = {}
+        self._rendezvous: dict[Step, Rendezvous] = {}
+        # Of calls that are over on a replica, how, in words; where they raised, or where somebody met.
+        self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
+        # The last call that is over, by strategy and replica: calls of a replica are made in their order.
+        self._ended: dict[tuple[str, int], int] = {}
+        # What came, by its step, the turn of the collective, what part of that it is, and who sent it.
+        self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
+        # By step, the workers to which something could not be sent, and why.
+        self._unsent: dict[Step, dict[str, str]] = {}
+        # By step and worker, how much is on its way there.
+        self._on_its_way: Counter[tuple[Step, str]] = Counter()
+        self.changed = threading.Condition()
+        self.board = Board()
+        worker.handlers["daskdist_progress"] = self.progress
+        worker.handlers["daskdist_receive"] = self.receive
+        worker.handlers["daskdist_whereabouts"] = self.whereabouts
+
+    async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
+        """Keep what another worker sends."""
+        self.asking.hear_of(sender)
+        key = (token, step)
+        with self.changed:
+            if key not in self._rendezvous and self._are_over(key):
+                # Nobody is left here who would take it.
+                return
+            self._mail.setdefault(key, {})[turn, part, sender] = data
+            self.changed.notify_all()
+
+    async def whereabouts(self, token: str, step: int, turn: int, asking: str) -> StepStatus:
+        """What came of a call here; of its end nothing as long as something is on its way to who asks."""
+        key = (token, step)
+        with self.changed:
+            team, rendezvous = self.teams.get(token), self._rendezvous.get(key)
+            over = self._how_over(key)
+            members = () if team is None else team.members(self.worker.address)
+            absent, failed = (members, None) if rendezvous is None else rendezvous.state(turn)
+            # Who is over will not come, whether that is told yet or not.
+            absent = [each for each in absent if each not in over]
+            if (key, asking) in self._on_its_way:
+                over, failed = {}, None
+            return StepStatus(list(over.items()), absent, failed)
+
+    def _how_over(self, key: Step) -> dict[int, str]:
+        # Which replicas have left a call, and how.
+        team = self.teams.get(key[0])
+        members = () if team is None else team.members(self.worker.address)
+        ended = [number for number in members if key[1] <= self._ended.get((key[0], number), -1)]
+        return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
+
+    def _are_over(self, key: Step) -> bool:
+        # Whether no replica is left here in a call.
+        team = self.teams.get(key[0])
+        return team is None or self._how_over(key).keys() >= set(team.members(self.worker.address))
+
+    def team(self, token: str) -> ReplicaGroup:
+        """The replicas of a strategy; raises if it is not known."""
+        found = self.teams.get(token)
+        if found is None:
+            raise CollectiveError(
+                f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
+            )
+        return found
+
+    def rendezvous(self, token: str, step: int) -> Rendezvous:
+        """The rendezvous of a call."""
+        with self.changed:
+            found = self._rendezvous.get((token, step))
+            if found is None:
+                team = self.team(token)
+                exchange = Transport(self, team, step) if len(team.workers) > 1 else None
+                members = team.members(self.worker.address)
+                found = self._rendezvous[token, step] = Rendezvous(members, exchange)
+                for number, how in self._how_over((token, step)).items():
+                    # It had left before anybody waited.
+                    found.leave(number, how)
+            return found
+
+    def store(self, token: str) -> VariableStore | None:
+        """What the replicas of a strategy keep here; None if it is not known."""
+        return self.stores.get(token)
+
+    def leave(self, token: str, step: int, number: int, error: BaseException | str | None) -> None:
+        """Tell that a replica's call is over, and of an error that ended it what it was."""
+        key = (token, step)
+        if isinstance(error, BaseException):
+            error = told(error)
+        with self.changed:
+            rendezvous = self._rendezvous.get(key)
+            if error is None and rendezvous is not None:
+                # Though it is content with that, others have still to hear of it.
+                error = rendezvous.failure_of(number)
+            if token in self.teams:
+                self._ended[token, number] = step
+            if error is not None or rendezvous is not None:
+                self._over.setdefault(key, {})[number] = error or HAS_ENDED
+                if len(self._over) > _MOST_OVER:
+                    self._over.popitem(last=False)
+            if rendezvous is not None and rendezvous.leave(number, error):
+                del self._rendezvous[key]
+                self._forget(key)
+            elif rendezvous is None and key in self._mail and self._are_over(key):
+                # Sent before it was known that nobody would take it.
+                self._forget(key)
+
+    def become(self, team: ReplicaGroup) -> None:
+        """Register the replicas of a strategy; where some are lost, those that are left keep their variables."""
+        with self.changed:
+            before, store = self.teams.get(team.token), self.stores.get(team.token)
+            self.teams[team.token] = team
+            if before is None or store is None:
+                self.stores[team.token] = VariableStore(team.token)
+                return
+            own, token = self.worker.address, team.token
+            numbers = dict(zip(before.members(own), team.members(own), strict=True))
+            store.renumber(numbers)
+            store.lost = ()
+            ended = {(token, new): self._ended.pop((token, old), -1) for old, new in numbers.items()}
+            self._ended.update(ended)
+
+    def part_from(self, token: str, lost: Sequence[str]) -> None:
+        """End all waiting for workers that are lost, and refuse further calls until `become`."""
+        with self.changed:
+            store = self.store(token)
+            if store is not None:
+                store.lost = tuple(lost)
+            for key in [each for each in self._rendezvous if each[0] == token]:
+                self._unsent.setdefault(key, {}).update(dict.fromkeys(lost, "its stream was closed"))
+            self.changed.notify_all()
+
+    def forget(self, token: str) -> None:
+        """Know nothing more of a strategy."""
+        with self.changed:
+            team = self.teams.pop(token, None)
+            self.stores.pop(token, None)
+            for number in () if team is None else team.members(self.worker.address):
+                self._ended.pop((token, number), None)
+            for key in [each for each in (*self._mail, *self._unsent) if each[0] == token]:
+                self._forget(key)
+            for key, rendezvous in self._rendezvous.items():
+                if key[0] == token:
+                    rendezvous.close()
+            # Nobody would tell those that wait who has left.
+            self.changed.notify_all()
+
+    def _forget(self, key: Step) -> None:
+        self._mail.pop(key, None)
+        self._unsent.pop(key, None)
+
+    def send(self, address: str, **message: Any) -> ThreadFuture[None]:
+        """Send something to another worker; what it gives is done once that has it, or is not to be reached."""
+        with self.changed:
+            self._on_its_way[(message["token"], message["step"]), address] += 1
+        return asyncio.run_coroutine_threadsafe(self._send(address, message), self.worker.loop.asyncio_loop)
+
+    async def _send(self, address: str, message: dict[str, Any]) -> None:
+        key, why = (message["token"], message["step"]), None
+        try:
+            await self.worker.rpc(address).daskdist_receive(sender=self.worker.address, **message)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        with self.changed:
+            self._on_its_way[key, address] -= 1
+            if not self._on_its_way[key, address]:
+                del self._on_its_way[key, address]
+            if why is not None and key in self._rendezvous:
+                self._unsent.setdefault(key, {})[address] = why
+                self.changed.notify_all()
+
+    def take(
+        self,
+        key: Step,
+        turn: int,
+        part: str,
+        senders: Sequence[str],
+        name: str,
+        team: ReplicaGroup,
+        refuse: Callable[[str, Any], None],
+    ) -> list[Any]:
+        """What other workers send, in their order; waited for.
+
+        Meanwhile ``refuse`` is given, with its part, what comes for the same turn that is not waited for.
+
+        Raises
+        ------
+        CollectiveError
+            A worker is lost, a replica on it has left or does something else, or some do not come in time.
+        """
+        most = collective_s()
+        now = time.monotonic()
+        end, look = now + most, now + min(most, LOOK_EVERY_S)
+        inquiry: Inquiry | None = None
+        seen: set[tuple[int, str, str]] = set()
+        try:
+            while True:
+                with self.changed:
+                    if key[0] not in self.teams:
+                        raise closed(name)
+                    mail = self._mail.setdefault(key, {})
+                    missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                    if not missing:
+                        return [mail.pop((turn, part, sender)) for sender in senders]
+                    if unsent := self._unsent.get(key):
+                        raise lost(name, team, *next(iter(unsent.items())))
+                    others = {each: mail[each] for each in mail if each[0] == turn and each not in seen}
+                    if not others and not (inquiry is not None and inquiry.is_answered):
+                        self.changed.wait(look - time.monotonic())
+                        missing = [sender for sender in senders if (turn, part, sender) not in mail]
+                seen.update(others)
+                for (_, other, _), data in others.items():
+                    if other != part:
+                        refuse(other, data)
+                if missing and (inquiry is not None or time.monotonic() >= look):
+                    if inquiry is None:
+                        inquiry = Inquiry(self.asking, key, turn, name, team, told=self._wake)
+                    if absent := inquiry.absent(missing, end):
+                        raise late(name, absent, most)
+                    # That may lie behind, where an answer is long in coming.
+                    look = max(inquiry.next_at, time.monotonic() + _LOOK_AGAIN_S)
+        finally:
+            if inquiry is not None:
+                inquiry.close()
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    async def progress(
+        self, token: str, step: int, of: str, number: int, iteration: int, first: int, replicas: Sequence[int]
+    ) -> tuple[int, list[tuple[int, list[bool]]], bool]:
+        """How far a pipeline has come that is read here; waited for, for a while, where a step is not known yet."""
+        key, end, wait = (token, step), time.monotonic() + LOOK_EVERY_S, 0.001
+        while True:
+            news = self.board.since((of, number), iteration, first)
+            is_over = news.is_over or self._how_over(key).keys() >= set(replicas)
+            if is_over or news.tells(first) or time.monotonic() > end:
+                return news.num_steps, list(news.uneven.items()), is_over
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _LOOK_AGAIN_S)
+
+    def ask(self, key: Step, unseen: Unseen, which: Which, iteration: int, first: int) -> News:
+        """What another worker knows of a pipeline, from a step on; waited for until it knows of that.
+
+        Raises
+        ------
+        CollectiveError
+            The worker is lost, or does not come to it in time.
+        """
+        (token, step), (of, number) = key, which
+        most = collective_s()
+        end = time.monotonic() + most
+        message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
+        while True:
+            asked = self.asking([unseen.worker], "daskdist_progress", replicas=unseen.replicas, **message)
+            (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
+            team = self.teams.get(token)
+            if team is None:
+                raise closed("run")
+            if type(answer) is Lost:
+                raise lost("run", team, unseen.worker, answer.why)
+            if answer is not None:
+                num_steps, uneven, is_over = answer
+                news = News(num_steps, dict(uneven), is_over)
+                if news.tells(first):
+                    return news
+            if time.monotonic() > end:
+                who = ", ".join(map(str, unseen.replicas))
+                raise CollectiveError(
+                    f"run: replica{'s' * (len(unseen.replicas) > 1)} {who} did not come to step {first} of pass "
+                    f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
+                    "replicas make the same passes"
+                )
+
+
+_desks: weakref.WeakKeyDictionary[Worker, Mailbox] = weakref.WeakKeyDictionary()
+_lock: Final = threading.Lock()
+
+
+def mailbox_of(worker: Worker) -> Mailbox:
+    """The mailbox of a worker."""
+    with _lock:
+        found = _desks.get(worker)
+        if found is None:
+            found = _desks[worker] = Mailbox(worker)
+        return found

@@ -1,0 +1,348 @@
+"""What replicas do together: reduce, gather, and hand over to one that goes on for all."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import accumulate, chain
+from typing import Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.errors import CollectiveError
+from daskdist.strategy.device_values import host_array, synchronize
+from daskdist.strategy.reduce.gather import concatenated
+from daskdist.strategy.reduce.reductions import (
+    REDUCTIONS,
+    Op,
+    ReduceOp,
+    Reduction,
+    checked_op,
+    name_of,
+)
+from daskdist.strategy.reduce.tree import Fold
+from daskdist.strategy.regroup import component, regroup
+
+# From so many elements on, processes reduce a part each.
+_LARGE_ELEMENTS: Final = 2**16
+_OF_ELEMENTS: Final[dict[Any, Any]] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PROD: np.multiply,
+}
+# Of floats these are what NumPy's functions of the names do.
+_OF_FLOATS: Final[dict[Any, Any]] = {ReduceOp.SUM: operator.add, ReduceOp.PROD: operator.mul}
+_FLOATS: Final = frozenset({np.float32, np.float64})
+# Numbers of which loops have many, losses and counts, and what makes them NumPy's. But for a mean's they are partial
+# results as they are.
+_NUMBERS: Final[dict[Any, Any]] = {np.float32: None, np.float64: None, np.int64: None, float: np.float64, int: np.int64}
+
+
+def all_reduce_of(op: object) -> AllReduce:
+    """The reduction that a user named or gave; that of a name is made once."""
+    return _of_name(op) if isinstance(op, (str, ReduceOp)) else AllReduce(checked_op(op))
+
+
+@cache
+def _of_name(op: str | ReduceOp) -> AllReduce:
+    return AllReduce(checked_op(op))
+
+
+def _shapes_of(given: tuple[list[Any], Any]) -> Any:
+    leaves, treespec = given
+    shapes = [() if type(leaf) in _NUMBERS else np.shape(leaf) for leaf in leaves]
+    return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The values of all replicas made one; what a replica gives is leaves and their structure."""
+
+    op: Op
+
+    @cached_property
+    def name(self) -> str:
+        return f"all_reduce({name_of(self.op)})"
+
+    def shapes(self, given: tuple[list[Any], Any]) -> Any:
+        return _shapes_of(given)
+
+    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
+        replicas = [leaves for leaves, _ in given.values()]
+        kinds = [type(leaf) for leaves in replicas for leaf in leaves]
+        # As `Fold` has it, in a fraction of the time: loops reduce a loss or two, and how many, in each step.
+        if self._of_floats is not None and _FLOATS.issuperset(kinds):
+            return [((), functools.reduce(self._of_floats, column)) for column in zip(*replicas, strict=True)]
+        if self._of_numbers is None or not _NUMBERS.keys() >= set(kinds):
+            return self._fold.chunks([], [], replicas)
+        try:
+            return [((), self._partial_of_numbers(column)) for column in zip(*replicas, strict=True)]
+        except OverflowError:
+            # It does not fit into 64 bits.
+            return self._fold.chunks([], [], replicas)
+
+    def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
+        reduction: Any = self._of_numbers
+        partials = [each if (known := _NUMBERS[type(each)]) is None else known(each) for each in numbers]
+        if self.op is ReduceOp.MEAN:
+            partials = [reduction.chunk(each, None) for each in partials]
+        return functools.reduce(reduction.combine, partials)
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return self._fold.partials(partials)
+
+    def final(self, partial: Any) -> list[Any]:
+        if self._of_floats is not None and _FLOATS.issuperset([type(value) for _, value in partial]):
+            return [value for _, value in partial]
+        if self._of_numbers is not None and all(type(_array(value)) in _NUMBERS for _, value in partial):
+            return [self._of_numbers.finalize(value) for _, value in partial]
+        leaves: list[Any] = self._last_fold.partials([partial]).leaves
+        return leaves
+
+    @cached_property
+    def _of_numbers(self) -> Reduction | None:
+        # Names have a hash of Python's, which takes as long as the sum.
+        return REDUCTIONS.get(self.op)
+
+    @cached_property
+    def _of_floats(self) -> Any:
+        return _OF_FLOATS.get(self.op)
+
+    @cached_property
+    def _fold(self) -> Fold:
+        return Fold(self.op, None, False, stays=True, operation=self.name)
+
+    @cached_property
+    def _last_fold(self) -> Fold:
+        return Fold(self.op, None, True, operation=self.name)
+
+    def is_large(self, partial: Any) -> bool:
+        """Whether a partial result is of much, in arrays of which a part can be reduced for itself."""
+        # By what is the same on all: they may differ in dtype, and in whether a number came of an array without axes.
+        return self.op in _OF_ELEMENTS and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
+
+    def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
+        """As `combined`, of two, where that of a number came here, and is nobody's: into its arrays."""
+        function = _OF_ELEMENTS[self.op]
+        # What a replica gave twice came once.
+        times = Counter(id(_array(value)) for _, value in partials[received])
+        found = []
+        for (shape, one), (_, other) in zip(*partials, strict=True):
+            a, b = _array(one), _array(other)
+            out = (a, b)[received]
+            is_free = times[id(out)] == 1 and out.flags.writeable
+            if a.dtype == b.dtype and is_free and not isinstance(one, tuple):
+                found.append((shape, function(a, b, out=out)))
+            else:
+                found += self._fold.partials([[(shape, one)], [(shape, other)]])
+        return found
+
+    def cut(self, partial: Any, num_parts: int) -> list[Any]:
+        """A large partial result in parts, each of a stretch of every array."""
+        flat = [np.ascontiguousarray(_array(each)).reshape(-1) for _, each in partial]
+        parts = []
+        for part in range(num_parts):
+            cuts = [array[len(array) * part // num_parts : len(array) * (part + 1) // num_parts] for array in flat]
+            parts.append([(cut.shape, _with(each, cut)) for (_, each), cut in zip(partial, cuts, strict=True)])
+        return parts
+
+    def joined(self, parts: Sequence[Any], like: Any) -> Any:
+        """The partial result that parts are of."""
+        found = []
+        for place, (shape, _) in enumerate(like):
+            arrays = [_array(part[place][1]) for part in parts]
+            whole = np.empty(math.prod(shape), arrays[0].dtype)
+            ends = list(accumulate(map(len, arrays)))
+            for array, end in zip(arrays, ends, strict=True):
+                whole[end - len(array) : end] = array
+            found.append((shape, _with(parts[0][place][1], whole.reshape(shape))))
+        return found
+
+
+def _array(partial: Any) -> Any:
+    # That of a mean is a total, its count and its dtype.
+    return partial[0] if isinstance(partial, tuple) else partial
+
+
+def _with(partial: Any, array: Any) -> Any:
+    return (array, *partial[1:]) if isinstance(partial, tuple) else array
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """A shape; one is equal to any of as many axes."""
+
+    ndim: int
+    shape: tuple[int, ...] = field(compare=False)
+
+    def __repr__(self) -> str:
+        return str(self.shape)
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """The values of all replicas one after the other along an axis; what a replica gives is leaves and structure."""
+
+    axis: int
+
+    @property
+    def name(self) -> str:
+        return f"all_gather(axis={self.axis})"
+
+    def shapes(self, given: tuple[list[Any], Any]) -> Any:
+        leaves, treespec = given
+        # What may differ along the axis is seen when they are put together.
+        shapes = [_Axes(np.ndim(leaf), np.shape(leaf)) for leaf in leaves]
+        return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
+
+    def partial(self, given: Mapping[int, tuple[list[Any], Any]]) -> Any:
+        return [(number, leaves) for number, (leaves, _) in given.items()]
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> list[Any]:
+        rows = [leaves for _, leaves in sorted(partial, key=lambda each: each[0])]
+        return [concatenated(values, self.axis, self.name) for values in zip(*rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class First:
+    """What the first replica gives, for all; the others give None.
+
+    Parameters
+    ----------
+    name
+        What messages call it.
+    """
+
+    name: str
+
+    def shapes(self, given: Any) -> Any:
+        return None
+
+    def partial(self, given: Mapping[int, Any]) -> Any:
+        return given.get(0)
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return next((each for each in partials if each is not None), None)
+
+    def final(self, partial: Any) -> Any:
+        return partial
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """That all replicas give the same; of what a replica gives, leaves and structure, only a digest is sent.
+
+    Parameters
+    ----------
+    name
+        What messages call it.
+    advice
+        What the message says that is to be done where they do not.
+    """
+
+    name: str
+    advice: str
+
+    def shapes(self, given: Any) -> Any:
+        return _shapes_of(given)
+
+    def partial(self, given: Mapping[int, Any]) -> Any:
+        return [(number, _digest(leaves)) for number, (leaves, _) in given.items()]
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> None:
+        """Nothing.
+
+        Raises
+        ------
+        CollectiveError
+            Two replicas give something else.
+        """
+        (first, digest), *rest = sorted(partial)
+        for number, other in rest:
+            if other != digest:
+                raise CollectiveError(
+                    f"{self.name}: replica {number} gives another value than replica {first}; {self.advice}"
+                )
+
+
+def _digest(leaves: Sequence[Any]) -> bytes:
+    found = hashlib.sha256()
+    for leaf in leaves:
+        array = np.ascontiguousarray(host_array(leaf))
+        found.update(f"{array.dtype!r} {array.shape}".encode())
+        found.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+    return found.digest()
+
+
+def _merged(given: Sequence[Any]) -> Any:
+    leaves, treespec = optree.tree_flatten(regroup(given, always=True), none_is_leaf=True)
+    return optree.tree_unflatten(treespec, [leaf.values[0] if _is_one(leaf.values) else leaf for leaf in leaves])
+
+
+def _is_one(values: Sequence[Any]) -> bool:
+    # What is text or None is no value of a replica, if it is the same on all; nor is a variable of them all.
+    first, *rest = values
+    if hasattr(type(first), "read_value"):
+        # Others may give arrays.
+        return all(type(each) is type(first) and each._key.number == first._key.number for each in rest)
+    return isinstance(first, (str, bytes, type(None))) and all(
+        type(each) is type(first) and each == first for each in rest
+    )
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What all replicas give handed to one function, called once.
+
+    Parameters
+    ----------
+    fn
+        The function.
+    call
+        Calls it: with the arguments of all, and what goes along with those of each; gives what it returns, and what
+        each replica is to be told besides.
+
+    Notes
+    -----
+    What a replica gives is its arguments, and what goes along with them.
+    """
+
+    fn: Callable[..., Any]
+    call: Callable[[Callable[..., Any], Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
+
+    @property
+    def name(self) -> str:
+        return f"merge_call({getattr(self.fn, '__qualname__', self.fn)})"
+
+    def shapes(self, given: Any) -> Any:
+        return None
+
+    def partial(self, given: Mapping[int, Any]) -> Any:
+        return list(given.items())
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        return list(chain.from_iterable(partials))
+
+    def final(self, partial: Any) -> Any:
+        """For each replica its part of what the function gives, and what it is told besides."""
+        given, along = zip(*[each for _, each in sorted(partial, key=lambda each: each[0])], strict=True)
+        result, news = self.call(self.fn, given[0] if len(given) == 1 else _merged(given), along)
+        parts = [(component(result, number), news[number]) for number in range(len(given))]
+        # Computed in whichever stream the function did so; replicas look at it in theirs.
+        synchronize(parts)
+        return parts

@@ -1,0 +1,328 @@
+"""Replicas of one call that work together: those of a process meet in memory, and its last to come goes on for all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from daskdist.config import collective_s
+from daskdist.errors import CollectiveError
+from daskdist.strategy.one_core import Turns
+
+# Calls of a replica that a message shows.
+_NUM_SHOWN: Final = 8
+# How often one that waits looks after replicas of other processes.
+_LOOK_EVERY_S: Final = 0.3
+# How long it waits at a time for what they answer, when its time is over.
+_ANSWER_S: Final = 0.02
+# What others are told of a replica that is over, and of one that met with a failure of what all do together.
+HAS_ENDED: Final = "has ended"
+_RAISED: Final = f"raised {CollectiveError.__name__}: "
+
+
+class Collective(Protocol):
+    """What replicas do together."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it; the same on all replicas."""
+
+    def shapes(self, given: Any) -> Any:
+        """What must be the same on all replicas of what one gives."""
+
+    def partial(self, given: Mapping[int, Any]) -> Any:
+        """What some replicas give, by their numbers, as one."""
+
+    def combined(self, partials: Sequence[Any]) -> Any:
+        """Several of those as one."""
+
+    def final(self, partial: Any) -> Any:
+        """What is made of the last."""
+
+
+class PeerExchange(Protocol):
+    """What goes between the processes of a rendezvous."""
+
+    def __call__(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
+        """The result, of what all processes have."""
+
+    def absent(self, turn: int, name: str) -> Callable[[float], Sequence[int] | None]:
+        """What gives the replicas of other processes that are still to come, as known after a time; None until then.
+
+        It raises if they will not.
+        """
+
+
+@dataclass(frozen=True)
+class CallSignature:
+    """What is said of a call beside its values.
+
+    Parameters
+    ----------
+    number
+        The replica.
+    name
+        The call.
+    shapes
+        What must be the same on all replicas.
+    order
+        The last calls of the replica, this one included.
+    """
+
+    number: int
+    name: str
+    shapes: Any
+    order: tuple[str, ...]
+
+    def check(self, other: CallSignature) -> None:
+        """Refuse a call that is not the same.
+
+        Raises
+        ------
+        CollectiveError
+            It is another one, or of other shapes.
+        """
+        if self.name != other.name:
+            raise CollectiveError(
+                f"replicas call different things: replica {self.number} calls {', '.join(self.order)}; replica "
+                f"{other.number} calls {', '.join(other.order)}. All replicas make the same calls in the same order"
+            )
+        if self.shapes != other.shapes:
+            raise CollectiveError(
+                f"{self.name}: what replicas give differs in structure or shape: replica {self.number} gives "
+                f"{self.shapes}, replica {other.number} gives {other.shapes}"
+            )
+
+
+@dataclass(eq=False)
+class _Round:
+    given: dict[int, tuple[Collective, Any]] = field(default_factory=dict)
+    # For each that waits a lock that is held; one that is let go of has it look again. Quicker than a condition, which
+    # all would have to take in turn when it is told of.
+    gates: list[Any] = field(default_factory=list)
+    is_over: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Rendezvous:
+    """The replicas of one call that are in this process.
+
+    Parameters
+    ----------
+    members
+        Their numbers.
+    exchange
+        What goes on between this process and others; None where there are no others.
+    waits
+        Called when a replica is going to wait: makes sure that the others are on their way.
+    """
+
+    def __init__(
+        self, members: Sequence[int], exchange: PeerExchange | None = None, waits: Callable[[], None] | None = None
+    ) -> None:
+        self.members = tuple(members)
+        self._exchange = exchange
+        self._waits = waits
+        # What is no time is refused at once, though hardly anybody waits for so long.
+        collective_s()
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(members, 0)
+        self._turns = {number: Turns() for number in members}
+        self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
+        self._meetings: dict[int, _Round] = {}
+        # Who has left, and because of what.
+        self._left: dict[int, BaseException | str | None] = {}
+        # Why turns came to nothing; and what replicas of this process alone know of.
+        self._failed: dict[int, str] = {}
+        self._failed_here: dict[int, str] = {}
+        self._is_closed = False
+
+    def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
+        """What comes of a call that all replicas make, and whether nobody else is given the very same.
+
+        Raises
+        ------
+        CollectiveError
+            A replica has left, does not come in time, or makes another call.
+        """
+        with self._lock:
+            turn = self._counts[number]
+            self._counts[number] = turn + 1
+            self._orders[number].append(collective)
+            meeting = self._meetings.get(turn) or self._meetings.setdefault(turn, _Round())
+            meeting.given[number] = (collective, given)
+            is_last = len(meeting.given) == len(self.members)
+            if is_last:
+                del self._meetings[turn]
+            else:
+                gate = threading.Lock()
+                gate.acquire()
+                meeting.gates.append(gate)
+        if is_last:
+            self._hold(meeting, turn)
+        else:
+            if self._waits is not None:
+                self._waits()
+            try:
+                self._await(number, meeting, turn, collective, gate)
+            except CollectiveError as error:
+                self._failed[turn] = str(error)
+                raise
+        if meeting.error is not None:
+            raise _again(meeting.error) if not is_last else meeting.error
+        # What one alone gives may come back as it is.
+        return meeting.result, len(self.members) == 1 and self._exchange is not None
+
+    def leave(self, number: int, error: BaseException | str | None = None) -> bool:
+        """Have a replica no longer waited for, as its call is over; whether it was the last."""
+        with self._lock:
+            self._left[number] = error
+            for meeting in self._meetings.values():
+                _open(meeting)
+            return len(self._left) == len(self.members)
+
+    def close(self) -> None:
+        """Have nobody wait for others any more: the strategy is closed, and nobody would tell who has left."""
+        with self._lock:
+            self._is_closed = True
+            for meeting in self._meetings.values():
+                _open(meeting)
+
+    def state(self, turn: int) -> tuple[list[int], str | None]:
+        """Who is still to come to a turn, and why it came to nothing, if it did."""
+        with self._lock:
+            failed = self._failed.get(turn) or self._failed_here.get(turn)
+            return [number for number in self.members if self._counts[number] <= turn], failed
+
+    def failure_of(self, number: int) -> str | None:
+        """Why the last call of a replica came to nothing, if it did, as others are told."""
+        failed = self._failed.get(self._counts[number] - 1)
+        return None if failed is None else f"{_RAISED}{failed}"
+
+    def _hold(self, meeting: _Round, turn: int) -> None:
+        try:
+            given = {number: meeting.given[number] for number in self.members}
+            (first, values), *rest = given.values()
+            shapes = first.shapes(values)
+            if any(each.name != first.name or each.shapes(others) != shapes for each, others in rest):
+                one, *more = [self._about(number, *each) for number, each in given.items()]
+                for each in more:
+                    one.check(each)
+            partial = first.partial({number: value for number, (_, value) in given.items()})
+            if self._exchange is None:
+                meeting.result = first.final(partial)
+            else:
+                about = self._about(self.members[0], first, values)
+                meeting.result = self._exchange(turn, first, about, partial)
+        except BaseException as error:
+            meeting.error = error
+            if isinstance(error, CollectiveError):
+                self._failed[turn] = str(error)
+            else:
+                name = meeting.given[self.members[0]][0].name
+                self._failed_here[turn] = f"{name}: {_named(self.members)} raised {type(error).__name__}: {error}"
+        with self._lock:
+            meeting.is_over = True
+            _open(meeting)
+
+    def _about(self, number: int, collective: Collective, given: Any) -> CallSignature:
+        order = tuple([each.name for each in self._orders[number]])
+        return CallSignature(number, collective.name, collective.shapes(given), order)
+
+    def _await(self, number: int, meeting: _Round, turn: int, collective: Collective, gate: Any) -> None:
+        since = time.monotonic()
+        if not self._left and not self._is_closed:
+            # Who leaves from now on lets go of the gate.
+            self._turns[number].wait(gate, _LOOK_EVERY_S)
+        if meeting.is_over:
+            return
+        # A function may set it in between.
+        most = collective_s()
+        end = since + most
+        at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
+        absent: Callable[[float], Sequence[int] | None] | None = None
+        elsewhere: Sequence[int] | None = ()
+        while not meeting.is_over:
+            with self._lock:
+                missing = [other for other in self.members if other not in meeting.given]
+                gone = {other: self._left[other] for other in missing if other in self._left}
+            if gone:
+                raise left(collective.name, gone)
+            if missing and self._is_closed:
+                raise closed(collective.name)
+            if missing and self._exchange is not None:
+                absent = absent or self._exchange.absent(turn, collective.name)
+                elsewhere = absent(end)
+            # Once all are here, who goes on for them looks at the time.
+            rest = end - time.monotonic() if missing else -1
+            if missing and rest <= 0:
+                if elsewhere is not None:
+                    raise late(collective.name, sorted([*missing, *elsewhere]), most)
+                rest = _ANSWER_S
+            self._turns[number].wait(gate, min(rest, at_once))
+
+
+def _open(meeting: _Round) -> None:
+    for gate in meeting.gates:
+        if gate.locked():
+            gate.release()
+
+
+def left(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
+    """That replicas do not come because they are over."""
+    failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
+    own = {number: error for number, error in errors.items() if number not in failed}
+    if failed and all(error is None or error == HAS_ENDED for error in own.values()):
+        # What befell the others, all are told alike.
+        return CollectiveError(next(iter(failed.values())))
+    told = []
+    # Not what others met with because of those.
+    for number, error in own.items():
+        if isinstance(error, BaseException):
+            error = f"raised {type(error).__name__}: {error}"
+        told.append(f"replica {number} {error or HAS_ENDED}")
+    return CollectiveError(f"{name} is called by some replicas only: {'; '.join(told)}")
+
+
+def _failure(error: BaseException | str | None) -> str | None:
+    # Of one that met with a failure of what all do together, that.
+    if isinstance(error, CollectiveError):
+        return str(error)
+    return error.removeprefix(_RAISED) if isinstance(error, str) and error.startswith(_RAISED) else None
+
+
+def closed(name: str) -> CollectiveError:
+    """That replicas do not come because the strategy is closed."""
+    return CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
+
+
+def late(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
+    """That replicas do not come in time."""
+    return CollectiveError(
+        f"{name}: {_named(missing)} did not call it within {most_s:g} s, which is "
+        "daskdist.timeouts.collective; all replicas make the same calls in the same order"
+    )
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return f"replica{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _again(error: BaseException) -> BaseException:
+    # For another thread: raised in two, an error would have the frames of both in its traceback.
+    try:
+        again = type(error)(*error.args)
+    except Exception:
+        return error
+    if str(again) != str(error):
+        # Made of something else than what it says.
+        return error
+    vars(again).update(vars(error))
+    again.__notes__ = list(getattr(error, "__notes__", ()))
+    again.__cause__ = error.__cause__
+    return again

@@ -1,0 +1,203 @@
+"""What goes between the workers of replicas that do something together: over Dask's own connections."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future as ThreadFuture
+from typing import TYPE_CHECKING, Any, Final
+
+from distributed.protocol import to_serialize
+
+from daskdist.config import collective_s
+from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.execute.messages.failure import Failure, pickled_apart
+from daskdist.strategy.collectives.liveness import Inquiry
+from daskdist.strategy.collectives.operations import AllReduce, Merge
+from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
+from daskdist.strategy.device_values import host_nest
+from daskdist.strategy.group import ReplicaGroup
+
+if TYPE_CHECKING:
+    from daskdist.strategy.collectives.mailbox import Mailbox
+
+# Workers that send to all others at once; more do so in a tree.
+_MOST_AT_ONCE: Final = 8
+# Workers that send each other the whole of something large; more reduce a part each.
+_MOST_WHOLE: Final = 2
+# Messages that go from each to all, and those that go in a tree: in one turn all go one of the ways.
+_WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1}
+# Those that say of which call they are.
+_ABOUT: Final = frozenset({"values", "up"})
+# How often others are asked where one waits for a replica of its own process.
+_LOOK_EVERY_S: Final = 1.0
+# What is smaller goes along in the message: a frame of its own has a header, which takes longer than to copy it.
+_SMALL_BYTES: Final = 2**16
+
+
+class Transport:
+    """What goes between the workers of a rendezvous.
+
+    Parameters
+    ----------
+    mailbox
+        This worker's.
+    team
+        All replicas.
+    step
+        The number of the call.
+    """
+
+    def __init__(self, mailbox: Mailbox, team: ReplicaGroup, step: int) -> None:
+        self._mailbox = mailbox
+        self._team = team
+        self._key = (team.token, step)
+        self._own = team.workers.index(mailbox.worker.address)
+
+    def __call__(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
+        """The result, of what all workers have."""
+        # What leaves the process leaves the device.
+        partial = host_nest(partial)
+        if isinstance(collective, Merge) or len(self._team.workers) > _MOST_AT_ONCE:
+            return self._in_a_tree(turn, collective, about, partial)
+        return collective.final(self._at_once(turn, collective, about, partial))
+
+    def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
+        """What gives the replicas elsewhere that are still to come, asked after a time; see `Inquiry.absent`."""
+        own = self._mailbox.worker
+        inquiry = Inquiry(self._mailbox.asking, self._key, turn, name, self._team, _LOOK_EVERY_S)
+        others = [each for each in self._team.workers if each != own.address]
+        return lambda end: inquiry.absent(others, end)
+
+    def _at_once(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
+        # Each makes it for itself, in the same order; of something large, of more than two each makes a part for all.
+        num_workers = len(self._team.workers)
+        others = [number for number in range(num_workers) if number != self._own]
+        parts = None
+        if isinstance(collective, AllReduce) and collective.is_large(partial):
+            if num_workers <= _MOST_WHOLE:
+                (sent,) = self._post(turn, "values", others, about, partial, is_kept=True)
+                found = self._combined(turn, "values", collective, about, partial, range(num_workers))
+                # The replica may change what it has given as soon as it has a result.
+                self._await_sent(sent, others[0], about)
+                return found
+            parts = collective.cut(partial, num_workers)
+            for number in others:
+                # Nobody sends the second part before the first has come: until then there is no result.
+                self._post(turn, "values", [number], about, parts[number], is_kept=True)
+        else:
+            self._post(turn, "values", others, about, partial)
+        here = partial if parts is None else parts[self._own]
+        found = self._combined(turn, "values", collective, about, here, range(num_workers))
+        if parts is None or not isinstance(collective, AllReduce):
+            return found
+        self._post(turn, "part", others, about, found, is_kept=True)
+        came = dict(zip(others, self._take(turn, "part", others, about), strict=True))
+        return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
+
+    def _await_sent(self, sent: ThreadFuture[None], number: int, about: CallSignature) -> None:
+        most = collective_s()
+        try:
+            # Some wait without end.
+            sent.result(min(most, threading.TIMEOUT_MAX))
+        except TimeoutError:
+            address = self._team.workers[number]
+            raise CollectiveError(
+                f"{about.name}: {address} did not take within {most:g} s what it was sent, which is "
+                "daskdist.timeouts.collective"
+            ) from None
+
+    def _combined(
+        self, turn: int, part: str, collective: Collective, about: CallSignature, own: Any, numbers: Sequence[int]
+    ) -> Any:
+        others = [number for number in numbers if number != self._own]
+        came = dict(zip(others, self._take(turn, part, others, about), strict=True))
+        for number in others:
+            other, value = came[number]
+            if isinstance(value, Failure):
+                raise value.error()
+            _check(about, other)
+        values = [own if number == self._own else came[number][1] for number in numbers]
+        if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(own):
+            # What came is nobody else's.
+            return collective.combined_in_place(values, numbers.index(others[0]))
+        return collective.combined(values)
+
+    def _in_a_tree(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
+        found = partial
+        numbers: Sequence[int] = range(len(self._team.workers))
+        led: list[Sequence[int]] = []
+        above = 0
+        while len(numbers) > 1:
+            groups = [numbers[k : k + _MOST_AT_ONCE] for k in range(0, len(numbers), _MOST_AT_ONCE)]
+            group = next(each for each in groups if self._own in each)
+            above = group[0]
+            if above != self._own:
+                self._post(turn, f"up {len(led)}", [above], about, found)
+                break
+            found = _outcome(self._combined, turn, f"up {len(led)}", collective, about, found, group, before=found)
+            led.append(group)
+            numbers = [each[0] for each in groups]
+        if above == self._own:
+            found = _outcome(collective.final, found, before=found)
+        else:
+            (found,) = self._take(turn, f"down {len(led)}", [above], about)
+        for level, group in reversed(list(enumerate(led))):
+            self._post(turn, f"down {level}", group[1:], about, found)
+        if isinstance(found, Failure):
+            raise found.error()
+        return found
+
+    def _post(
+        self, turn: int, part: str, numbers: Sequence[int], about: CallSignature, data: Any, *, is_kept: bool = False
+    ) -> list[ThreadFuture[None]]:
+        token, step = self._key
+        kind = part.partition(" ")[0]
+        # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
+        try:
+            pickled, buffers = pickled_apart((about, data) if kind in _ABOUT else data)
+        except Exception as error:
+            what = "what the function gives" if kind == "down" else "what a replica gives"
+            raise ArgumentError(
+                f"{about.name}: {what} does not pickle, and so cannot leave its worker: {error}"
+            ) from error
+        frames = [buffer.raw() if is_kept else bytes(buffer.raw()) for buffer in buffers]
+        sent = []
+        for address in [self._team.workers[number] for number in numbers]:
+            # Another worker of this process would be given the very memory.
+            is_apart = not address.startswith("inproc://")
+            own = [to_serialize(each) if is_apart and len(each) >= _SMALL_BYTES else bytes(each) for each in frames]
+            sent.append(self._mailbox.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, own)))
+        return sent
+
+    def _take(self, turn: int, part: str, numbers: Sequence[int], about: CallSignature) -> list[Any]:
+        senders = [self._team.workers[number] for number in numbers]
+        way = _WAYS[part.partition(" ")[0]]
+
+        def refuse(other: str, data: Any) -> None:
+            kind = other.partition(" ")[0]
+            if _WAYS[kind] != way and kind in _ABOUT:
+                _check(about, _unpickled(data)[0])
+
+        return list(map(_unpickled, self._mailbox.take(self._key, turn, part, senders, about.name, self._team, refuse)))
+
+
+def _unpickled(data: Any) -> Any:
+    pickled, frames = data
+    return pickle.loads(pickled, buffers=[bytearray(each) if type(each) is bytes else each for each in frames])
+
+
+def _check(one: CallSignature, other: CallSignature) -> None:
+    first, second = sorted((one, other), key=lambda each: each.number)
+    first.check(second)
+
+
+def _outcome(function: Callable[..., Any], *args: Any, before: Any) -> Any:
+    # Of what failed, that: others wait for it.
+    if isinstance(before, Failure):
+        return before
+    try:
+        return function(*args)
+    except BaseException as error:
+        return Failure.of(error)

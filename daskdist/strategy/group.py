@@ -1,0 +1,78 @@
+"""The replicas of a strategy, on a cluster as all of its workers know them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+
+from daskdist.errors import CollectiveError
+
+# What of a call on the replicas of a strategy: the strategy's token and the number of the step.
+Step = tuple[str, int]
+
+
+def new_token() -> str:
+    """Return what a new strategy is known by."""
+    return uuid.uuid4().hex[:12]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One device slot.
+
+    Parameters
+    ----------
+    worker
+        The address of the worker it is on; None in this process.
+    device
+        The name of its device there.
+    """
+
+    worker: str | None
+    device: str
+
+
+@dataclass(frozen=True)
+class ReplicaGroup:
+    """The replicas of a strategy, for as long as none of them is lost.
+
+    Parameters
+    ----------
+    token
+        The strategy's own.
+    replicas
+        In order.
+    client
+        On a cluster the id of its program's client.
+    """
+
+    token: str
+    replicas: tuple[Replica, ...]
+    client: str = ""
+
+    @cached_property
+    def worker_of(self) -> tuple[str | None, ...]:
+        """For each the address of its worker; None for this process."""
+        return tuple([replica.worker for replica in self.replicas])
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """Their addresses, in the order of the replicas."""
+        return tuple(dict.fromkeys(str(replica.worker) for replica in self.replicas))
+
+    def members(self, worker: str) -> tuple[int, ...]:
+        """The numbers of the replicas on a worker."""
+        return tuple(number for number, replica in enumerate(self.replicas) if replica.worker == worker)
+
+
+def told(error: BaseException) -> str:
+    """What others are told of an error."""
+    return f"raised {type(error).__name__}: {error}"
+
+
+def lost(name: str, team: ReplicaGroup, address: str, why: str) -> CollectiveError:
+    """That a worker is not to be reached."""
+    numbers = team.members(address)
+    who = f"replica{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return CollectiveError(f"{name}: lost {address}, and with it {who} ({why})")

@@ -1,0 +1,1 @@
+"""Inputs: distributed datasets, and their iterators in the program and on replicas."""

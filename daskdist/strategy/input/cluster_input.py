@@ -1,0 +1,132 @@
+"""Datasets that are read by tasks on the workers of a cluster."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dask.base import tokenize
+
+from daskdist.core.block import Block
+from daskdist.core.node import Node, walk
+from daskdist.dataset import Dataset
+from daskdist.devices import named
+from daskdist.execute.caller import Caller
+from daskdist.execute.callers.fetch import WithKept, holders_of
+from daskdist.execute.callers.submit import Submit, workers_of
+from daskdist.execute.messages.send_functions import check_functions, sent_function
+from daskdist.execute.transfer.copy_stats import CopyStats
+from daskdist.ops.from_tensor_slices import FromTensorSlices
+from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placing
+from daskdist.ops.read_files import ReadFiles
+from daskdist.storage.locations import Addresses, Locations
+from daskdist.strategy.backend import Backend
+from daskdist.strategy.input.backend import PipelineDataset
+from daskdist.strategy.input.device_staging import figures_there
+from daskdist.strategy.input.on_worker import (
+    DatasetSummary,
+    OnWorker,
+    hold,
+    summary_on_worker,
+)
+from daskdist.strategy.input.options import InputContext
+
+
+class ClusterInput:
+    """Datasets that are read on the workers of a cluster.
+
+    Parameters
+    ----------
+    submit
+        Makes Dask's tasks.
+    backend
+        Makes the calls of the strategy.
+    """
+
+    def __init__(self, submit: Submit, backend: Backend) -> None:
+        self._submit = submit
+        self._backend = backend
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse functions that do not pickle, and files that are said to be on a worker that is not there."""
+        check_functions(dataset.node)
+        locations = dataset.options().locations
+        if locations is None:
+            return
+        addresses = self.addresses(locations)
+        for path, names in locations.named():
+            addresses.of(path, names)
+        for node in walk(dataset.node):
+            # A function of locations is called now, not in the middle of a pass.
+            for path in node.paths if isinstance(node, ReadFiles) else ():
+                addresses(path)
+
+    def reader(self, dataset: Dataset) -> Caller:
+        """Return a caller that submits tasks, near the files where the dataset says where those are."""
+        locations = dataset.options().locations
+        return self._reader(None if locations is None else self.addresses(locations))
+
+    def _reader(self, located: Addresses | None = None) -> Submit:
+        own = self._submit
+        return Submit(own.client, own.roster, own.futures, located, own.home, self._backend, own.kept_blocks)
+
+    def make_datasets(
+        self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
+    ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
+        """Make the dataset of each input pipeline on its worker, where it stays."""
+        call = self._submit.call
+        dataset_fn = sent_function(dataset_fn, "distribute_datasets_from_function", len(contexts))
+        held = [
+            call(hold, [], dataset_fn, context, worker, on=worker, is_pinned=True, name="dataset_fn")
+            for worker, context in contexts
+        ]
+        asked = [
+            call(summary_on_worker, [handle], on=worker, is_pinned=True, name="summary")
+            for handle, (worker, _) in zip(held, contexts, strict=True)
+        ]
+        summaries: list[DatasetSummary] = self._submit.results(asked)
+        datasets = [
+            PipelineDataset(OnWorker(handle, str(worker), summary), summary)
+            for handle, summary, (worker, _) in zip(held, summaries, contexts, strict=True)
+        ]
+        return datasets, self._reader
+
+    def place(self, node: FromTensorSlices) -> Node:
+        """Send the rows to the workers in blocks, and return a source of those."""
+        client = self._submit.client
+        # Workers that are threads of this process would be given the very arrays.
+        is_shared = client.scheduler.address.startswith("inproc://")
+        blocks = []
+        start = 0
+        for split, worker in zip(node.splits(), itertools.cycle(self._submit.roster.present)):
+            rows = split.payload
+            block = Block(rows.structure, rows.leaves, f"make_numpy_dataset rows {start} on")
+            start += len(block)
+            future = self._submit.place(copy.deepcopy(block) if is_shared else block, worker)
+            blocks.append(PlacedArray(future.key, future, len(block), block.nbytes))
+        # Of the contents, for they are not at hand later.
+        token = tokenize(node.structure, node.leaves)
+        return MakeNumpyDataset(start, node.spec, Placing(tuple(blocks), token))
+
+    def addresses(self, locations: Locations) -> Addresses:
+        """Return a function from the path of a file to the workers that have it."""
+        return Addresses(locations, workers_of(self._submit.client))
+
+    def with_kept_blocks(
+        self, plans: Sequence[Any], futures: Mapping[Any, Any], around: Mapping[Any, Any]
+    ) -> Sequence[Any]:
+        """Return plans with the workers that have each block."""
+        needed = {**around, **futures}
+        holders = holders_of(self._submit, needed)
+        return [WithKept(plan, needed, {key: holders[key] for key in futures}) for plan in plans]
+
+    def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
+        """Return the figures of copies that workers make to their devices; None where all replicas are on the host."""
+        names: dict[str, list[str]] = {}
+        for worker, device in devices:
+            if worker is not None and not named(device).is_host:
+                names.setdefault(worker, []).append(device)
+        found = self._submit.client.run(figures_there, names, workers=list(names)) if names else {}
+        return CopyStats.of(found.values()) if names else None

@@ -1,0 +1,190 @@
+"""Datasets that are made on the worker whose replicas they feed, and run there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daskdist.core.block import Bundle, Rows
+from daskdist.core.finalizer import Finalizer
+from daskdist.core.node import Facts, Source
+from daskdist.core.origin import Skipped
+from daskdist.core.pass_numbers import PassNumber
+from daskdist.core.primitive import Epoch, Primitive, Stream
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import LONE, Leaves, Structure
+from daskdist.dataset import Dataset
+from daskdist.display.plan import tree
+from daskdist.errors import ArgumentError
+from daskdist.execute.caller import Handle
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.local_iterator import rows_by
+from daskdist.ops.with_options import Options
+from daskdist.strategy.error_context import add_context
+from daskdist.strategy.input.device_maps import DeviceMaps, Supplied
+from daskdist.strategy.input.options import InputContext
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What there is to know of a dataset without having it.
+
+    Parameters
+    ----------
+    spec, cardinality, options
+        As the dataset's own.
+    plan
+        Its operations, a line each.
+    device_maps
+        What replicas call with its elements, on their devices.
+    """
+
+    spec: ElementSpec
+    cardinality: int
+    options: Options
+    plan: str
+    device_maps: DeviceMaps
+
+
+def summary_of(dataset: Supplied) -> DatasetSummary:
+    """Return the summary of a dataset; where that depends on a function, its first element is computed."""
+
+    def caller() -> Any:
+        return local_caller(dataset.node, dataset.options().num_threads)
+
+    spec, options = dataset.spec_by(caller), dataset.options()
+    return DatasetSummary(spec, dataset.cardinality(), options, tree(dataset.node), dataset.device_maps)
+
+
+def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worker: str | None = None) -> Supplied:
+    """The dataset that a function makes of an input pipeline.
+
+    Raises
+    ------
+    ArgumentError
+        It made something else.
+    """
+    where = f"input pipeline {context.input_pipeline_id}" + (f" on worker {worker}" if worker else "")
+    try:
+        dataset = dataset_fn(context)
+    except Exception as error:
+        add_context(error, f"raised by the dataset_fn of {where}")
+        raise
+    if not isinstance(dataset, Dataset):
+        raise ArgumentError(
+            f"distribute_datasets_from_function: {getattr(dataset_fn, '__qualname__', dataset_fn)} returned "
+            f"{type(dataset).__name__} for {where}; it is to return a daskdist Dataset"
+        )
+    return Supplied(dataset)
+
+
+def hold(_: Sequence[Any], dataset_fn: Callable[..., Any], context: InputContext, worker: str) -> Supplied:
+    """What `made` gives, in the form of a call: the dataset stays where it was made."""
+    return made(dataset_fn, context, worker)
+
+
+def summary_on_worker(values: Sequence[Supplied]) -> DatasetSummary:
+    """Return the summary of a dataset, on the worker that has it."""
+    return summary_of(values[0])
+
+
+class Pass:
+    """One pass over a dataset, by the engine of the process it is in."""
+
+    def __init__(self, dataset: Dataset, epoch: Epoch) -> None:
+        caller = local_caller(dataset.node, dataset.options().num_threads)
+        self._interpreter = _Noting(caller, budget_bytes=dataset.options().memory_budget_bytes)
+        self._rows = rows_by(self._interpreter, dataset.primitive, epoch, lambda: _without_rows(dataset))
+        self._rest: Rows | None = None
+        Finalizer(self, self._interpreter.close)
+
+    def pull(self, num_rows: int) -> Rows:
+        """The next elements, at most so many; none at the end."""
+        rows = next(self._rows, None) if self._rest is None else self._rest
+        if rows is None:
+            return Bundle(LONE, [])
+        self._rest = rows.slice(num_rows, len(rows)) if len(rows) > num_rows else None
+        rows = rows.slice(0, min(num_rows, len(rows)))
+        rows.skipped = self._interpreter.told()
+        return rows
+
+
+def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
+    return dataset.spec.structure, tuple(leaf.zeros() for leaf in dataset.spec.leaves)
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Begins passes over the one dataset there is.
+
+    Parameters
+    ----------
+    passes
+        Tells which pass it is, of all operations of the dataset.
+    """
+
+    passes: PassNumber
+
+    def __call__(self, values: Sequence[Dataset], epoch: Epoch) -> Pass:
+        return Pass(values[0], self.passes.of(epoch))
+
+
+class _Noting(Interpreter):
+    # What is left out is told where the rows go.
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._notes: list[Skipped] = []
+
+    def note_skipped(self, notes: Sequence[Skipped]) -> None:
+        self._notes += notes
+
+    def told(self) -> tuple[Skipped, ...]:
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+
+@dataclass(frozen=True, eq=False)
+class OnWorker(Source):
+    """The elements of a dataset that is on a worker.
+
+    Parameters
+    ----------
+    held
+        The handle of the dataset.
+    worker
+        The address of the worker.
+    known
+        What is known of it.
+    passes
+        Tells which pass it is in, of which all its operations are.
+    """
+
+    held: Handle = field(repr=False)
+    worker: str
+    known: DatasetSummary = field(repr=False)
+    passes: PassNumber = field(default_factory=PassNumber, repr=False)
+
+    name = "dataset_fn"
+    facts = Facts()
+    is_listed = False
+    is_cheap = False
+
+    @property
+    def spec(self) -> ElementSpec:
+        return self.known.spec
+
+    @property
+    def cardinality(self) -> int:
+        return self.known.cardinality
+
+    def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
+        return Stream(_nothing_here, self.name, self.held, Begin(self.passes))
+
+    def __str__(self) -> str:
+        return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())
+
+
+def _nothing_here() -> Any:
+    raise ArgumentError("a dataset that is on a worker is read there only")

@@ -1,0 +1,599 @@
+"""Passes that the replicas of one process make together: what is read is read once, and each takes its own part."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from threading import Condition, RLock
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.array_pool import pooled_empty
+from daskdist.core.finalizer import Finalizer
+from daskdist.core.pass_numbers import later
+from daskdist.core.primitive import Epoch, Exhausted
+from daskdist.core.selection.block_ref import BlockRef
+from daskdist.devices import named
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers.choose import local_caller
+from daskdist.execute.callers.compute_key import Bring
+from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
+from daskdist.execute.stream.gather import Empty
+from daskdist.execute.stream.interpreter import Interpreter, logger
+from daskdist.execute.transfer.gather_on_device import on_devices
+from daskdist.ops.with_options import Options, WithOptions, merged_options
+from daskdist.strategy.collectives.step_counts import Outside, Told, Unseen
+from daskdist.strategy.input.pipeline import Cuts, Pipeline
+
+# A replica that is ahead of one that makes no progress goes on by one stretch after so long: the other may be waiting
+# for it somewhere else.
+_PATIENCE_S: Final = 5.0
+# Somebody who has the turn, and does not read, gives it back sooner.
+_WAKE_S: Final = 0.1
+# Steps looked at together beyond the end of a replica's own pipeline.
+_STEPS_AT_ONCE: Final = 64
+# Passes under way of one call: replicas that have not come to them yet read for themselves.
+_MOST_PASSES: Final = 16
+
+
+@dataclass(slots=True)
+class Part:
+    """What one replica is given in some consecutive steps.
+
+    Parameters
+    ----------
+    ref
+        The block its elements are in; None where it has none.
+    places
+        For each step the element's place in that block; -1 for one without rows.
+    rows
+        The block itself, where it was waited for already.
+    """
+
+    ref: BlockRef | None
+    places: list[int]
+    rows: Any = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes as long as it is kept."""
+        return 0 if self.ref is None else self.ref.nbytes
+
+
+class Flow:
+    """The elements of one pipeline, read in this process, a few steps at a time.
+
+    Parameters
+    ----------
+    pipeline
+        The pipeline; its order is the one it has where the order of elements is fixed, for others may read it too.
+    epoch
+        Which pass.
+    wanted
+        The replicas, of those that the pipeline serves, whose elements are put together.
+    is_alone
+        Whether there is one replica in all.
+    num_steps_ahead
+        Steps that are built ahead of use whatever that takes.
+    bring
+        Brings what the cluster has, on a worker.
+    empty
+        Makes the arrays into which elements are copied; NumPy's if None.
+    devices
+        The names of the devices of the replicas that the pipeline serves, where elements are put on them.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        epoch: Epoch,
+        wanted: set[int],
+        *,
+        is_alone: bool,
+        num_steps_ahead: int = 1,
+        bring: Bring | None = None,
+        empty: Empty | None = None,
+        devices: Sequence[str] = (),
+    ) -> None:
+        options = merged_options(pipeline.node)
+        if options.deterministic is False:
+            pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
+        self.caller = local_caller(pipeline.node, options.num_threads, bring)
+        # The threads of a caller end with the pass, closed or dropped.
+        self.close = Finalizer(self, self.caller.close)
+        self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
+        self.wanted = wanted
+        self._num_lanes = len(pipeline.consumers)
+        primitive = pipeline.primitive
+        # Devices of others may be none that there are here.
+        here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
+        self._delivery = BundleBuilder(
+            self.interpreter,
+            primitive,
+            epoch,
+            (None,) * self._num_lanes,
+            asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
+            num_steps_ahead=num_steps_ahead,
+            wanted=wanted,
+            empty=empty or pooled_empty,
+            on_devices=on_devices(here, primitive) if options.shuffle_on_device else (),
+            # Of those that are ahead blocks stay for the slowest.
+            as_views=empty is None and self._num_lanes <= 2,
+        )
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes that may wait for a replica."""
+        return self.interpreter.bundles[None].limit_bytes
+
+    def pull(self) -> tuple[list[Lane], Any] | None:
+        """The lanes of the next steps, and whether each has rows in each step, as ``(step, lane)``; None at the end."""
+        try:
+            stretch = self._delivery.pull()
+        except Exhausted:
+            return None
+        full = np.array([lane.places for lane in stretch.lanes]).T >= 0
+        for number, lane in enumerate(stretch.lanes):
+            if lane.lengths is not None:
+                lengths = np.append(self.caller.result(lane.lengths), 0)
+                full[:, number] &= lengths[np.asarray(lane.places)] > 0
+        return stretch.lanes, full
+
+
+class Known:
+    """In which steps a pipeline of somebody else has rows, by arithmetic."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        self._cuts = cuts
+
+    def full(self, first: int, stop: int) -> Any:
+        """Whether each step has rows for each of its replicas, as ``(step, replica)``."""
+        return self._cuts.full(first, stop)
+
+    def is_over(self, step: int) -> bool:
+        """Whether there are no rows from a step on."""
+        return self._cuts.num_steps is not None and step >= self._cuts.num_steps
+
+
+class Counted:
+    """In which steps a pipeline of somebody else has rows, told by reading it: nothing else tells."""
+
+    def __init__(self, pipeline: Pipeline, epoch: Epoch, bring: Bring | None = None) -> None:
+        self._flow: Flow | None = Flow(pipeline, epoch, set(), is_alone=False, bring=bring)
+        self._num_lanes = len(pipeline.consumers)
+        self._full = np.zeros((0, self._num_lanes), bool)
+        self._first = 0
+
+    def full(self, first: int, stop: int) -> Any:
+        """As of `Known`; of steps before ``first`` nothing can be told after that."""
+        self._read_to(stop)
+        self._full, self._first = self._full[max(first - self._first, 0) :], max(first, self._first)
+        found = np.zeros((stop - first, self._num_lanes), bool)
+        known = self._full[: stop - first]
+        found[: len(known)] = known
+        return found
+
+    def is_over(self, step: int) -> bool:
+        """Whether there are no rows from a step on."""
+        self._read_to(step + 1)
+        return self._flow is None and step >= self._first + len(self._full)
+
+    def _read_to(self, stop: int) -> None:
+        while self._flow is not None and self._first + len(self._full) < stop:
+            pulled = self._flow.pull()
+            if pulled is None:
+                self.close()
+            else:
+                self._full = np.concatenate([self._full, pulled[1]])
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._flow is not None:
+            self._flow.close()
+            self._flow = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a pass is of.
+
+    Parameters
+    ----------
+    pipeline
+        Serves the replicas.
+    others
+        The pipelines of other replicas, which have a say in what a step is: how they are cut; or where only their data
+        tells, they themselves, or who can tell.
+    is_alone
+        Whether there is one replica in all.
+    drops_uneven
+        Whether the end is before the first step in which a replica would have nothing.
+    num_steps_ahead
+        Steps that are built ahead of use whatever that takes.
+    epochs
+        The first pass of a call: of the pipeline, and then of each other one.
+    bring
+        Brings what the cluster has, on a worker.
+    outside
+        Tells others what only this worker can tell, and asks them.
+    empty
+        Makes the arrays into which elements are copied; NumPy's if None.
+    devices
+        The names of the devices of the replicas that the pipeline serves, where elements are put on them.
+    """
+
+    pipeline: Pipeline
+    others: tuple[Cuts | Pipeline | Unseen, ...]
+    is_alone: bool
+    drops_uneven: bool
+    num_steps_ahead: int
+    epochs: tuple[Epoch, ...]
+    bring: Bring | None = None
+    outside: Outside | None = None
+    empty: Empty | None = None
+    devices: tuple[str, ...] = ()
+
+
+class SharedPass:
+    """One pass over a pipeline, by some of the replicas it serves.
+
+    What one asks for is kept for the others until they take it. A replica that is ahead waits for the slowest of those
+    that take part, once a window's bytes are kept for them. Those that have not begun, which may be waiting for it to
+    end, are kept as much for, and read for themselves when they begin later than that.
+
+    Parameters
+    ----------
+    reading
+        What it is of.
+    iteration
+        Which pass of the call, from 0 on.
+    lanes
+        The replicas that may take part, by their place among those that the pipeline serves.
+    """
+
+    def __init__(self, reading: Reading, iteration: int, lanes: Iterable[int]) -> None:
+        self._reading = reading
+        self._iteration = iteration
+        self._queues: dict[int, deque[Part]] = {lane: deque() for lane in lanes}
+        self._begun: set[int] = set()
+        self._ending: set[int] = set()
+        self._flow = Flow(
+            reading.pipeline,
+            later(reading.epochs[0], iteration),
+            set(self._queues),
+            is_alone=reading.is_alone,
+            num_steps_ahead=reading.num_steps_ahead,
+            bring=reading.bring,
+            empty=reading.empty,
+            devices=reading.devices,
+        )
+        self._watched: list[Known | Counted | Told] | None = None
+        self._num_steps = 0
+        # What was read and is still to be handed on, from which place on; and whether there is no more to read.
+        self._rest: tuple[list[Lane] | None, Any, int] | None = None
+        self._is_read = False
+        # Whether one of those that take part is waiting for what another worker tells.
+        self._is_asking = False
+        self._is_over = False
+        self._failure: Exception | None = None
+        # One thread may come here twice: iterators are let go of by the garbage collector too.
+        self._turn = Condition(RLock())
+        self._num_waiting = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nobody left who takes part or may."""
+        return not self._queues
+
+    @property
+    def num_bytes_for_late(self) -> int:
+        """What is kept for those that have not begun."""
+        with self._turn:
+            return sum(self._kept_for(lane) for lane in self._queues if lane not in self._begun)
+
+    def begin(self, lane: int) -> bool:
+        """Take part from the first step on; False where that is no longer to be had."""
+        with self._turn:
+            if lane not in self._queues:
+                return False
+            self._begun.add(lane)
+            return True
+
+    def leave(self, lane: int) -> None:
+        """Take no further part."""
+        with self._turn:
+            self._drop(lane)
+            self._turn.notify_all()
+            if self._is_over and not self._begun:
+                self._settle()
+            if not self._queues:
+                self._close()
+
+    def wake(self, lane: int) -> None:
+        """Have a replica, which another thread takes parts for, wait for nobody any more: there is no more for it."""
+        self._ending.add(lane)
+        # Whoever has the turn looks before it waits; it may also be reading, which is not waited for.
+        if self._turn.acquire(timeout=_WAKE_S):
+            try:
+                self._turn.notify_all()
+            finally:
+                self._turn.release()
+
+    def parts(self, lane: int) -> Iterator[Part]:
+        """What a replica is given, in order; those that come from the same block together."""
+        try:
+            while (part := self._take(lane)) is not None:
+                if part.rows is None and part.ref is not None:
+                    part.rows = self._flow.caller.result(part.ref.handle)
+                yield part
+        finally:
+            self.leave(lane)
+
+    def drop_late(self) -> None:
+        """Keep nothing for those that have not begun."""
+        with self._turn:
+            for lane in [each for each in self._queues if each not in self._begun]:
+                self._drop(lane)
+
+    def _take(self, lane: int) -> Part | None:
+        queue = self._queues[lane]
+        while True:
+            if queue:
+                part = queue.popleft()
+                if self._num_waiting:
+                    with self._turn:
+                        self._turn.notify_all()
+                return part
+            with self._turn:
+                if queue:
+                    continue
+                if lane in self._ending:
+                    return None
+                if self._failure is not None:
+                    raise _like(self._failure)
+                if self._is_over:
+                    return None
+                if self._is_asking:
+                    self._turn.wait(_PATIENCE_S)
+                    continue
+                if self._lead_bytes(lane) > self._flow.limit_bytes and self._waited(lane):
+                    continue
+                asked = self._pull()
+                self._is_asking = bool(asked)
+            if asked:
+                self._ask(asked)
+
+    def _lead_bytes(self, lane: int) -> int:
+        return max((self._kept_for(each) for each in self._begun if each != lane), default=0)
+
+    def _waited(self, lane: int) -> bool:
+        # Whether the others came nearer.
+        self._num_waiting += 1
+        try:
+            return self._turn.wait_for(
+                lambda: (
+                    bool(self._queues[lane])
+                    or self._is_over
+                    or lane in self._ending
+                    or self._lead_bytes(lane) <= self._flow.limit_bytes
+                ),
+                _PATIENCE_S,
+            )
+        finally:
+            self._num_waiting -= 1
+
+    def _kept_for(self, lane: int) -> int:
+        return sum(part.num_bytes for part in tuple(self._queues[lane]))
+
+    def _ask(self, asked: Sequence[Told]) -> None:
+        # Without the turn: others may take what there is, or leave.
+        failure: Exception | None = None
+        try:
+            for each in asked:
+                each.ask(self._num_steps)
+        except Exception as error:
+            failure = error
+        with self._turn:
+            self._is_asking = False
+            if failure is not None:
+                self._fail(failure)
+            self._turn.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        # What came before it is handed out first.
+        self._failure, self._is_over = error, True
+        self._turn.notify_all()
+
+    def _pull(self) -> list[Told]:
+        # What is to be asked first, if anything is.
+        if self.num_bytes_for_late > self._flow.limit_bytes:
+            self.drop_late()
+        try:
+            told = [each for each in self._others() if isinstance(each, Told)]
+            if self._rest is None:
+                self._read()
+            if self._rest is None:
+                if asked := [each for each in told if not each.tells(self._num_steps)]:
+                    return asked
+                if all(each.is_over(self._num_steps) for each in self._others()):
+                    self._end()
+                    return []
+                self._rest = None, np.zeros((_STEPS_AT_ONCE, len(self._reading.pipeline.consumers)), bool), 0
+            lanes, full, begin = self._rest
+            number = self._num_decided(full[begin:], told) if told else len(full) - begin
+            if not number:
+                return [each for each in told if not each.tells(self._num_steps)]
+            self._rest = (lanes, full, begin + number) if lanes and begin + number < len(full) else None
+            self._hand_on(lanes, full[begin : begin + number], begin)
+        except Exception as error:
+            self._fail(error)
+        return []
+
+    def _read(self) -> None:
+        # The next steps of the pipeline, if there are any.
+        pulled = None if self._is_read else self._flow.pull()
+        outside = self._reading.outside
+        if pulled is not None:
+            self._rest = (*pulled, 0)
+            if outside is not None:
+                outside.add(self._iteration, self._num_steps, pulled[1])
+        elif not self._is_read:
+            self._is_read = True
+            if outside is not None:
+                nothing = np.zeros((0, len(self._reading.pipeline.consumers)), bool)
+                outside.add(self._iteration, self._num_steps, nothing, is_over=True)
+
+    def _num_decided(self, full: Any, told: Sequence[Told]) -> int:
+        # Of some steps how many there is no need to ask about; an other worker may wait for this one to take those.
+        to_ask = np.flatnonzero(np.ones(len(full), bool) if self._reading.drops_uneven else ~full.any(axis=1))
+        if not len(to_ask):
+            return len(full)
+        if to_ask[0]:
+            return int(to_ask[0])
+        if not all(each.tells(self._num_steps) for each in told):
+            return 0
+        return min(each.num_told(self._num_steps, len(full)) for each in told)
+
+    def _hand_on(self, lanes: list[Lane] | None, full: Any, begin: int) -> None:
+        keep = self._steps(full)
+        self._num_steps += len(full)
+        are_all = bool(keep.all()) and len(keep) == len(full)
+        for number, queue in self._queues.items():
+            if lanes is None:
+                places = np.full(len(full), -1)
+            else:
+                places = np.where(full[:, number], lanes[number].places[begin : begin + len(full)], -1)
+            places = places if are_all else places[: len(keep)][keep]
+            if len(places):
+                queue.append(Part(None if lanes is None else lanes[number].ref, places.tolist()))
+        self._turn.notify_all()
+
+    def _steps(self, full: Any) -> Any:
+        # Which of some steps there are: those in which any replica has rows.
+        has_rows: Any = full.any(axis=1)
+        if self._reading.drops_uneven:
+            first = self._num_steps
+            everywhere = [full, *(each.full(first, first + len(full)) for each in self._others())]
+            found = np.concatenate(everywhere, axis=1)
+            has_rows = found.any(axis=1)
+            uneven = np.flatnonzero(has_rows & ~found.all(axis=1))
+            if len(uneven):
+                self._end()
+                return has_rows[: uneven[0]]
+        elif not has_rows.all():
+            first = self._num_steps
+            for each in self._others():
+                has_rows |= each.full(first, first + len(full)).any(axis=1)
+        return has_rows
+
+    def _others(self) -> list[Known | Counted | Told]:
+        if self._watched is None:
+            reading = self._reading
+            self._watched = list(map(self._other, reading.others, reading.epochs[1:]))
+        return self._watched
+
+    def _other(self, other: Cuts | Pipeline | Unseen, epoch: Epoch) -> Known | Counted | Told:
+        reading = self._reading
+        if isinstance(other, Cuts):
+            return Known(other)
+        if isinstance(other, Pipeline):
+            return Counted(other, later(epoch, self._iteration), reading.bring)
+        if reading.outside is None:
+            raise ArgumentError(f"nobody here can tell of the pipeline of {other.worker}")
+        return Told(other, self._iteration, reading.outside)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._turn.notify_all()
+        if num_skipped := self._flow.interpreter.num_skipped:
+            logger.warning("left out %d elements in all", num_skipped)
+
+    def _drop(self, lane: int) -> None:
+        self._queues.pop(lane, None)
+        self._begun.discard(lane)
+        self._flow.wanted.discard(lane)
+
+    def _settle(self) -> None:
+        # Nobody may come to take what is left; its threads are not to wait for that.
+        for lane, queue in list(self._queues.items()):
+            try:
+                for part in queue:
+                    if part.rows is None and part.ref is not None:
+                        part.rows = self._flow.caller.result(part.ref.handle)
+            except Exception:
+                # It reads for itself, and finds so too.
+                self._drop(lane)
+        self._close()
+
+    def _close(self) -> None:
+        for each in self._watched or ():
+            if isinstance(each, Counted):
+                each.close()
+        self._flow.close()
+
+
+class Meeting:
+    """Where the replicas of one process come together that one call gives parts of the same pipeline.
+
+    Parameters
+    ----------
+    reading
+        What they are given.
+    lanes
+        Those replicas, by their place among those that the pipeline serves.
+    """
+
+    def __init__(self, reading: Reading, lanes: Iterable[int]) -> None:
+        self._reading = reading
+        self.node = reading.pipeline.node
+        self._present = set(lanes)
+        self._num_lanes = len(self._present)
+        self._passes: dict[int, SharedPass] = {}
+        self._lock = RLock()
+
+    def begin(self, lane: int, iteration: int) -> SharedPass:
+        """The pass that a replica is to take part in."""
+        with self._lock:
+            self._tidy()
+            found = self._passes.get(iteration)
+            if found is not None and found.begin(lane):
+                return found
+            is_shared = found is None and len(self._passes) < _MOST_PASSES
+            made = SharedPass(self._reading, iteration, self._present if is_shared else {lane})
+            made.begin(lane)
+            if is_shared:
+                self._passes[iteration] = made
+            return made
+
+    def wake(self, lane: int) -> None:
+        """Have a replica, which another thread takes parts for, wait for nobody any more."""
+        for each in list(self._passes.values()):
+            each.wake(lane)
+
+    def leave(self, lane: int) -> None:
+        """Take part in no pass any more."""
+        with self._lock:
+            self._present.discard(lane)
+            for each in self._passes.values():
+                each.leave(lane)
+            self._tidy()
+        if self._reading.outside is not None:
+            self._reading.outside.leave(lane, self._num_lanes)
+
+    def _tidy(self) -> None:
+        self._passes = {number: each for number, each in self._passes.items() if not each.is_done}
+
+
+def _like(error: Exception) -> Exception:
+    # An equal error for each replica, which adds its own note to it and its own traceback.
+    try:
+        found = copy.copy(error)
+    except Exception:
+        return error
+    if hasattr(error, "__notes__"):
+        found.__notes__ = list(error.__notes__)
+    found.__cause__, found.__suppress_context__ = error.__cause__, True
+    return found.with_traceback(error.__traceback__)

@@ -1,0 +1,1 @@
+"""Placement: the workers and devices that replicas are on."""

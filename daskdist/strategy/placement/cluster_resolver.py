@@ -1,0 +1,307 @@
+"""`ClusterResolver`: where a cluster comes from, how it is connected to, and for which workers is waited."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final
+
+import dask.config
+from distributed import Client, LocalCluster, Security
+from distributed.comm import connect as open_comm
+from distributed.comm import parse_address, parse_host_port
+from distributed.comm.registry import get_backend
+from distributed.exceptions import WorkerStartTimeoutError
+from distributed.utils import import_term
+
+from daskdist.config import setting
+from daskdist.core.arguments import whole_number
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.callers.submit import workers_of
+from daskdist.strategy.placement.replica_counts import Worker
+
+_OPERATION: Final = "ClusterResolver"
+_EXAMPLE: Final = "write it like 'tcp://127.0.0.1:8786'"
+
+
+@dataclass(frozen=True)
+class ClusterResolver:
+    """Where a cluster comes from, and what is to be there before a strategy is made on it.
+
+    Parameters
+    ----------
+    cluster
+        A ``distributed.Client``, a cluster object such as ``LocalCluster`` or ``SLURMCluster``, the address of a
+        scheduler, or the path of the file that ``dask scheduler --scheduler-file`` writes. If None, the address in
+        Dask's own setting ``scheduler-address``, which ``DASK_SCHEDULER_ADDRESS`` sets; and where that names nothing, a
+        ``LocalCluster`` that belongs to the strategy and closes with it.
+    security
+        The keys and certificates of connections by TLS. If None, those of the cluster object, or else of Dask's
+        configuration.
+    num_workers
+        Wait until there are so many workers, or more; 1 if None. A ``LocalCluster`` that is made has so many; if None,
+        a process a GPU that this process sees, or a core where it sees none.
+    timeout
+        Seconds to wait for them; the setting ``daskdist.timeouts.workers`` if None.
+
+    Raises
+    ------
+    ArgumentError
+        The cluster is nothing of the kind, or an option is not allowed, or does not go with the cluster.
+
+    Notes
+    -----
+    A strategy has all the workers there are when it is made, also where they are more than were waited for.
+
+    >>> ClusterResolver("tcp://10.0.0.1:8786", num_workers=4).num_workers
+    4
+    """
+
+    cluster: Any = None
+    _: KW_ONLY
+    security: Security | None = None
+    num_workers: int | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        cluster = self.cluster
+        is_known = cluster is None or isinstance(cluster, (Client, str, os.PathLike))
+        if not is_known and not hasattr(cluster, "scheduler_address"):
+            raise ArgumentError(
+                f"{_OPERATION}: {type(cluster).__name__} is not a Dask client, a cluster, an address or the path of a "
+                "scheduler file"
+            )
+        if getattr(cluster, "asynchronous", False):
+            raise ArgumentError(
+                f"{_OPERATION}: the {type(cluster).__name__} is asynchronous; make it with asynchronous=False, and use "
+                "it outside of its event loop"
+            )
+        if self.security is not None and not isinstance(self.security, Security):
+            raise ArgumentError(
+                f"{_OPERATION}: security is {self.security!r:.80}; give a distributed.Security, such as "
+                "Security(tls_ca_file=..., tls_client_cert=..., tls_client_key=..., require_encryption=True)"
+            )
+        if self.security is not None and isinstance(cluster, Client):
+            raise ArgumentError(f"{_OPERATION}: a client has security of its own; give it to that, not here as well")
+        if self.num_workers is not None:
+            object.__setattr__(self, "num_workers", whole_number(_OPERATION, "num_workers", self.num_workers, 1))
+        if self.timeout is not None and not _is_time(self.timeout):
+            raise ArgumentError(f"{_OPERATION}: timeout is {self.timeout!r:.80}; give a number of seconds above 0")
+
+
+def _is_time(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0
+
+
+def connect(
+    resolver: ClusterResolver,
+    opened: ExitStack,
+    *,
+    num_workers: Callable[[], int | None] = lambda: None,
+    num_threads: int = 1,
+) -> tuple[Client, list[Worker]]:
+    """A client of the cluster, and its workers, ordered by name.
+
+    Parameters
+    ----------
+    resolver
+        Where the cluster comes from.
+    opened
+        Takes what is to be closed in the end: what was not there before.
+    num_workers
+        Gives the workers of a cluster that is made, if the resolver does not say; None for one a core. It is asked only
+        then.
+    num_threads
+        The threads that each of those has.
+
+    Raises
+    ------
+    ClusterError
+        Nobody answers at the address, or not by what is spoken there, or not enough workers came.
+    """
+    cluster, security = resolver.cluster, resolver.security
+    if isinstance(cluster, Client):
+        client = cluster
+        if client.status != "running":
+            raise ClusterError(f"the client is {client.status}; make a new one")
+    else:
+        said_by = ""
+        if cluster is None and (cluster := dask.config.get("scheduler-address", None) or None) is not None:
+            said_by = " (Dask's setting scheduler-address, or DASK_SCHEDULER_ADDRESS)"
+            if not isinstance(cluster, str):
+                # Dask makes numbers of variables that look like one: of a port alone, say.
+                raise ClusterError(f"{cluster!r}{said_by} is not the address of a scheduler; {_EXAMPLE}")
+        if cluster is None:
+            cluster = _made(resolver, opened, num_workers, num_threads)
+        client = _client_of(cluster, security, said_by)
+        opened.callback(client.close)
+    return client, _workers(client, resolver)
+
+
+def _made(
+    resolver: ClusterResolver, opened: ExitStack, num_workers: Callable[[], int | None], num_threads: int
+) -> LocalCluster:
+    # Loopback only, the dashboard too: a cluster for this program is nobody else's business.
+    try:
+        made = LocalCluster(
+            n_workers=resolver.num_workers or num_workers(),
+            threads_per_worker=num_threads,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            security=resolver.security,
+        )
+    except (OSError, RuntimeError) as error:
+        raise ClusterError(
+            f"a LocalCluster cannot be started: {error.__cause__ or error}; its processes import the script, which "
+            "is to make one under if __name__ == '__main__' only"
+        ) from error
+    opened.callback(made.close)
+    return made
+
+
+def _client_of(cluster: Any, security: Security | None, said_by: str) -> Client:
+    timeout = setting("timeouts.connect")
+    if isinstance(cluster, os.PathLike) or (isinstance(cluster, str) and _is_file(cluster)):
+        cluster = _address_in(os.fspath(cluster))
+    address = cluster if isinstance(cluster, str) else cluster.scheduler_address
+    if isinstance(cluster, str):
+        try:
+            # An address that a client cannot read leaves half a client behind.
+            scheme, location = parse_address(address)
+            get_backend(scheme)
+            host_and_port = None if scheme == "inproc" else parse_host_port(location)
+        except ValueError as error:
+            raise ClusterError(
+                f"{address!r}{said_by} is not the address of a scheduler: {error}; {_EXAMPLE}"
+            ) from error
+        security = security or _loaded(address)
+        # A client waits for a greeting without end, and in a process all are of one kind.
+        if host_and_port:
+            _check_encryption(address, said_by, scheme, security)
+    try:
+        if isinstance(cluster, str) and host_and_port:
+            _check_it_speaks(address, scheme, host_and_port, security, timeout)
+        return Client(cluster, security=security, timeout=timeout, set_as_default=False)
+    except Exception as error:
+        # Whoever listens there may send anything: what that leads to is no error of the program's.
+        why = str(error) or "nobody greets"
+        raise ClusterError(
+            f"no Dask scheduler answers at {address!r}{said_by} within {timeout} s: {why}{_hint(address)}"
+        ) from error
+
+
+def _hint(address: str) -> str:
+    if address.startswith("tls://"):
+        return "; a scheduler that does not use TLS, or has other certificates, is one such: see security"
+    if address.startswith("tcp://"):
+        return "; one that uses TLS is spoken to as 'tls://...', with security"
+    return ""
+
+
+def _is_file(text: str) -> bool:
+    return "://" not in text and (text.endswith(".json") or os.path.isfile(text))
+
+
+def _address_in(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return str(json.load(file)["address"])
+    except OSError as error:
+        raise ClusterError(
+            f"the scheduler file {path!r} cannot be read: {error}; start 'dask scheduler --scheduler-file {path}' first"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            f"{path!r} is not a file that 'dask scheduler --scheduler-file' wrote: it names no address"
+        ) from error
+
+
+def _loaded(address: str) -> Security:
+    # As a client does where it is given none.
+    loader: str | None = dask.config.get("distributed.client.security-loader", None)
+    found: Callable[[dict[str, Any]], Security | None] | None = import_term(loader) if loader else None
+    return (found and found({"address": address})) or Security()
+
+
+def _check_encryption(address: str, said_by: str, scheme: str, security: Security) -> None:
+    is_encrypted = scheme in ("tls", "wss")
+    try:
+        context = security.get_connection_args("client")["ssl_context"]
+    except OSError as error:
+        raise ClusterError(f"{address!r}{said_by}: the certificates of {security} cannot be used: {error}") from error
+    if is_encrypted and context is None:
+        raise ClusterError(
+            f"{address!r}{said_by}: {scheme}:// needs certificates, and there are none; give ClusterResolver(address, "
+            "security=distributed.Security(...)), or set distributed.comm.tls in Dask's configuration"
+        )
+    if security.require_encryption and not is_encrypted:
+        raise ClusterError(
+            f"{address!r}{said_by}: security requires encryption, and there is none by {scheme}://; write 'tls://...', "
+            "or give security that does not require it"
+        )
+
+
+def _check_it_speaks(
+    address: str, scheme: str, host_and_port: tuple[str, int], security: Security, timeout: float
+) -> None:
+    # A scheduler greets whoever connects. A client waits for the greeting without end.
+    arguments = security.get_connection_args("client")
+    until = time.monotonic() + timeout
+    if scheme == "tls":
+        _check_it_encrypts(host_and_port, arguments["ssl_context"], timeout)
+
+    async def greet() -> None:
+        left = max(until - time.monotonic(), 0)
+        comm = await asyncio.wait_for(open_comm(address, timeout=left, **arguments), left)
+        comm.abort()
+
+    # In a thread of its own: an event loop, a notebook's say, may be at work in this one.
+    with ThreadPoolExecutor(1, "daskdist-greet") as thread:
+        thread.submit(asyncio.run, greet()).result()
+
+
+def _check_it_encrypts(host_and_port: tuple[str, int], context: ssl.SSLContext, timeout: float) -> None:
+    # Where somebody else speaks first, Dask tries again until its time is up, and leaves a socket open.
+    try:
+        connection = socket.create_connection(host_and_port, timeout)
+    except ConnectionError:
+        # Perhaps it is about to start.
+        return
+    with connection, context.wrap_socket(connection) as encrypted:
+        # Only by then the certificate of this side has been looked at.
+        encrypted.recv(1)
+
+
+def _workers(client: Client, resolver: ClusterResolver) -> list[Worker]:
+    # Ordered by name; names that are numbers, as a LocalCluster's are, come first, in their own order.
+    timeout = resolver.timeout or setting("timeouts.workers")
+    wanted = resolver.num_workers or 1
+    where = f"the cluster at {client.scheduler.address}"
+    try:
+        client.wait_for_workers(wanted, timeout=timeout)
+    except WorkerStartTimeoutError as error:
+        if wanted == 1:
+            raise ClusterError(f"{where} has no workers after {timeout} s") from error
+        raise ClusterError(
+            f"{where} has {error.available_workers} workers of {wanted} after {timeout} s; start more, wait longer "
+            "with ClusterResolver(timeout=...), or wait for fewer"
+        ) from error
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(f"{where} does not say which workers it has: {error}") from error
+    workers = [Worker(address, str(info["name"]), info["nthreads"]) for address, info in workers_of(client).items()]
+
+    def place(worker: Worker) -> tuple[bool, int, str, str]:
+        is_number = worker.name.isdecimal()
+        return not is_number, int(worker.name) if is_number else 0, worker.name, worker.address
+
+    return sorted(workers, key=place)

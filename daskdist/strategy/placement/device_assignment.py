@@ -1,0 +1,260 @@
+"""`DeviceAssignment`: which worker and device each replica sits on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.devices import device, name_of, present
+from daskdist.errors import ArgumentError
+from daskdist.strategy.placement.assign_devices import assign_devices
+from daskdist.strategy.placement.probe import check_there, probe_devices
+from daskdist.strategy.placement.replica_counts import (
+    Counts,
+    ReplicasPerWorker,
+    Worker,
+    as_counts,
+    names_of,
+    num_replicas_on,
+    places_of,
+)
+
+_EXAMPLE: Final = 'DeviceAssignment([("0", "CPU:0"), ("1", "CPU:0")])'
+
+
+@dataclass(frozen=True, init=False)
+class DeviceAssignment:
+    """Which worker and device each replica sits on, in the order of their ids.
+
+    Parameters
+    ----------
+    replicas
+        The worker, by name or address, and the name of the device there, of each replica. Those of one worker follow
+        one another. A worker that is not named takes no part: it reads nothing either.
+
+    Raises
+    ------
+    ArgumentError
+        There are no replicas, one is not such a pair, two are on one device, or those of a worker do not follow one
+        another.
+    UnknownDeviceError
+        There is no such kind of device. Whether a worker has the device is seen when a strategy is made.
+
+    Notes
+    -----
+    The order of replicas is the order of workers too: the one that is named first has the first input pipeline.
+
+    >>> DeviceAssignment([("alpha", "CPU:0"), ("alpha", "/cpu:1"), ("beta", "CPU:0")]).replicas
+    (('alpha', 'CPU:0'), ('alpha', 'CPU:1'), ('beta', 'CPU:0'))
+    """
+
+    replicas: tuple[tuple[str, str], ...]
+
+    def __init__(self, replicas: Iterable[tuple[str | int, str]]) -> None:
+        object.__setattr__(self, "replicas", _as_pairs(replicas))
+        if not self.replicas:
+            raise ArgumentError(f"DeviceAssignment: there are no replicas; give one or more, such as {_EXAMPLE}")
+        _check_order([worker for worker, _ in self.replicas], self.replicas)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers are named."""
+        return len({worker for worker, _ in self.replicas})
+
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas that one worker has."""
+        names = [worker for worker, _ in self.replicas]
+        return max(map(names.count, names))
+
+    def on(self, workers: Sequence[Worker]) -> list[tuple[str, str]]:
+        """The address of the worker, and the device, of each replica.
+
+        Parameters
+        ----------
+        workers
+            Those there are.
+
+        Raises
+        ------
+        ArgumentError
+            One that is named is not there, or is named in two ways.
+
+        >>> workers = [Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "bob", 1)]
+        >>> DeviceAssignment([("bob", "CPU:0"), ("tcp://a:1", "CPU:0")]).on(workers)
+        [('tcp://b:1', 'CPU:0'), ('tcp://a:1', 'CPU:0')]
+        """
+        places = places_of(workers)
+        found = []
+        for number, (name, _) in enumerate(self.replicas):
+            if name not in places:
+                raise ArgumentError(
+                    f"DeviceAssignment: replica {number} is on worker {name!r}, and there is none of that name or "
+                    f"address; there are {names_of(workers)}"
+                )
+            found.append(workers[places[name]])
+        pairs = [(worker.address, on) for worker, (_, on) in zip(found, self.replicas, strict=True)]
+        # A worker that is named by its name and by its address is still one.
+        _check_order([address for address, _ in pairs], self.replicas)
+        return pairs
+
+    def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
+        """The same, once the workers have been asked for the devices; raises as `on` and `check_there` do.
+
+        Raises
+        ------
+        ArgumentError
+            Two workers see one device in what they are to have, and are not to share it.
+        """
+        pairs = self.on(workers)
+        check_there(client, workers, pairs)
+        if not share_devices:
+            _check_not_shared(client, workers, pairs)
+        return pairs
+
+
+@dataclass(frozen=True)
+class PerWorker:
+    """So many replicas on each worker, on its devices in order.
+
+    Parameters
+    ----------
+    counts
+        As `as_counts` gives them; None for as many as each has devices.
+    """
+
+    counts: Counts | None
+
+    @property
+    def num_workers(self) -> int | None:
+        """For how many workers numbers are given, or there are devices in this process; None for any."""
+        if self.counts is None or isinstance(self.counts, int):
+            num_devices = len(present())
+            return max(1, num_devices // (self.counts or 1)) if num_devices else None
+        return len(self.counts)
+
+    @property
+    def most_replicas(self) -> int:
+        """The largest of the numbers."""
+        counts = self.counts
+        if counts is None or isinstance(counts, int):
+            return counts or 1
+        return max(counts.values() if isinstance(counts, dict) else counts)
+
+    def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
+        """The address of the worker, and the device, of each replica.
+
+        Raises as `num_replicas_on`, `assign_devices` and `check_there` do.
+        """
+        numbers: Sequence[int | None] = [None] * len(workers)
+        if self.counts is not None:
+            numbers = num_replicas_on(workers, self.counts)
+        # Those that take no part are not asked, and leave their devices to others.
+        with_some = [number for number, count in enumerate(numbers) if count != 0]
+        taking = [workers[number] for number in with_some]
+        names = assign_devices(
+            taking, probe_devices(client, taking), [numbers[number] for number in with_some], share_devices
+        )
+        pairs = [(worker.address, name) for worker, own in zip(taking, names, strict=True) for name in own]
+        check_there(client, taking, pairs)
+        return pairs
+
+
+def placing(
+    device_assignment: DeviceAssignment | None,
+    num_replicas_per_worker: ReplicasPerWorker | None,
+) -> DeviceAssignment | PerWorker:
+    """Where replicas are to be, said in one way or the other; on each worker's devices if in none.
+
+    Raises
+    ------
+    ArgumentError
+        Both are given, or one of them is not allowed.
+    """
+    if device_assignment is None:
+        return PerWorker(None if num_replicas_per_worker is None else as_counts(num_replicas_per_worker))
+    if num_replicas_per_worker is not None:
+        raise ArgumentError(
+            "MultiWorkerMirroredStrategy: device_assignment and num_replicas_per_worker both say where replicas are; "
+            "give one of them"
+        )
+    if not isinstance(device_assignment, DeviceAssignment):
+        raise ArgumentError(
+            f"MultiWorkerMirroredStrategy: device_assignment is {device_assignment!r:.80}; write it like {_EXAMPLE}"
+        )
+    return device_assignment
+
+
+def checked_share(share_devices: Any) -> bool:
+    """Whether devices may be shared.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither True nor False.
+    """
+    if not isinstance(share_devices, (bool, np.bool_)):
+        raise ArgumentError(f"MultiWorkerMirroredStrategy: share_devices is {share_devices!r:.80}; give True or False")
+    return bool(share_devices)
+
+
+def _check_not_shared(client: Any, workers: Sequence[Worker], pairs: Sequence[tuple[str, str]]) -> None:
+    by_address = {worker.address: worker for worker in workers}
+    with_devices = [by_address[each] for each in dict.fromkeys(each for each, on in pairs if not device(on).is_host)]
+    if len(with_devices) < 2:
+        return
+    visible_devices = dict(zip(with_devices, probe_devices(client, with_devices), strict=True))
+    seen: dict[str, tuple[int, Worker, str]] = {}
+    for number, (address, on) in enumerate(pairs):
+        worker = by_address[address]
+        visible = visible_devices.get(worker)
+        if visible is None or on not in visible.names:
+            continue
+        uuid = visible.uuids[visible.names.index(on)]
+        before, other, its = seen.setdefault(uuid, (number, worker, on))
+        if before != number:
+            raise ArgumentError(
+                f"DeviceAssignment: replica {before} on {its} of worker {other.name!r} and replica {number} on {on} of "
+                f"worker {worker.name!r} are on one device, {uuid}; give each a device of its own, which "
+                "list_devices(client) lists, or let workers share devices with share_devices=True"
+            )
+
+
+def _as_pairs(replicas: Any) -> tuple[tuple[str, str], ...]:
+    if isinstance(replicas, (str, bytes)) or not isinstance(replicas, Iterable):
+        raise ArgumentError(
+            f"DeviceAssignment: {replicas!r:.80} is not a list of workers and devices; write it like {_EXAMPLE}"
+        )
+    pairs = []
+    for number, replica in enumerate(replicas):
+        is_pair = isinstance(replica, Sequence) and not isinstance(replica, str) and len(replica) == 2
+        if not is_pair or not isinstance(replica[0], (str, int)) or not isinstance(replica[1], str):
+            raise ArgumentError(
+                f"DeviceAssignment: replica {number} is {replica!r:.80}; give the name of a worker and of a device, "
+                'such as ("0", "CPU:0")'
+            )
+        worker, on = replica
+        pairs.append((str(worker), name_of(device(on))))
+    return tuple(pairs)
+
+
+def _check_order(workers: Sequence[str], replicas: Sequence[tuple[str, str]]) -> None:
+    seen: dict[tuple[str, str], int] = {}
+    for number, (worker, (_, on)) in enumerate(zip(workers, replicas, strict=True)):
+        if (before := seen.setdefault((worker, on), number)) != number:
+            raise ArgumentError(
+                f"DeviceAssignment: replicas {before} and {number} are both on {on} of worker {worker!r}; give each a "
+                "device of its own"
+            )
+    in_turn = [worker for worker, _ in itertools.groupby(workers)]
+    for worker in in_turn:
+        if in_turn.count(worker) > 1:
+            numbers = [number for number, each in enumerate(workers) if each == worker]
+            raise ArgumentError(
+                f"DeviceAssignment: worker {worker!r} has replicas {numbers}, and others between them; let the "
+                "replicas of one worker follow one another, for they share what it reads"
+            )

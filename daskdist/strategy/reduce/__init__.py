@@ -1,0 +1,1 @@
+"""Reductions and gathering of the values of replicas."""

@@ -1,0 +1,250 @@
+"""Reductions of arrays of devices, on those: as `reduction` has them for NumPy's, of the same dtypes.
+
+Only what the array API standard has is asked of the arrays' namespace.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.devices import Device, dtype_of
+from daskdist.errors import ArgumentError
+from daskdist.strategy.reduce.reductions import (
+    Axis,
+    Op,
+    ReduceOp,
+    Reduction,
+    in_pairs,
+    num_rows,
+    wide_dtype,
+    without,
+)
+
+_TOTALS: Final = {ReduceOp.SUM: ("sum", "add"), ReduceOp.PROD: ("prod", "multiply"), ReduceOp.MEAN: ("sum", "add")}
+
+
+def reduction_on(device: Device, op: Op) -> Reduction:
+    """The record of a reduction, of arrays of a device.
+
+    Raises
+    ------
+    ArgumentError
+        It is a function of NumPy's that those arrays have no counterpart of.
+    """
+    if isinstance(op, ReduceOp):
+        return _named(device, op)  # type: ignore[arg-type]  # devices are values
+    return _reduction_on(device, op)
+
+
+def _reduction_on(device: Device, op: Op) -> Reduction:
+    xp = device.namespace
+    if isinstance(op, Reduction):
+        return op
+    if isinstance(op, np.ufunc):
+        function = getattr(xp, op.__name__, None)
+        if function is None:
+            raise ArgumentError(
+                f"reduce: arrays of {device.kind} devices have no {op.__name__}; give a function of two of them, or "
+                "return NumPy arrays"
+            )
+        return Reduction(_Elementwise(xp, op, function), _Promoted(xp, function))
+    if not isinstance(op, ReduceOp):
+        return Reduction(_RowByRow(xp, op), op)
+    if op is ReduceOp.MEAN:
+        return Reduction(_SumAndCount(xp), _AddUp(xp), _Mean(xp))
+    if op in _TOTALS:
+        total, two = _TOTALS[op]
+        return Reduction(_Total(xp, getattr(xp, total)), _Promoted(xp, getattr(xp, two)))
+    extreme = _Extreme(device, is_most=op is ReduceOp.MAX)
+    return Reduction(extreme, extreme.of_two)
+
+
+@functools.lru_cache(maxsize=256)
+def _named(device: Any, op: ReduceOp) -> Reduction:
+    # For each step the same.
+    return _reduction_on(device, op)
+
+
+def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
+    """Partial results, each on another device, made one on the first of those by its library; None if it does not."""
+    if not isinstance(op, ReduceOp):
+        return None
+    if op is not ReduceOp.MEAN:
+        return _by_library(device, op.name, partials)
+    totals, counts, dtypes = zip(*partials, strict=True)
+    total = _by_library(device, "SUM", totals) if len(set(dtypes)) == 1 else None
+    return None if total is None else (total, sum(counts), dtypes[0])
+
+
+def _by_library(device: Device, how: str, arrays: Sequence[Any]) -> Any:
+    first = arrays[0]
+    if any(each.dtype != first.dtype or each.shape != first.shape for each in arrays):
+        return None
+    return device.combined(how, arrays)
+
+
+def cast(xp: Any, array: Any, dtype: np.dtype[Any]) -> Any:
+    """An array of a namespace in one of NumPy's dtypes; as it is if it is of that."""
+    return array if dtype_of(array) == dtype else xp.astype(array, getattr(xp, dtype.name))
+
+
+@dataclass(frozen=True)
+class _Promoted:
+    # A function of two arrays, of the dtype that NumPy's would be: namespaces need not agree on that.
+    xp: Any
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        dtype = np.result_type(dtype_of(a), dtype_of(b))
+        return self.function(cast(self.xp, a, dtype), cast(self.xp, b, dtype))
+
+
+@dataclass(frozen=True)
+class _Total:
+    xp: Any
+    function: Any
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        xp, dtype = self.xp, dtype_of(array)
+        wide = wide_dtype(dtype) if dtype.kind in "biu" else dtype
+        return cast(xp, array, wide) if axis is None else _totalled(xp, self.function, array, axis, wide)
+
+
+def _totalled(xp: Any, function: Any, array: Any, axis: Axis, wide: np.dtype[Any]) -> Any:
+    # Without a copy of the whole in the wider dtype.
+    dtype = dtype_of(array)
+    if dtype.kind == "b":
+        array = xp.astype(array, xp.uint8)
+    return function(array, axis=axis) if dtype == wide else function(array, axis=axis, dtype=getattr(xp, wide.name))
+
+
+@dataclass(frozen=True)
+class _Extreme:
+    device: Device
+    is_most: bool
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        xp, kind = self.device.namespace, dtype_of(array).kind
+        if axis is None:
+            return array
+        if 0 in array.shape:
+            # It has rows, and nothing is in them, which not all namespaces reduce.
+            return self.device.empty(without(array.shape, axis), dtype_of(array))
+        if kind == "b":
+            return (xp.any if self.is_most else xp.all)(array, axis=axis)
+        if kind == "c":
+            return _by_halves(xp, self._of_complex, array, axis)
+        return (xp.max if self.is_most else xp.min)(array, axis=axis)
+
+    def of_two(self, a: Any, b: Any) -> Any:
+        xp = self.device.namespace
+        dtype = np.result_type(dtype_of(a), dtype_of(b))
+        a, b = cast(xp, a, dtype), cast(xp, b, dtype)
+        if dtype.kind == "b":
+            return (xp.logical_or if self.is_most else xp.logical_and)(a, b)
+        if dtype.kind == "c":
+            return self._of_complex(a, b)
+        return (xp.maximum if self.is_most else xp.minimum)(a, b)
+
+    def _of_complex(self, a: Any, b: Any) -> Any:
+        # In NumPy's order, which the standard does not have: by the real parts, then by the imaginary ones.
+        xp = self.device.namespace
+        (low, high) = (b, a) if self.is_most else (a, b)
+        real, other = xp.real(low), xp.real(high)
+        is_less = (real < other) | ((real == other) & (xp.imag(low) <= xp.imag(high)))
+        return xp.where(xp.isnan(a) | (is_less & ~xp.isnan(b)), a, b)
+
+
+@dataclass(frozen=True)
+class _SumAndCount:
+    xp: Any
+
+    def __call__(self, array: Any, axis: Axis) -> tuple[Any, int, Any]:
+        xp, dtype = self.xp, dtype_of(array)
+        wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+        result = dtype if dtype.kind in "fc" else np.dtype(np.float64)
+        if dtype.kind in "biu":
+            # No rows of small integers are so many that their total would not fit 64 bits.
+            wide = wide_dtype(dtype) if axis is not None and dtype.itemsize < 8 else result
+        if axis is None:
+            return cast(xp, array, wide), 1, result
+        total = _totalled(xp, xp.sum, array, axis, wide)
+        if dtype.kind in "biu":
+            total = cast(xp, total, result)
+        return total, num_rows(array.shape, axis), result
+
+
+@dataclass(frozen=True)
+class _AddUp:
+    xp: Any
+
+    def __call__(self, a: tuple[Any, int, Any], b: tuple[Any, int, Any]) -> tuple[Any, int, Any]:
+        return _Promoted(self.xp, self.xp.add)(a[0], b[0]), a[1] + b[1], np.result_type(a[2], b[2])
+
+
+@dataclass(frozen=True)
+class _Mean:
+    xp: Any
+
+    def __call__(self, partial: tuple[Any, int, Any]) -> Any:
+        total, count, dtype = partial
+        if dtype.kind == "c":
+            # As wide as NumPy divides complex ones.
+            total = cast(self.xp, total, np.dtype(np.complex128))
+        return cast(self.xp, total / float(count), dtype)
+
+
+@dataclass(frozen=True)
+class _Elementwise:
+    # One of NumPy's functions of two arguments, by that of the namespace.
+    xp: Any
+    ufunc: np.ufunc
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        xp = self.xp
+        identity = self.ufunc.identity
+        if axis is not None or identity is not None:
+            # Of the dtype that it is of NumPy's: bool, of `logical_and` of numbers.
+            array = cast(xp, array, self.ufunc.reduce(np.ones((1, 1), dtype_of(array)), axis=0).dtype)
+        if identity is not None and (axis is None or num_rows(array.shape, axis) == 1):
+            # A lone value too is what NumPy makes of it: of `hypot` its size.
+            first = np.asarray(identity).astype(dtype_of(array)).item()
+            array = self.function(xp.full_like(array, first), array)
+        return array if axis is None else _by_halves(xp, self.function, array, axis)
+
+
+@dataclass(frozen=True)
+class _RowByRow:
+    # Any associative function, which need not be elementwise.
+    xp: Any
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        if axis is None:
+            return array
+        whole = _rows_first(self.xp, array, axis)
+        return in_pairs(self.function, [whole[number, ...] for number in range(whole.shape[0])])
+
+
+def _rows_first(xp: Any, array: Any, axis: int | tuple[int, ...]) -> Any:
+    # With the axes reduced along as the first.
+    axes = sorted(each % array.ndim for each in (axis if isinstance(axis, tuple) else (axis,)))
+    rest = [each for each in range(array.ndim) if each not in axes]
+    shape = (num_rows(array.shape, axis), *without(array.shape, axis))
+    return xp.reshape(xp.permute_dims(array, (*axes, *rest)), shape)
+
+
+def _by_halves(xp: Any, function: Callable[[Any, Any], Any], array: Any, axis: int | tuple[int, ...]) -> Any:
+    # All rows in pairs at once, then what came of those.
+    rows = _rows_first(xp, array, axis)
+    while (number := rows.shape[0]) > 1:
+        even = number - number % 2
+        pairs = function(rows[0:even:2, ...], rows[1:even:2, ...])
+        rows = pairs if even == number else xp.concat([pairs, rows[even:number, ...]])
+    return rows[0, ...]

@@ -1,0 +1,131 @@
+"""Gathering: the values of all replicas put together as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.ragged import Ragged, concat
+from daskdist.devices import Device, adopted, device_of, dtype_of
+from daskdist.errors import ArgumentError
+from daskdist.strategy.device_values import home_of, host_array, in_stream_of, moved
+from daskdist.strategy.flat import check_is_no_dict
+from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.reduce.device_reduction import cast
+from daskdist.strategy.values import filled
+
+
+@dataclass(frozen=True)
+class Gather:
+    """What puts values together along an axis, where they are brought.
+
+    Parameters
+    ----------
+    axis
+        The axis, 0 being the rows.
+    """
+
+    axis: int
+
+    def __call__(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[list[Any]]) -> Returned:
+        """From wired values: for each leaf those of the replicas, in order."""
+        return Returned.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
+
+
+def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") -> Any:
+    """Arrays of replicas, one after the other along an axis.
+
+    Raises
+    ------
+    ArgumentError
+        One has no such axis, or their shapes differ along another.
+
+    >>> concatenated([np.array([1, 2, 3]), np.array([5])], 0)
+    array([1, 2, 3, 5])
+    """
+    values = list(map(adopted, values))
+    devices = list(map(device_of, values))
+    home = home_of(devices)
+    if home is None:
+        arrays = [
+            _as_array(value if device is None else host_array(value), operation)
+            for value, device in zip(values, devices, strict=True)
+        ]
+    else:
+        arrays = list(values)
+    _check_axis(arrays, axis, operation)
+    if not axis:
+        arrays = _of_known_shape(arrays)
+    shape = arrays[0].shape
+    for number, array in enumerate(arrays):
+        if _without(array.shape, axis) != _without(shape, axis):
+            raise ArgumentError(
+                f"{operation}: what replicas give differs in shape: replica 0 gives {shape}, replica {number} gives "
+                f"{array.shape}; they may differ along axis {axis} only"
+            )
+    if home is not None:
+        return _together_on(home, arrays, axis)
+    if any(isinstance(array, Ragged) for array in arrays):
+        if axis or not all(isinstance(array, Ragged) for array in arrays):
+            raise ArgumentError(
+                f"{operation}: rows of different lengths are put together along axis 0, and with their like"
+            )
+        return concat(arrays)
+    put_together: Any = np.concatenate
+    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+        put_together = np.ma.concatenate
+    try:
+        return put_together(arrays, axis)
+    except TypeError as error:
+        kinds = ", ".join(str(array.dtype) for array in arrays)
+        raise ArgumentError(f"{operation}: values of {kinds} do not go together: {error}") from None
+
+
+def _check_axis(arrays: Sequence[Any], axis: int, operation: str) -> None:
+    for number, array in enumerate(arrays):
+        if not array.ndim:
+            raise ArgumentError(
+                f"{operation}: replica {number} gives {array[()]!r:.80}, a scalar, which has no axis {axis}; give "
+                "x[None], or see those of all with local_results"
+            )
+        if axis >= array.ndim:
+            most = f"0 to {array.ndim - 1}" if array.ndim > 1 else "0"
+            raise ArgumentError(
+                f"{operation}: axis {axis} of a value of shape {array.shape}, which replica {number} gives; give {most}"
+            )
+
+
+def _together_on(device: Device, arrays: Sequence[Any], axis: int) -> Any:
+    # Arrays of devices, on the first one's.
+    xp = device.namespace
+    dtype = np.result_type(*map(dtype_of, arrays))
+    with in_stream_of(device):
+        return xp.concat([cast(xp, moved(array, device), dtype) for array in arrays], axis=axis)
+
+
+def _as_array(value: Any, operation: str) -> Any:
+    if isinstance(value, (Ragged, np.ma.MaskedArray)):
+        return value
+    check_is_no_dict(value, operation)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{operation}: a value is a {type(value).__name__} that makes no array: {error}") from error
+
+
+def _of_known_shape(arrays: Sequence[Any]) -> list[Any]:
+    # A dimension that nobody knows is 0 where there are no rows to know it by.
+    shape = next((array.shape[1:] for array in arrays if array.shape[0] or 0 not in array.shape[1:]), ())
+    return [
+        np.empty((0, *shape), dtype_of(array))
+        if not array.shape[0] and 0 in array.shape[1:] and array.ndim == 1 + len(shape)
+        else array
+        for array in arrays
+    ]
+
+
+def _without(shape: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+    return len(shape), shape[:axis], shape[axis + 1 :]

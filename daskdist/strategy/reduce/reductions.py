@@ -1,0 +1,279 @@
+"""Reductions: what is done on a replica, how two partial results combine, and what is made of the last."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from daskdist.core.arguments import whole_number
+from daskdist.errors import ArgumentError
+from daskdist.strategy.reduce.pairwise import reduce_rows
+
+Axis: TypeAlias = int | tuple[int, ...] | None
+# A reduction in any of the forms it is given in.
+Op: TypeAlias = "ReduceOp | Reduction | Callable[[Any, Any], Any]"
+
+
+class ReduceOp(enum.Enum):
+    """How values of replicas become one.
+
+    >>> ReduceOp.of("max")
+    <ReduceOp.MAX: 'MAX'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PROD = "PROD"
+
+    @classmethod
+    def of(cls, value: object) -> ReduceOp:
+        """An operation, from itself or its name in any case."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and (found := cls._member_map_.get(value.upper())) is not None:
+            return found  # type: ignore[return-value]
+        raise ArgumentError(
+            f"{value!r:.80} is not a reduction; there are {', '.join(cls.__members__)}, any associative function of "
+            "two values, and Reduction"
+        )
+
+
+def as_it_is(partial: Any) -> Any:
+    """The last partial result, as most reductions give it."""
+    return partial
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One way to reduce, for `Strategy.reduce`.
+
+    Parameters
+    ----------
+    chunk
+        ``chunk(array, axis)`` makes a replica's array its partial result: a number, an array, or a nest of some. The
+        axis is a number or a tuple of some, as it was given; None to reduce over replicas only.
+    combine
+        ``combine(a, b)`` makes two partial results one. It is associative.
+    finalize
+        ``finalize(partial)`` makes the last partial result the result.
+    identity
+        The partial result of no rows, which combined with another changes nothing; the numbers in it stand for arrays
+        of them where partial results are arrays. None if there is none: where no replica has a row, there is no result.
+
+    Raises
+    ------
+    ArgumentError
+        A part that is to be a function is none.
+
+    Notes
+    -----
+    Of replicas without rows nothing is asked where others have some.
+
+    >>> import daskdist
+    >>> norm = Reduction(lambda x, axis: np.sum(x * x, axis=axis), np.add, np.sqrt, identity=0)
+    >>> values = daskdist.PerReplica([np.array([2.0, 4.0]), np.array([4.0])])
+    >>> daskdist.MirroredStrategy(["CPU:0", "CPU:1"]).reduce(norm, values, axis=0)
+    np.float64(6.0)
+    """
+
+    chunk: Callable[[Any, Axis], Any]
+    combine: Callable[[Any, Any], Any]
+    finalize: Callable[[Any], Any] = as_it_is
+    identity: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "combine", "finalize"):
+            if not callable(getattr(self, name)):
+                raise ArgumentError(f"Reduction: {name} is {getattr(self, name)!r:.80}; give a function")
+
+
+@dataclass(frozen=True)
+class Ufunc:
+    """What a NumPy function of two arguments makes of a replica's array.
+
+    Parameters
+    ----------
+    function
+        The function.
+    widens
+        Whether small integers and bools become wide ones over replicas too, as NumPy's sum makes them over rows.
+    """
+
+    function: Any
+    widens: bool = False
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        if axis is not None:
+            return reduce_rows(self.function, array, axis)
+        if self.widens:
+            return array.astype(wide_dtype(array.dtype), copy=False) if array.dtype.kind in "biu" else array
+        if self.function.identity is None or not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
+            return array
+        # Of one replica too it is of the dtype that it is of several: bool, of `logical_and` of numbers.
+        return self.function.reduce(array[None], axis=0)
+
+
+@functools.cache
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of sums and products of an integer or bool one."""
+    return np.result_type(dtype, np.uint64 if dtype.kind == "u" else np.int64)
+
+
+@dataclass(frozen=True)
+class RowByRow:
+    """What any associative function makes of a replica's array: rows are taken in pairs, then what came of those."""
+
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, array: Any, axis: Axis) -> Any:
+        if axis is None:
+            return array
+        axes = sorted(each % array.ndim for each in (axis if isinstance(axis, tuple) else (axis,)))
+        shape = (num_rows(array.shape, axis), *without(array.shape, axis))
+        return in_pairs(self.function, list(np.moveaxis(array, axes, range(len(axes))).reshape(shape)))
+
+
+def in_pairs(function: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
+    """Rows made one: pairs of neighbours, then what came of those."""
+    while len(rows) > 1:
+        pairs = [function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
+        rows = pairs + rows[len(pairs) * 2 :]
+    return rows[0]
+
+
+def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes it has.
+
+    >>> without((2, 3, 4), (0, -1))
+    (3,)
+    """
+    if isinstance(axis, int):
+        axis = axis % len(shape)
+        return shape[:axis] + shape[axis + 1 :]
+    gone = {each % len(shape) for each in axis}
+    return tuple(size for place, size in enumerate(shape) if place not in gone)
+
+
+def num_rows(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> int:
+    return shape[axis] if isinstance(axis, int) else math.prod([shape[each] for each in axis])
+
+
+def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int, Any]:
+    # The total, of how many, and the dtype of their mean.
+    dtype = array.dtype
+    if dtype == np.float16:
+        # As NumPy's mean does: a total runs over long before the mean would.
+        array = array.astype(np.float32)
+    if dtype.kind not in "fc":
+        dtype = np.dtype(np.float64)
+        if array.dtype.itemsize == 8 or axis is None:
+            array = array.astype(np.float64)
+    if axis is None:
+        return array, 1, dtype
+    total = reduce_rows(np.add, array, axis)
+    if total.dtype.kind in "iu":
+        # No rows of small integers are so many that their total would not fit 64 bits.
+        total = total.astype(np.float64)
+    return total, num_rows(array.shape, axis), dtype
+
+
+def _add_up(a: tuple[Any, int, Any], b: tuple[Any, int, Any]) -> tuple[Any, int, Any]:
+    return a[0] + b[0], a[1] + b[1], a[2] if a[2] == b[2] else np.result_type(a[2], b[2])
+
+
+def _mean(partial: tuple[Any, int, Any]) -> Any:
+    total, count, dtype = partial
+    # No rows at all: 0/0, which is NaN, as NumPy's mean of nothing is; without its warning on a worker.
+    if not count:
+        return np.full_like(total, np.nan, dtype=dtype)
+    # As wide as NumPy divides complex ones, which is not exact otherwise.
+    mean = total / (np.int64(count) if dtype.kind == "c" else total.dtype.type(count))
+    return mean if mean.dtype == dtype else mean.astype(dtype)
+
+
+_SUM: Final = Reduction(Ufunc(np.add, widens=True), np.add, identity=0)
+_MEAN: Final = Reduction(_sum_and_count, _add_up, _mean, identity=(0, 0, None))
+REDUCTIONS: Final[dict[Any, Reduction]] = {
+    ReduceOp.SUM: _SUM,
+    ReduceOp.MEAN: _MEAN,
+    ReduceOp.MIN: Reduction(Ufunc(np.minimum), np.minimum),
+    ReduceOp.MAX: Reduction(Ufunc(np.maximum), np.maximum),
+    ReduceOp.PROD: Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1),
+}
+# NumPy's own functions for these.
+_NAMED: Final[dict[Any, ReduceOp]] = {
+    np.add: ReduceOp.SUM,
+    np.minimum: ReduceOp.MIN,
+    np.maximum: ReduceOp.MAX,
+    np.multiply: ReduceOp.PROD,
+}
+# Of one value that all replicas have: that value.
+OF_EQUALS: Final = frozenset({ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX})
+
+
+def checked_op(value: object) -> Op:
+    """A reduction, from what `Strategy.reduce` was given.
+
+    Raises
+    ------
+    ArgumentError
+        It is none.
+    """
+    if isinstance(value, str):
+        return ReduceOp.of(value)
+    if isinstance(value, (ReduceOp, Reduction)):
+        return value
+    if isinstance(value, np.ufunc):
+        if value.nin != 2 or value.nout != 1 or value.signature is not None:
+            raise ArgumentError(
+                f"reduce: np.{value.__name__} makes {value.nout} of {value.nin} values; give a function that makes "
+                "one of two, such as np.logaddexp"
+            )
+        return _NAMED.get(value) or value
+    if callable(value) and not isinstance(value, type):
+        return value
+    return ReduceOp.of(value)
+
+
+def reduction_of(op: Op) -> Reduction:
+    """The record of a reduction."""
+    if isinstance(op, ReduceOp):
+        return REDUCTIONS[op]
+    if isinstance(op, Reduction):
+        return op
+    if isinstance(op, np.ufunc):
+        return Reduction(Ufunc(op), op, identity=op.identity)
+    return Reduction(RowByRow(op), op)
+
+
+def name_of(op: Op) -> str:
+    """A reduction as messages call it."""
+    if isinstance(op, ReduceOp):
+        return op.name
+    return "the reduction" if isinstance(op, Reduction) else str(getattr(op, "__name__", type(op).__name__))
+
+
+def checked_axis(axis: Any) -> Axis:
+    """The axis or axes a reduction was given; no axes are None.
+
+    Raises
+    ------
+    ArgumentError
+        It is no whole number, or one is given twice.
+    """
+    if axis is None or type(axis) is int:
+        return axis
+    if not isinstance(axis, (list, tuple)):
+        return whole_number("reduce", "axis", axis)
+    axes = tuple(whole_number("reduce", f"axis[{place}]", each) for place, each in enumerate(axis))
+    if len(set(axes)) < len(axes):
+        raise ArgumentError(f"reduce: axis {axes} names an axis twice")
+    return axes or None

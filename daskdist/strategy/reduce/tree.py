@@ -1,0 +1,496 @@
+"""The tree in which partial results of replicas combine.
+
+It is of fixed shape: the replicas of a worker first, in order, then workers, so many at a time, in order. So a result
+does not depend on which part was ready first, to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.core.arguments import whole_number
+from daskdist.core.ragged import Ragged
+from daskdist.core.structure import describe_nesting
+from daskdist.devices import Device, adopted, device_of, dtype_of
+from daskdist.errors import ArgumentError
+from daskdist.execute.caller import Handle
+from daskdist.strategy.backend import Backend
+from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest
+from daskdist.strategy.error_context import add_context
+from daskdist.strategy.flat import check_is_no_dict
+from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
+from daskdist.strategy.reduce.device_reduction import combined_by_library, reduction_on
+from daskdist.strategy.reduce.reductions import (
+    Axis,
+    Op,
+    ReduceOp,
+    Reduction,
+    as_it_is,
+    name_of,
+    num_rows,
+    reduction_of,
+    without,
+)
+from daskdist.strategy.values import Wiring, fill
+
+# What adds up, and what has an order.
+_NUMBERS: Final = "biufc"
+_ORDERED: Final = "biufcmM"
+# What a function is given as it is, where an array of it would be something else.
+_COMBINED_AS_THEY_ARE: Final = (str, bytes, Ragged)
+
+
+@dataclass(frozen=True)
+class NoRows:
+    """The partial result of a replica without rows.
+
+    Parameters
+    ----------
+    one_row
+        The shape of its value, had that a row.
+    dtype
+        Of its value.
+    device
+        What that is on; None for the host.
+    """
+
+    one_row: tuple[int, ...]
+    dtype: Any
+    device: Device | None = None
+
+    def partial(self, reduction: Reduction, axis: Axis) -> Any:
+        """What stands for the rows there are not."""
+        row: Any = np.ones(self.one_row, self.dtype)
+        like = host_nest(reduction.chunk(row if self.device is None else self.device.put(row), axis))
+        parts, treespec = optree.tree_flatten(like, none_is_leaf=True)
+        try:
+            values = treespec.flatten_up_to(reduction.identity)
+        except ValueError:
+            raise ArgumentError(
+                f"reduce: the identity of the reduction is {reduction.identity!r:.80}, and its chunk gives "
+                f"{describe_nesting(treespec)}; they must nest their values alike"
+            ) from None
+        return optree.tree_unflatten(treespec, list(map(_full, parts, values)))
+
+
+def _full(like: Any, value: Any) -> Any:
+    if value is None:
+        return like
+    # That of `bitwise_and` is -1 for unsigned ones too.
+    full = np.full_like(like, np.asarray(value).astype(np.asarray(like).dtype))
+    # A number, where chunk gives one.
+    return full if isinstance(like, np.ndarray) else full[()]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One node of the tree: chunks of some replicas, or partial results, made one.
+
+    Parameters
+    ----------
+    op
+        The reduction.
+    axis
+        The axis or axes of each array to reduce along; None for none.
+    is_final
+        Whether the result is wanted, and not a partial one.
+    stays
+        Whether partial results do not leave this process: then they stay on their device.
+    operation
+        What messages call it.
+    """
+
+    op: Op
+    axis: Axis
+    is_final: bool
+    stays: bool = False
+    operation: str = "reduce"
+
+    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any] | None) -> Any:
+        """From the values of replicas: for each a wired list of leaves; None where each has one, which is picked."""
+        columns: Iterable[Sequence[Any]]
+        if replicas is None:
+            columns = [[pick(results[number]) for number, pick in picks]]
+        else:
+            if picks:
+                replicas = fill(replicas, [pick(results[number]) for number, pick in picks])
+            columns = zip(*replicas, strict=True)
+        reduction = reduction_of(self.op)
+        return self._fold(reduction, [[self._chunk(reduction, leaf) for leaf in column] for column in columns])
+
+    def partials(self, results: Sequence[Any]) -> Any:
+        """From partial results."""
+        return self._fold(reduction_of(self.op), zip(*results, strict=True))
+
+    def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
+        # With the shape that is left, which all must agree on.
+        if type(value) not in _HERE:
+            value = adopted(value)
+            if (device := device_of(value)) is not None:
+                return self._chunk_there(value, device)
+        array = self._checked(value)
+        axis = self.axis
+        if axis is None:
+            # What is no array has no shape to agree on.
+            shape = array.shape if isinstance(array, np.ndarray) else ()
+            return shape, self._called(reduction.chunk, array, None)
+        shape = without(array.shape, axis)
+        if not array.size and not num_rows(array.shape, axis):
+            return shape, NoRows(_one_row(array.shape, axis), array.dtype)
+        return shape, self._called(reduction.chunk, array, axis)
+
+    def _chunk_there(self, array: Any, device: Device) -> tuple[tuple[int, ...], Any]:
+        # Looked at where it is: nothing of it comes to the host.
+        shape, dtype, axis = tuple(array.shape), dtype_of(array), self.axis
+        self._check_dtype(dtype)
+        self._check_axes(shape)
+        if axis is not None:
+            if not num_rows(shape, axis):
+                return without(shape, axis), NoRows(_one_row(shape, axis), dtype, device)
+            shape = without(shape, axis)
+        with in_stream_of(device):
+            return shape, Placed(device, self._called(reduction_on(device, self.op).chunk, array, axis))
+
+    def _checked(self, value: Any) -> Any:
+        op, axis = self.op, self.axis
+        array = value
+        if type(value) is not np.ndarray and not isinstance(value, np.ma.MaskedArray):
+            if axis is None and isinstance(value, _COMBINED_AS_THEY_ARE) and not isinstance(op, (ReduceOp, np.ufunc)):
+                return value
+            array = _as_array(value, self.operation)
+        if not array.flags.aligned:
+            # As what came in a message may lie: there NumPy adds in another order, and so to other bits.
+            array = np.require(array, requirements="A")
+        if isinstance(op, ReduceOp):
+            check_is_no_dict(value, self.operation)
+            self._check_dtype(array.dtype)
+            if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+                raise ArgumentError(
+                    f"{self.operation}: a value is a masked array; say what is to stand for what is masked, with "
+                    "filled(0) say"
+                )
+        elif axis is None and array.dtype.hasobject:
+            # What is no array is combined as it is.
+            return value
+        if axis is not None:
+            self._check_axes(array.shape)
+        return array
+
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        op = self.op
+        if not isinstance(op, ReduceOp):
+            return
+        if dtype.kind not in (_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _NUMBERS):
+            what = "have an order" if op in (ReduceOp.MIN, ReduceOp.MAX) else "add up"
+            raise ArgumentError(f"{self.operation}: a value is {dtype}, and only numbers {what}")
+
+    def _check_axes(self, shape: tuple[int, ...]) -> None:
+        axis, ndim = self.axis, len(shape)
+        if axis is None:
+            return
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        for each in axes:
+            if not -ndim <= each < ndim:
+                raise ArgumentError(
+                    f"reduce: axis {each} of a value of shape {shape}; use axis=None to reduce over replicas only"
+                )
+        if len(axes) > 1 and len({each % ndim for each in axes}) < len(axes):
+            raise ArgumentError(f"reduce: axis {axis} of a value of shape {shape} names an axis twice")
+
+    def _fold(self, reduction: Reduction, columns: Iterable[Sequence[tuple[tuple[int, ...], Any]]]) -> Any:
+        folded = [self._combined(reduction, column) for column in columns]
+        if not self.is_final:
+            return folded if self.stays else [(shape, _here(partial)) for shape, partial in folded]
+        leaves = [self._final(reduction, *each) for each in folded]
+        return Returned(leaves, list_spec(len(leaves)))
+
+    def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
+        kinds = {type(each[1]) for each in column}
+        telling = with_rows = column
+        if NoRows in kinds:
+            with_rows = [each for each in column if type(each[1]) is not NoRows]
+            # A dimension that nobody knows is 0 where there are no rows to know it by.
+            telling = [*with_rows, *(each for each in column if type(each[1]) is NoRows and 0 not in each[0])]
+        shape, partial = (telling or column)[0]
+        if any(each[0] != shape for each in telling):
+            # NumPy would stretch the smaller to the larger where it can.
+            check_shapes([each[0] for each in column], self.axis)
+        if NoRows in kinds and len(kinds) == 1:
+            return shape, replace(partial, device=home_of([each[1].device for each in column]))
+        if Placed in kinds:
+            return shape, self._combined_there(reduction, [each[1] for each in with_rows])
+        for _, other in with_rows[1:]:
+            partial = self._called(reduction.combine, partial, other)
+        return shape, partial
+
+    def _combined_there(self, reduction: Reduction, partials: Sequence[Any]) -> Any:
+        # On the device of the first; on the host where one is there.
+        home = home_of([each.device if type(each) is Placed else None for each in partials])
+        if home is None:
+            found = _here(partials[0])
+            for other in partials[1:]:
+                found = self._called(reduction.combine, found, _here(other))
+            return found
+        found, *others = [each.partial for each in partials]
+        if not others:
+            return partials[0]
+        with contextlib.ExitStack() as streams:
+            # A library reads in the stream of each and waits for none: what the callers' streams do with that memory
+            # next comes after it.
+            for device in reversed(dict.fromkeys(each.device for each in partials)):
+                streams.enter_context(in_stream_of(device))
+            at_once = combined_by_library(home, self.op, [found, *others])
+            if at_once is not None:
+                return Placed(home, at_once)
+            combine = reduction_on(home, self.op).combine
+            for other in others:
+                found = self._called(combine, found, moved_nest(other, home))
+        return Placed(home, found)
+
+    def _final(self, reduction: Reduction, shape: tuple[int, ...], partial: Any) -> Any:
+        if type(partial) is NoRows:
+            if reduction.identity is None and 0 not in shape:
+                name = name_of(self.op)
+                raise ArgumentError(
+                    f"reduce: no replica has a row along axis {self.axis}, and {name} of none is no value; leave "
+                    "such a step out, or use a Reduction with an identity"
+                )
+            if partial.device is not None:
+                return self._final_there(reduction, partial, partial.device)
+            with np.errstate(all="ignore"):
+                partial = partial.partial(reduction, self.axis)
+        if type(partial) is Placed:
+            finalize = reduction_on(partial.device, self.op).finalize
+            if finalize is as_it_is:
+                # To be in a device's stream takes it longer than many a reduction.
+                return partial.partial
+            with in_stream_of(partial.device):
+                return self._called(finalize, partial.partial)
+        result = self._called(reduction.finalize, partial)
+        # As NumPy's reductions give it.
+        return result[()] if type(result) is np.ndarray and not result.ndim else result
+
+    def _final_there(self, reduction: Reduction, no_rows: NoRows, device: Device) -> Any:
+        # Of no rows on a device. What is a function's own is called with arrays of that.
+        is_own = isinstance(self.op, Reduction)
+        with in_stream_of(device), np.errstate(all="ignore"):
+            partial = (no_rows if is_own else replace(no_rows, device=None)).partial(reduction, self.axis)
+            partial = moved_nest(partial, device) if is_own else partial
+            return moved_nest(self._called(reduction.finalize, partial), device)
+
+    def _called(self, function: Callable[..., Any], *args: Any) -> Any:
+        if isinstance(self.op, ReduceOp):
+            return function(*args)
+        try:
+            return function(*args)
+        except Exception as error:
+            add_context(
+                error, f"raised by {name_of(self.op)}, by which {self.operation} combines the values of replicas"
+            )
+            raise
+
+
+def _here(partial: Any) -> Any:
+    # As it can leave the process.
+    if type(partial) is NoRows and partial.device is not None:
+        return replace(partial, device=None)
+    return partial.here() if type(partial) is Placed else partial
+
+
+def _one_row(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    once = {each % len(shape) for each in axes}
+    return tuple(1 if k in once else n for k, n in enumerate(shape))
+
+
+def _as_array(value: Any, operation: str) -> np.ndarray[Any, Any]:
+    if isinstance(value, Ragged):
+        raise ArgumentError(
+            f"{operation}: a value has rows of different lengths; reduce what is in them, its values, which "
+            "run(lambda rows: rows.values, args=(value,)) gives"
+        )
+    try:
+        # Python's numbers are as wide here as they are in Python.
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{operation}: a value is a {type(value).__name__} that makes no array: {error}") from error
+
+
+def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
+    """Refuse values whose shapes, without the axes reduced along, differ."""
+    if len(set(shapes)) == 1:
+        return
+    differ = f"the values' shapes differ over the replicas: {', '.join(map(str, shapes))}"
+    if axis is None:
+        advice = "Give axis=0 to reduce along the rows too; a last batch need not be full"
+        raise ArgumentError(f"reduce: {differ}. {advice}")
+    raise ArgumentError(f"reduce: once reduced along axis {axis}, {differ}; they must be one shape")
+
+
+@functools.lru_cache(maxsize=64)
+def list_spec(num_leaves: int) -> Any:
+    """The structure of a list of so many leaves."""
+    return optree.tree_structure([0] * num_leaves, none_is_leaf=True)
+
+
+# Never asynchronous, and nests of nothing.
+_HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.float64, np.int32, np.int64})
+
+
+@functools.lru_cache(maxsize=256)
+def groups_of(
+    workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
+) -> tuple[tuple[str | None, tuple[int, ...]], ...]:
+    """Which replicas are combined first: for each group its worker and their numbers.
+
+    Parameters
+    ----------
+    workers
+        For each replica its worker.
+    in_order
+        Whether replicas may only be combined with their neighbours, though further ones be on one worker.
+    at_once
+        How many workers are one group, on the first of them, where each has but one replica.
+    """
+    numbered = list(enumerate(workers))
+    if not in_order:
+        first = {worker: number for number, worker in reversed(numbered)}
+        numbered.sort(key=lambda each: first[each[1]])
+    runs = itertools.groupby(numbered, lambda each: each[1])
+    groups = [(worker, tuple(number for number, _ in run)) for worker, run in runs]
+    if at_once > 1 and all(len(numbers) == 1 for _, numbers in groups):
+        parts = (groups[k : k + at_once] for k in range(0, len(groups), at_once))
+        groups = [(part[0][0], tuple(itertools.chain.from_iterable(numbers for _, numbers in part))) for part in parts]
+    return tuple(groups)
+
+
+def _fold(op: Op, axis: Axis, is_final: bool) -> Fold:
+    return _fold_of_name(op, axis, is_final) if isinstance(op, ReduceOp) else Fold(op, axis, is_final)
+
+
+# One for all steps: a worker is sent it once.
+_fold_of_name = functools.lru_cache(maxsize=64)(Fold)
+
+
+class Prepared:
+    """A function that is the same object for all steps, so that a worker is sent it once."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoldChunks(Prepared):
+    """Folds one leaf of what a call gave on each of some replicas.
+
+    Parameters
+    ----------
+    fold
+        The node of the tree.
+    pick
+        Takes out the leaf.
+    """
+
+    fold: Fold
+    pick: PickFromReturned
+
+    def __call__(self, results: Sequence[Any]) -> Any:
+        return self.fold.chunks(results, [(number, self.pick) for number in range(len(results))], None)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldPartials(Prepared):
+    """Folds partial results of workers.
+
+    Parameters
+    ----------
+    fold
+        The node of the tree.
+    """
+
+    fold: Fold
+
+    def __call__(self, results: Sequence[Any]) -> Any:
+        return self.fold.partials(results)
+
+
+_fold_chunks = functools.lru_cache(maxsize=256)(FoldChunks)
+_fold_partials = functools.lru_cache(maxsize=64)(FoldPartials)
+
+
+def _chunks(
+    caller: Backend, fold: Fold, values: Spread | Sequence[list[Any]], numbers: Sequence[int], worker: str | None
+) -> Handle:
+    if isinstance(values, Spread) and type(values.picks) is PickFromReturned:
+        handles = [values.handles[number] for number in numbers]
+        make = _fold_chunks if isinstance(fold.op, ReduceOp) else FoldChunks
+        return caller.call(make(fold, values.picks), handles, on=worker, name="reduce-chunk")
+    wiring = Wiring()
+    if isinstance(values, Spread):
+        wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
+    else:
+        wire = wiring.wire
+        wired = [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in values[number]] for number in numbers]
+    return caller.call(fold.chunks, wiring.handles, wiring.picks, wired, on=worker, name="reduce-chunk")
+
+
+def fold_tree(
+    caller: Backend,
+    op: Op,
+    axis: Axis,
+    workers: tuple[str | None, ...],
+    values: Spread | Sequence[list[Any]],
+    split_every: int,
+    on: str | None = None,
+) -> Handle:
+    """Reduce values of replicas in a tree.
+
+    Parameters
+    ----------
+    caller
+        Who makes the calls.
+    op, axis
+        The reduction.
+    workers
+        For each replica its worker; None for this process.
+    values
+        For each replica its leaves, some of them asynchronous; or the one that each has as a part of a call's result.
+    split_every
+        How many partial results of workers are combined at a time.
+    on
+        The worker that is to have the result; None for the first.
+
+    Returns
+    -------
+    Handle
+        Of a `Returned` list of the leaves' results.
+    """
+    whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
+    # A function need not be commutative. And where a chunk would be the value itself, workers are combined at once.
+    in_order = not isinstance(op, ReduceOp)
+    groups = groups_of(workers, in_order=in_order, at_once=split_every if axis is None else 1)
+    level = []
+    for own, numbers in groups:
+        is_last = len(groups) == 1
+        worker = on if is_last and on else own
+        level.append((worker, _chunks(caller, _fold(op, axis, is_last), values, numbers, worker)))
+    while len(level) > 1:
+        is_last = len(level) <= split_every
+        fold = _fold(op, axis, is_last)
+        make = _fold_partials if isinstance(op, ReduceOp) else FoldPartials
+        parts = [level[k : k + split_every] for k in range(0, len(level), split_every)]
+        level = []
+        for part in parts:
+            worker = on if is_last and on else part[0][0]
+            # One alone is what it is.
+            if len(part) == 1:
+                level.append(part[0])
+                continue
+            handles = [handle for _, handle in part]
+            level.append((worker, caller.call(make(fold), handles, on=worker, name="reduce")))
+    return level[0][1]

@@ -1,0 +1,1 @@
+"""Variables: values that replicas keep from call to call."""

@@ -1,0 +1,54 @@
+"""The values of a nest, as what is done with those of all replicas takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import optree
+
+from daskdist.strategy.regroup import component
+from daskdist.strategy.values import PerReplica
+from daskdist.strategy.variables.replica_copy import read_there
+from daskdist.strategy.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from daskdist.strategy.strategy import Strategy
+
+
+def with_copies(operation: str, strategy: Strategy, nest: Any) -> tuple[list[Any], Any]:
+    """The leaves of a nest and its structure, with the copies of a variable in its place.
+
+    Raises
+    ------
+    ArgumentError
+        A variable is of another strategy.
+    """
+    leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
+    if any(isinstance(leaf, Variable) or has_variables(leaf) for leaf in leaves):
+        for leaf in leaves:
+            for each in leaf.values if has_variables(leaf) else (leaf,):
+                if isinstance(each, Variable):
+                    each._check_is_of(strategy, operation)
+        leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
+    return leaves, treespec
+
+
+def has_variables(leaf: Any) -> bool:
+    """Whether a leaf is a `PerReplica` of which some values are variables."""
+    return type(leaf) is PerReplica and leaf.spread is None and Variable in set(map(type, leaf.values))
+
+
+def _of_copies(leaf: Any) -> Any:
+    if isinstance(leaf, Variable):
+        return leaf.values
+    if not has_variables(leaf):
+        return leaf
+    found = list(leaf.values)
+    for variable in {each._key.number: each for each in found if isinstance(each, Variable)}.values():
+        # Of the other replicas there may be no copies where this is, between replicas.
+        is_asked = [isinstance(each, Variable) and each._key.number == variable._key.number for each in found]
+        layout = variable._layout
+        copies = variable._between()._each_of(layout.num_leaves, "variable", read_there, variable, PerReplica(is_asked))
+        own = layout.packed(copies)
+        found = [component(own, number) if is_asked[number] else each for number, each in enumerate(found)]
+    return PerReplica(found)

@@ -1,0 +1,74 @@
+"""What replicas keep from call to call: the states of variables, in the process that the replicas are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from daskdist.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from daskdist.strategy.variables.variable import Variable
+
+
+class VariableStore:
+    """The states of the variables of one strategy, for the replicas of one process.
+
+    Parameters
+    ----------
+    token
+        That of the strategy.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        # Workers that are lost, as long as it is not known which replicas go on.
+        self.lost: tuple[str, ...] = ()
+        # By the number of the variable and that of the replica.
+        self._states: dict[int, dict[int, Any]] = {}
+
+    def get(self, variable: Variable, replica: int) -> Any:
+        """The state of a variable on a replica.
+
+        Raises
+        ------
+        ArgumentError
+            There is none.
+        """
+        try:
+            return self._states[variable._key.number][replica]
+        except KeyError:
+            raise ArgumentError(
+                f"{variable.name}: replica {replica} has no value of it; what it was to begin with could not be made, "
+                "or its worker was started anew since"
+            ) from None
+
+    def others(self, variable: Variable, replica: int) -> list[Any]:
+        """The states of a variable on the other replicas of this process."""
+        states = dict(self._states.get(variable._key.number, {}))
+        return [state for other, state in states.items() if other != replica]
+
+    def put(self, variable: Variable, replica: int, state: Any) -> None:
+        """Keep a state."""
+        self._states.setdefault(variable._key.number, {})[replica] = state
+
+    def lend(self, variable: Variable, replica: int) -> None:
+        """Be told that a state, an object, may be changed in place."""
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Have replicas go by other numbers, given by those that they had."""
+        for number, states in self._states.items():
+            self._states[number] = {numbers[replica]: state for replica, state in states.items()}
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Let go of variables."""
+        for number in numbers:
+            self._states.pop(number, None)
+
+    def drop_of(self, replica: int, numbers: Iterable[int]) -> None:
+        """Let go of one replica's states of variables."""
+        for number in numbers:
+            states = self._states.get(number, {})
+            states.pop(replica, None)
+            if not states:
+                self._states.pop(number, None)
