@@ -111,10 +111,13 @@ def test_messages_between_workers_arrive_once_and_in_order(own_client):
         first, second = strategy.workers
         own_client.run(collect, workers=[second])
         num_cuts = []
-        with cut_all_the_time(own_client, num_cuts):
-            assert own_client.run(send, second, workers=[first]) == {first: []}
-        eventually(lambda: own_client.run(kept) == {first: 0, second: 0})
-        assert own_client.run(came, workers=[second])[second] == list(range(num_messages))
+        try:
+            with cut_all_the_time(own_client, num_cuts):
+                assert own_client.run(send, second, workers=[first]) == {first: []}
+            eventually(lambda: own_client.run(kept) == {first: 0, second: 0})
+        finally:
+            arrived = own_client.run(came, workers=[second])[second]
+        assert arrived == list(range(num_messages))
         assert sum(num_cuts) > 5
 
 

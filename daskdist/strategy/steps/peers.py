@@ -15,12 +15,14 @@ from distributed import Worker
 from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
+from daskdist.config import seconds
 from daskdist.execute.messages.outbox import packed, unpacked
 
 _OPERATION: Final = "daskdist_results"
 _ACKNOWLEDGED_WITHIN_S: Final = 0.05
-# Connections in a row by which nothing came to be acknowledged.
-_MOST_IN_VAIN: Final = 3
+# Between connections by which nothing came to be acknowledged; twice as long each time.
+_FIRST_PAUSE_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 1.0
 # Senders of which it is remembered what came last.
 _MOST_SENDERS: Final = 4096
 
@@ -66,7 +68,8 @@ class Peers:
     """The connections by which one worker sends results to others.
 
     Each message arrives once and in order, though a connection breaks: it is numbered, kept until it is acknowledged,
-    and sent again by the next connection. Kept are results of calls that are under way, and of those just over.
+    and sent again by the next connection. Connections are tried until nothing was acknowledged for
+    ``daskdist.timeouts.step``, or none can be made. Kept are results of calls that are under way, and of those just over.
 
     Parameters
     ----------
@@ -97,9 +100,10 @@ class Peers:
         link.event.set()
 
     async def _send_all(self, address: str, link: _Link) -> None:
-        why, num_in_vain = "it was closed", 0
+        why, pause_s, clock = "it was closed", _FIRST_PAUSE_S, asyncio.get_running_loop().time
+        give_up_at = clock() + seconds("timeouts.step")
         try:
-            while num_in_vain < _MOST_IN_VAIN:
+            while clock() < give_up_at:
                 before = link.num_acknowledged
                 try:
                     await self._send_by_one(address, link)
@@ -107,7 +111,11 @@ class Peers:
                     why = f"{type(error).__name__}: {error}"
                 if not link.kept:
                     break
-                num_in_vain = num_in_vain + 1 if link.num_acknowledged == before else 0
+                if link.num_acknowledged > before:
+                    pause_s, give_up_at = _FIRST_PAUSE_S, clock() + seconds("timeouts.step")
+                else:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         finally:
