@@ -69,7 +69,7 @@ class Peers:
 
     Each message arrives once and in order, though a connection breaks: it is numbered, kept until it is acknowledged,
     and sent again by the next connection. Connections are tried until nothing was acknowledged for
-    ``daskdist.timeouts.step``, or none can be made. Kept are results of calls that are under way, and of those just over.
+    ``daskdist.timeouts.step``, or none can be made. Kept are results of calls that are under way, and of recent ones.
 
     Parameters
     ----------
