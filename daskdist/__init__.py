@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from daskdist.readers.zarr import read_zarr as read_zarr
     from daskdist.sharding import SHARD_HINT as SHARD_HINT
     from daskdist.sharding import AutoShardPolicy as AutoShardPolicy
-    from daskdist.strategy.context import ReplicaContext as ReplicaContext
     from daskdist.strategy.current import get_replica_context as get_replica_context
     from daskdist.strategy.current import get_strategy as get_strategy
     from daskdist.strategy.current import has_strategy as has_strategy
@@ -79,9 +78,10 @@ if TYPE_CHECKING:
     from daskdist.strategy.placement.list_devices import list_devices as list_devices
     from daskdist.strategy.reduce.reductions import ReduceOp as ReduceOp
     from daskdist.strategy.reduce.reductions import Reduction as Reduction
-    from daskdist.strategy.value_context import ValueContext as ValueContext
-    from daskdist.strategy.values import DistributedValues as DistributedValues
-    from daskdist.strategy.values import PerReplica as PerReplica
+    from daskdist.strategy.replica.context import ReplicaContext as ReplicaContext
+    from daskdist.strategy.values.per_replica import DistributedValues as DistributedValues
+    from daskdist.strategy.values.per_replica import PerReplica as PerReplica
+    from daskdist.strategy.values.value_context import ValueContext as ValueContext
     from daskdist.strategy.variables.aggregation import VariableAggregation as VariableAggregation
     from daskdist.strategy.variables.aggregation import VariableSynchronization as VariableSynchronization
     from daskdist.strategy.variables.variable import Variable as Variable
@@ -97,7 +97,7 @@ _NAMES: Final = {
     "DeviceAssignment": "daskdist.strategy.placement.device_assignment:DeviceAssignment",
     "DistributedDataset": "daskdist.strategy.input.dataset:DistributedDataset",
     "DistributedIterator": "daskdist.strategy.input.iterator:DistributedIterator",
-    "DistributedValues": "daskdist.strategy.values:DistributedValues",
+    "DistributedValues": "daskdist.strategy.values.per_replica:DistributedValues",
     "FixedLenFeature": "daskdist.formats.tfrecord.example:FixedLenFeature",
     "FixedLenSequenceFeature": "daskdist.formats.tfrecord.example:FixedLenSequenceFeature",
     "InputContext": "daskdist.strategy.input.options:InputContext",
@@ -106,18 +106,18 @@ _NAMES: Final = {
     "MirroredStrategy": "daskdist.strategy.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "daskdist.strategy.multi_worker:MultiWorkerMirroredStrategy",
     "Options": "daskdist.ops.with_options:Options",
-    "PerReplica": "daskdist.strategy.values:PerReplica",
+    "PerReplica": "daskdist.strategy.values.per_replica:PerReplica",
     "PerReplicaSpec": "daskdist.core.spec:PerReplicaSpec",
     "Ragged": "daskdist.core.ragged:Ragged",
     "RaggedRowSpec": "daskdist.core.spec:RaggedRowSpec",
     "RaggedTensorSpec": "daskdist.core.spec:RaggedTensorSpec",
     "ReduceOp": "daskdist.strategy.reduce.reductions:ReduceOp",
     "Reduction": "daskdist.strategy.reduce.reductions:Reduction",
-    "ReplicaContext": "daskdist.strategy.context:ReplicaContext",
+    "ReplicaContext": "daskdist.strategy.replica.context:ReplicaContext",
     "ReplicaIterator": "daskdist.strategy.input.replica_iterator:ReplicaIterator",
     "SHARD_HINT": "daskdist.sharding:SHARD_HINT",
     "TensorSpec": "daskdist.core.spec:TensorSpec",
-    "ValueContext": "daskdist.strategy.value_context:ValueContext",
+    "ValueContext": "daskdist.strategy.values.value_context:ValueContext",
     "VarLenFeature": "daskdist.formats.tfrecord.example:VarLenFeature",
     "Variable": "daskdist.strategy.variables.variable:Variable",
     "VariableAggregation": "daskdist.strategy.variables.aggregation:VariableAggregation",

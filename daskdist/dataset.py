@@ -44,19 +44,9 @@ from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
-from daskdist.execute.callers.graph import (
-    FromGraph,
-    Recorded,
-    record,
-    scheduler_of,
-)
+from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
-from daskdist.execute.stream.local_iterator import (
-    ElementIterator,
-    Identity,
-    iterate,
-    rows_of,
-)
+from daskdist.execute.stream.local_iterator import ElementIterator, Identity, iterate, rows_of
 from daskdist.execute.stream.side_outputs import Portions, facts_of, pass_over
 from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
@@ -64,13 +54,7 @@ from daskdist.formats.saved.manifest import codec
 from daskdist.formats.saved.saved_format import Saved
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
-from daskdist.formats.write import (
-    DirectoryWriter,
-    ZarrWriter,
-    compression_to_write,
-    npy_to_write,
-    rows_of_chunk,
-)
+from daskdist.formats.write import DirectoryWriter, ZarrWriter, compression_to_write, npy_to_write, rows_of_chunk
 from daskdist.ops.assert_cardinality import AssertCardinality
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
 from daskdist.ops.cache import Cache

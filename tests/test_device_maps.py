@@ -16,7 +16,7 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, TensorSpec
 from daskdist.devices import is_on_device, on_host
 from daskdist.errors import ArgumentError, UserFunctionError
-from daskdist.strategy.values import PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
 
 TESTS = str(Path(__file__).parent)
 

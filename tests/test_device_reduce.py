@@ -21,8 +21,8 @@ from daskdist import PerReplica, PerReplicaSpec, Reduction, devices, errors
 from daskdist.devices import device_of, named, stream_of
 from daskdist.execute.messages.pickling import dumps_on_host, futures_in
 from daskdist.frameworks.keras import joined
-from daskdist.strategy.device_values import in_stream_of, moved
-from daskdist.strategy.picks import Returned
+from daskdist.strategy.values.device_arrays import in_stream_of, moved
+from daskdist.strategy.values.extract import FlatResult
 
 xp = pytest.importorskip("array_api_strict")
 
@@ -541,7 +541,7 @@ def test_what_leaves_is_taken_in_the_stream_that_made_it(monkeypatch):
     array = device.put(np.arange(3))
     deep = SimpleNamespace(array=[array])
     for found in (
-        pickle.loads(pickle.dumps(Returned.of(array))).leaves[0],
+        pickle.loads(pickle.dumps(FlatResult.of(array))).leaves[0],
         pickle.loads(dumps_on_host(deep)).array[0],
         pickle.loads(dumps_on_host(deep, by_value=True)).array[0],
     ):

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from daskdist.strategy.error_context import add_context
+from daskdist.strategy.values.error_context import add_context
 
 
 class WordedError(Exception):

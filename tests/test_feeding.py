@@ -21,12 +21,7 @@ import daskdist
 from daskdist import Dataset, DeviceAssignment, InputOptions, MirroredStrategy, Options, errors
 from daskdist.core.ragged import Ragged
 from daskdist.devices import device, on_host
-from daskdist.execute.transfer import (
-    copier,
-    gather_on_device,
-    layout,
-    prefetch,
-)
+from daskdist.execute.transfer import copier, gather_on_device, layout, prefetch
 from daskdist.execute.transfer.copier import Channel, channel_of, pinned_empty
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.execute.transfer.prefetch import Prefetch

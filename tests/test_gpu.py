@@ -21,7 +21,7 @@ from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMir
 from daskdist.devices import device_of, nccl, nvidia, on_host, stream_of
 from daskdist.devices.cupy import _PIECE_BYTES, CupyDevice
 from daskdist.execute.transfer.copier import channel_of
-from daskdist.strategy.device_values import catch_up, in_stream_of
+from daskdist.strategy.values.device_arrays import catch_up, in_stream_of
 from daskdist.testing import DeviceLaws
 
 with warnings.catch_warnings():

@@ -21,10 +21,10 @@ import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
 from daskdist.execute.callers.now import Now
 from daskdist.strategy.local_backend import LocalBackend
-from daskdist.strategy.picks import PickAll, Remote
 from daskdist.strategy.reduce.pairwise import reduce_rows
 from daskdist.strategy.reduce.tree import fold_tree, groups_of
-from daskdist.strategy.values import AsyncValue
+from daskdist.strategy.values.extract import ExtractAll, Remote
+from daskdist.strategy.values.per_replica import AsyncValue
 
 NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": np.prod}
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
@@ -404,7 +404,7 @@ def test_depth_and_transfers(num_workers, split_every, per_worker, axis, op):
     caller = Noting()
     workers = tuple(f"w{k // per_worker}" for k in range(num_workers * per_worker))
     values = [
-        [AsyncValue(caller, Remote(Made(np.full(3, k), 0, worker), PickAll(), worker))]
+        [AsyncValue(caller, Remote(Made(np.full(3, k), 0, worker), ExtractAll(), worker))]
         for k, worker in enumerate(workers)
     ]
     op = daskdist.ReduceOp[op]

@@ -37,12 +37,7 @@ from daskdist.execute.stream.gather import Picks, gather
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.transfer import gather_on_device
 from daskdist.execute.transfer.copier import Channel
-from daskdist.execute.transfer.gather_on_device import (
-    OnDevice,
-    on_device,
-    on_devices,
-    told,
-)
+from daskdist.execute.transfer.gather_on_device import OnDevice, on_device, on_devices, told
 from daskdist.ops import global_shuffle
 from daskdist.passes.plan import plan
 from daskdist.testing import same_elements

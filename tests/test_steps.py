@@ -21,11 +21,11 @@ from distributed.protocol import deserialize
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.messages.outbox import packed, unpacked
-from daskdist.strategy.picks import Returned
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.executor import Executor, run_ready
 from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
+from daskdist.strategy.values.extract import FlatResult
 
 
 def count_on_worker(dask_worker):
@@ -115,7 +115,7 @@ class Own:
 
 @pytest.mark.parametrize("leaves", [[1.5, None, np.float32(2)], [np.arange(3)], ["text", Own(3)]])
 def test_small_results_come_along(leaves):
-    structure, payload = travelling(Returned(leaves, list_spec(len(leaves))))
+    structure, payload = travelling(FlatResult(leaves, list_spec(len(leaves))))
     assert loaded_structure(structure) == (list_spec(len(leaves)), tuple(leaf is None for leaf in leaves))
     ((payload,),) = travelled([(payload,)])
     found = received(structure, payload)
@@ -134,7 +134,7 @@ def test_a_result_is_as_it_was_when_its_call_was_over():
 
 
 def test_large_results_and_those_that_do_not_pickle_stay():
-    assert travelling(Returned([np.zeros(2**17)], list_spec(1)))[1].num_bytes >= 2**20
+    assert travelling(FlatResult([np.zeros(2**17)], list_spec(1)))[1].num_bytes >= 2**20
     assert type(travelling([threading.Lock()])[1]) is Held
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import daskdist
 from daskdist import PerReplica, errors
-from daskdist.strategy.values import AsyncValue
+from daskdist.strategy.values.per_replica import AsyncValue
 
 pytestmark = pytest.mark.cluster
 

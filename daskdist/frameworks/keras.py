@@ -11,9 +11,9 @@ import optree
 from daskdist.errors import ArgumentError
 from daskdist.frameworks.convert import check_spec, checked_source, needs
 from daskdist.frameworks.torch import to_torch
-from daskdist.strategy.device_values import host_array
 from daskdist.strategy.reduce.gather import concatenated
-from daskdist.strategy.values import AsyncValue, PerReplica, results_of
+from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, results_of
 
 
 def keras_data(dataset: Any) -> Any:

@@ -100,7 +100,7 @@ class Backend(ResultSource, Protocol):
         Returns
         -------
         Sequence
-            For each replica the handle of what the function returns, as it is or flat as a `Returned`.
+            For each replica the handle of what the function returns, as it is or flat as a `FlatResult`.
 
         Raises
         ------

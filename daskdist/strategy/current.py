@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from daskdist.strategy.context import Between, ReplicaContext, here
 from daskdist.strategy.mirrored import MirroredStrategy
+from daskdist.strategy.replica.context import Between, ReplicaContext, here
 from daskdist.strategy.strategy import Strategy
 
 

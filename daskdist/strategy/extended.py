@@ -12,14 +12,14 @@ import optree
 from daskdist.devices import are_loaded, name_of, named
 from daskdist.devices import device as find_device
 from daskdist.errors import ArgumentError, UnknownDeviceError
-from daskdist.strategy.context import replica_there_is
-from daskdist.strategy.device_values import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.group import Replica
-from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.reduce.reductions import Op, checked_op
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.regroup import component
-from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
+from daskdist.strategy.replica.context import replica_there_is
+from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
+from daskdist.strategy.values.extract import Extract, FlatResult
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring, filled
+from daskdist.strategy.values.regroup import component
 from daskdist.strategy.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -410,12 +410,14 @@ def variable_of(operation: str, value: Any) -> Variable:
     return value
 
 
-def put(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[Any], device: str | None) -> Returned:
+def put(
+    results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[Any], device: str | None
+) -> FlatResult:
     """Wired leaves, put where this is called; on a device if one is named."""
     found = filled(results, picks, leaves) if picks else leaves
     if device is not None:
         found = [on_its_device(leaf, device) for leaf in found]
-    return Returned(found, list_spec(len(leaves)))
+    return FlatResult(found, list_spec(len(leaves)))
 
 
 def on_its_device(value: Any, name: str) -> Any:

@@ -14,9 +14,9 @@ from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
 from daskdist.errors import ArgumentError
-from daskdist.strategy.picks import Pick
 from daskdist.strategy.steps.captures import Capture, capturing
-from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, filled
+from daskdist.strategy.values.extract import Extract
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring, filled
 
 
 @overload
@@ -183,7 +183,7 @@ def _is_known(spec: Any, known: TensorSpec | None, what: str) -> bool:
 
 
 def check_spec(
-    results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any, spec: TensorSpec, what: str
+    results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any, spec: TensorSpec, what: str
 ) -> None:
     """See that a wired value is of a spec."""
     value = filled(results, picks, nest)

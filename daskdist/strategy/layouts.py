@@ -9,8 +9,8 @@ from functools import cached_property
 from types import CellType
 from typing import Any
 
-from daskdist.strategy.picks import PickFromReturned
 from daskdist.strategy.reduce.tree import list_spec
+from daskdist.strategy.values.extract import ExtractFromResult
 from daskdist.strategy.variables.variable import Variable
 
 
@@ -22,9 +22,9 @@ class Layout:
     are_none: tuple[bool, ...]
 
     @cached_property
-    def picks(self) -> tuple[PickFromReturned, ...]:
+    def picks(self) -> tuple[ExtractFromResult, ...]:
         """What takes out each leaf."""
-        return tuple(PickFromReturned(number, self.treespec) for number in range(len(self.are_none)))
+        return tuple(ExtractFromResult(number, self.treespec) for number in range(len(self.are_none)))
 
 
 # Of a list of one.

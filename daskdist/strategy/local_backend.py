@@ -11,9 +11,9 @@ from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Picks
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.picks import Returned
 from daskdist.strategy.side_by_side import Calls
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
+from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.variables.store import VariableStore
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class LocalBackend:
 
     def structures(self, handles: Sequence[Handle]) -> list[tuple[Any, tuple[bool, ...]]]:
         """Return for each result its structure, and which of its leaves are None."""
-        flat = map(Returned.of, handles)
+        flat = map(FlatResult.of, handles)
         return [(each.treespec, tuple(leaf is None for leaf in each.leaves)) for each in flat]
 
     def known_function(self, fn: Callable[..., Any]) -> None:

@@ -14,11 +14,11 @@ from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.layouts import LONE, Layout, made_of, reference
-from daskdist.strategy.picks import PickFromReturned, Remote, Spread
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.regroup import regroup
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.values import AsyncValue, PerReplica
+from daskdist.strategy.values.extract import ExtractFromResult, PerReplicaRef, Remote
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
+from daskdist.strategy.values.regroup import regroup
 
 # Functions whose layouts are kept.
 _MOST_LAYOUTS: Final = 256
@@ -60,19 +60,19 @@ class ReturnedValues:
         return layout.treespec.unflatten([self._picked(handles, pick, team) for pick in layout.picks])
 
     def columns(self, handles: Sequence[Handle], num_leaves: int, team: ReplicaGroup) -> list[PerReplica]:
-        """Return each leaf of what gave a `Returned` list of so many on each replica."""
+        """Return each leaf of what gave a `FlatResult` list of so many on each replica."""
         if not self._backend.defers:
             return [PerReplica(column) for column in zip(*[each.leaves for each in handles], strict=True)]
         return [self._picked(handles, pick, team) for pick in _list_layout(num_leaves).picks]
 
     def leaves(self, handle: Handle, num_leaves: int) -> list[Any]:
-        """Return each leaf of what a call gave that gives a `Returned` list of so many."""
+        """Return each leaf of what a call gave that gives a `FlatResult` list of so many."""
         if not self._backend.defers:
             return list(handle.leaves)
         return [AsyncValue(self._backend, Remote(handle, pick)) for pick in _list_layout(num_leaves).picks]
 
-    def _picked(self, handles: Sequence[Handle], pick: PickFromReturned, team: ReplicaGroup) -> PerReplica:
-        return PerReplica.of(Spread(self._backend, handles, pick, team.worker_of, is_step=True))
+    def _picked(self, handles: Sequence[Handle], pick: ExtractFromResult, team: ReplicaGroup) -> PerReplica:
+        return PerReplica.of(PerReplicaRef(self._backend, handles, pick, team.worker_of, is_step=True))
 
     def _layout(self, fn: Callable[..., Any], handles: Sequence[Handle]) -> Layout:
         # What is the very same function gives the same; to find out whether one is as good as another takes longer.

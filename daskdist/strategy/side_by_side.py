@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import CollectiveError
 from daskdist.strategy.collectives.rendezvous import Rendezvous
-from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.replica_iterator import Plan, fed
-from daskdist.strategy.on_replica import call_on_replica
-from daskdist.strategy.values import PerReplica
+from daskdist.strategy.replica.call_function import call_on_replica
+from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.values.per_replica import PerReplica
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy

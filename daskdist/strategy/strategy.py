@@ -17,38 +17,30 @@ from daskdist.errors import ArgumentError, ClusterError, CollectiveError
 from daskdist.execute.caller import Caller, Handle
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.context import between, is_free_for, replica_there_is
-from daskdist.strategy.current_team import CurrentTeam
 from daskdist.strategy.extended import StrategyExtended
-from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.backend import InputBackend
 from daskdist.strategy.input.dataset import DistributedDataset, of_dataset
 from daskdist.strategy.input.from_function import of_function
 from daskdist.strategy.input.options import InputContext, InputOptions, checked_options
 from daskdist.strategy.input.replica_iterator import with_plans
-from daskdist.strategy.merge_calls import LocalMergeCalls, MergeCalls
-from daskdist.strategy.picks import Spread
 from daskdist.strategy.reduce.gather import Gather
-from daskdist.strategy.reduce.reductions import (
-    OF_EQUALS,
-    Axis,
-    Op,
-    ReduceOp,
-    checked_axis,
-    checked_op,
-    name_of,
-)
+from daskdist.strategy.reduce.reductions import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
 from daskdist.strategy.reduce.tree import fold_tree
-from daskdist.strategy.regroup import component
+from daskdist.strategy.replica.context import between, is_free_for, replica_there_is
+from daskdist.strategy.replica.current_group import CurrentGroup
+from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
+from daskdist.strategy.replica.strategy_view import Viewed
 from daskdist.strategy.returned_values import ReturnedValues
 from daskdist.strategy.status import StrategyStatus
-from daskdist.strategy.value_context import ValueContext
-from daskdist.strategy.values import AsyncValue, PerReplica, Wiring, results_of
+from daskdist.strategy.values.extract import PerReplicaRef
+from daskdist.strategy.values.flat import LEAVES, flattened
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring, results_of
+from daskdist.strategy.values.regroup import component
+from daskdist.strategy.values.value_context import ValueContext
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.replica_copy import align_there
 from daskdist.strategy.variables.variable import Variable
-from daskdist.strategy.view import Viewed
 
 # Of the arguments of a step, leaves for certain.
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
@@ -69,7 +61,7 @@ class Strategy(Viewed):
         merge_calls: MergeCalls | None = None,
     ) -> None:
         self._token = team.token  # what variables know it by
-        self._team = CurrentTeam(team, backend)
+        self._team = CurrentGroup(team, backend)
         self._backend = backend
         self._input = input_backend
         self._merge_calls = LocalMergeCalls() if merge_calls is None else merge_calls
@@ -488,7 +480,7 @@ class Strategy(Viewed):
         return optree.tree_unflatten(treespec, reduced)
 
     def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
-        parts: Spread | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
+        parts: PerReplicaRef | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
         if parts is None:
             parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
         handle = fold_tree(self._backend, op, axis, self._team.now.worker_of, parts, setting("split-every"), on)

@@ -20,12 +20,12 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.context import replica_there_is
-from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.picks import Returned
+from daskdist.strategy.replica.context import replica_there_is
 from daskdist.strategy.returned_values import ReturnedValues
-from daskdist.strategy.values import AsyncValue, PerReplica, results_of
+from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.flat import LEAVES, flattened
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, results_of
 from daskdist.testing.equality import check
 
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue}
@@ -265,7 +265,7 @@ class _Program:
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
         found = self.backend.results(list(handles))
-        return [each.treespec.unflatten(each.leaves) if type(each) is Returned else each for each in found]
+        return [each.treespec.unflatten(each.leaves) if type(each) is FlatResult else each for each in found]
 
     def values(self, handles: Sequence[Handle]) -> Any:
         return ReturnedValues(self.backend).of_all(handles, self.team)
@@ -380,7 +380,7 @@ def _num_alive(key: str) -> int:
 
 
 def _plain(result: Any) -> Any:
-    return result.leaves[0] if type(result) is Returned else result
+    return result.leaves[0] if type(result) is FlatResult else result
 
 
 def _total_of(results: Sequence[Any], start: int) -> Any:

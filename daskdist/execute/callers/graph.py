@@ -18,13 +18,7 @@ from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.caller import (
-    MIB,
-    Graph,
-    Handle,
-    Places,
-    Report,
-)
+from daskdist.execute.caller import MIB, Graph, Handle, Places, Report
 from daskdist.execute.callers.compute_key import is_future
 from daskdist.execute.callers.now import Now
 from daskdist.execute.stream.bundle_builder import BundleBuilder

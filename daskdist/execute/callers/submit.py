@@ -25,13 +25,7 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
-from daskdist.execute.caller import (
-    Graph,
-    Handle,
-    Places,
-    Report,
-    report_of,
-)
+from daskdist.execute.caller import Graph, Handle, Places, Report, report_of
 from daskdist.execute.callers.compute_key import gone
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks

@@ -37,12 +37,7 @@ from daskdist.execute.stream.calls import OnCarried, OnKept, OnValue, Part, pull
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
 from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
 from daskdist.execute.stream.gather import bundle_size, run_bytes
-from daskdist.execute.stream.lineage import (
-    Key,
-    Lineage,
-    Path,
-    described,
-)
+from daskdist.execute.stream.lineage import Key, Lineage, Path, described
 
 if TYPE_CHECKING:
     from daskdist.execute.stream.interpreter import Interpreter

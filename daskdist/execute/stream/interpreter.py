@@ -25,31 +25,10 @@ from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.caller import Caller
-from daskdist.execute.stream.cursors import (
-    ChainCursor,
-    ComputeCursor,
-    HeldCursor,
-    ReadCursor,
-    Sizes,
-    StreamCursor,
-)
+from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, HeldCursor, ReadCursor, Sizes, StreamCursor
 from daskdist.execute.stream.fact_cursor import FactCursor
-from daskdist.execute.stream.gather import (
-    CHEAP_BYTES,
-    Joins,
-    Picks,
-    blocks_of,
-    gather,
-    is_view,
-    run_bytes,
-)
-from daskdist.execute.stream.lineage import (
-    Key,
-    Lineage,
-    Path,
-    described,
-    traced_back,
-)
+from daskdist.execute.stream.gather import CHEAP_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
+from daskdist.execute.stream.lineage import Key, Lineage, Path, described, traced_back
 from daskdist.execute.stream.window import Windows
 
 logger: Final = logging.getLogger("daskdist")

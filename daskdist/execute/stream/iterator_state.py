@@ -32,13 +32,7 @@ from daskdist.core.structure import Nested
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, Stretch
 from daskdist.execute.stream.cursors import Carried, StreamCursor
 from daskdist.execute.stream.interpreter import Interpreter
-from daskdist.execute.stream.lineage import (
-    Key,
-    Lineage,
-    Path,
-    lineage_of,
-    with_blocks,
-)
+from daskdist.execute.stream.lineage import Key, Lineage, Path, lineage_of, with_blocks
 
 _PLAIN: Final = (
     type(None),

@@ -36,12 +36,7 @@ from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.devices import Device, DeviceStream, Event, name_of, named
 from daskdist.errors import DeviceMemoryError
-from daskdist.execute.stream.gather import (
-    Empty,
-    Joins,
-    Picks,
-    gather,
-)
+from daskdist.execute.stream.gather import Empty, Joins, Picks, gather
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.execute.transfer.layout import bytes_of
 from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_for_devices

@@ -20,13 +20,7 @@ from typing import Any, Final
 from daskdist.config import num_threads
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import Device, name_of
-from daskdist.execute.transfer.copier import (
-    Copier,
-    Life,
-    NoRoomError,
-    Part,
-    Unit,
-)
+from daskdist.execute.transfer.copier import Copier, Life, NoRoomError, Part, Unit
 from daskdist.execute.transfer.copy_stats import CopyTimer
 from daskdist.execute.transfer.layout import MIB, bytes_of, layout_of
 

@@ -18,13 +18,7 @@ from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.csv.dialect import TABS, Dialect, Sampled, first_row_begins, header_of, sampled, without_unequal
-from daskdist.formats.csv.fields import (
-    Fields,
-    InvalidValue,
-    arrow_type,
-    kind_named,
-    with_zone,
-)
+from daskdist.formats.csv.fields import Fields, InvalidValue, arrow_type, kind_named, with_zone
 from daskdist.formats.csv.number_text import is_number_text
 from daskdist.storage.byte_ranges import GROWTH, ByteRange, ByteRanges, RangeRecords
 from daskdist.storage.compression import without_suffix

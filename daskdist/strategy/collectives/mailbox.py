@@ -15,32 +15,11 @@ from distributed import Worker
 
 from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
-from daskdist.strategy.collectives.liveness import (
-    LOOK_EVERY_S,
-    Asking,
-    Inquiry,
-    Lost,
-    StepStatus,
-)
-from daskdist.strategy.collectives.rendezvous import (
-    HAS_ENDED,
-    Rendezvous,
-    closed,
-    late,
-)
-from daskdist.strategy.collectives.step_counts import (
-    Board,
-    News,
-    Unseen,
-    Which,
-)
+from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, Asking, Inquiry, Lost, StepStatus
+from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed, late
+from daskdist.strategy.collectives.step_counts import Board, News, Unseen, Which
 from daskdist.strategy.collectives.transport import Transport
-from daskdist.strategy.group import (
-    ReplicaGroup,
-    Step,
-    lost,
-    told,
-)
+from daskdist.strategy.group import ReplicaGroup, Step, lost, told
 from daskdist.strategy.variables.store import VariableStore
 
 # Calls of which it is remembered who has left them.

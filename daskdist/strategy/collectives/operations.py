@@ -17,18 +17,11 @@ import numpy as np
 import optree
 
 from daskdist.errors import CollectiveError
-from daskdist.strategy.device_values import host_array, synchronize
 from daskdist.strategy.reduce.gather import concatenated
-from daskdist.strategy.reduce.reductions import (
-    REDUCTIONS,
-    Op,
-    ReduceOp,
-    Reduction,
-    checked_op,
-    name_of,
-)
+from daskdist.strategy.reduce.reductions import REDUCTIONS, Op, ReduceOp, Reduction, checked_op, name_of
 from daskdist.strategy.reduce.tree import Fold
-from daskdist.strategy.regroup import component, regroup
+from daskdist.strategy.values.device_arrays import host_array, synchronize
+from daskdist.strategy.values.regroup import component, regroup
 
 # From so many elements on, processes reduce a part each.
 _LARGE_ELEMENTS: Final = 2**16

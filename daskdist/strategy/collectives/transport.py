@@ -16,8 +16,8 @@ from daskdist.execute.messages.failure import Failure, pickled_apart
 from daskdist.strategy.collectives.liveness import Inquiry
 from daskdist.strategy.collectives.operations import AllReduce, Merge
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
-from daskdist.strategy.device_values import host_nest
 from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.values.device_arrays import host_nest
 
 if TYPE_CHECKING:
     from daskdist.strategy.collectives.mailbox import Mailbox

@@ -25,12 +25,7 @@ from daskdist.storage.locations import Addresses, Locations
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.input.backend import PipelineDataset
 from daskdist.strategy.input.device_staging import figures_there
-from daskdist.strategy.input.on_worker import (
-    DatasetSummary,
-    OnWorker,
-    hold,
-    summary_on_worker,
-)
+from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, hold, summary_on_worker
 from daskdist.strategy.input.options import InputContext
 
 

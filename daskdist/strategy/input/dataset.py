@@ -35,12 +35,12 @@ from daskdist.passes.numbering import begin_pass
 from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
-from daskdist.strategy.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, Supplied
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline, num_steps
+from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy

@@ -15,12 +15,7 @@ from typing import Any, Final, NamedTuple
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
-from daskdist.execute.transfer.copier import (
-    Copier,
-    Life,
-    NoRoomError,
-    Part,
-)
+from daskdist.execute.transfer.copier import Copier, Life, NoRoomError, Part
 from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
 from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
 

@@ -26,12 +26,12 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import on_devices
 from daskdist.execute.transfer.prefetch import Prefetch
 from daskdist.ops.with_options import merged_options
-from daskdist.strategy.context import TO_REPLICAS, check_in_program
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import Pipeline
-from daskdist.strategy.picks import Remote, Spread, pick_from_rows
-from daskdist.strategy.values import AsyncValue, PerReplica
+from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
+from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
 
 _NO_ROWS: Final = (Lane(None, ()), -1)
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
@@ -365,7 +365,7 @@ class DistributedIterator:
         for leaf, spec in enumerate(self._specs):
             alike = pick_from_rows(first, leaf, self._is_writable)
             picks = alike if are_alike else tuple([pick_from_rows(place, leaf, self._is_writable) for place in numbers])
-            found.append(PerReplica.of(Spread(self._backend, self._handles, picks, self._workers, spec)))
+            found.append(PerReplica.of(PerReplicaRef(self._backend, self._handles, picks, self._workers, spec)))
         return found
 
     def _leaves(self, lane: Lane, place: int) -> Sequence[Any]:

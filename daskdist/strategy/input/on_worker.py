@@ -22,9 +22,9 @@ from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options
-from daskdist.strategy.error_context import add_context
 from daskdist.strategy.input.device_maps import DeviceMaps, Supplied
 from daskdist.strategy.input.options import InputContext
+from daskdist.strategy.values.error_context import add_context
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import optree
 
 from daskdist.core.spec import ElementSpec, PerReplicaSpec, TensorSpec
 from daskdist.errors import ArgumentError
-from daskdist.strategy.values import PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
 
 
 class Optional:

@@ -35,13 +35,7 @@ from daskdist.execute.transfer.prefetch import Prefetch
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
-from daskdist.strategy.collectives.step_counts import (
-    Ask,
-    Board,
-    Outside,
-    Unseen,
-)
-from daskdist.strategy.flat import flattened
+from daskdist.strategy.collectives.step_counts import Ask, Board, Outside, Unseen
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.dataset import DistributedDataset
 from daskdist.strategy.input.device_maps import DeviceMaps
@@ -51,8 +45,9 @@ from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.shared_reader import Meeting, Reading
-from daskdist.strategy.picks import PickAll, Spread
-from daskdist.strategy.values import PerReplica
+from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
+from daskdist.strategy.values.flat import flattened
+from daskdist.strategy.values.per_replica import PerReplica
 
 if TYPE_CHECKING:
     from daskdist.strategy.strategy import Strategy
@@ -389,7 +384,7 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
     if isinstance(pipelines[0].node, OnWorker):
         handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
         workers = tuple(replica.worker for replica in strategy.replicas)
-        held = PerReplica.of(Spread(strategy._backend, handles, PickAll(), workers))
+        held = PerReplica.of(PerReplicaRef(strategy._backend, handles, ExtractAll(), workers))
     elif strategy.workers == (None,):
         # Replicas of this process, which may come one after the other, find what was read for them.
         devices = [named(replica.device) for replica in strategy.replicas]

@@ -14,16 +14,7 @@ import numpy as np
 
 from daskdist.devices import Device, dtype_of
 from daskdist.errors import ArgumentError
-from daskdist.strategy.reduce.reductions import (
-    Axis,
-    Op,
-    ReduceOp,
-    Reduction,
-    in_pairs,
-    num_rows,
-    wide_dtype,
-    without,
-)
+from daskdist.strategy.reduce.reductions import Axis, Op, ReduceOp, Reduction, in_pairs, num_rows, wide_dtype, without
 
 _TOTALS: Final = {ReduceOp.SUM: ("sum", "add"), ReduceOp.PROD: ("prod", "multiply"), ReduceOp.MEAN: ("sum", "add")}
 

@@ -11,11 +11,11 @@ import numpy as np
 from daskdist.core.ragged import Ragged, concat
 from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
-from daskdist.strategy.device_values import home_of, host_array, in_stream_of, moved
-from daskdist.strategy.flat import check_is_no_dict
-from daskdist.strategy.picks import Pick, Returned
 from daskdist.strategy.reduce.device_reduction import cast
-from daskdist.strategy.values import filled
+from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
+from daskdist.strategy.values.extract import Extract, FlatResult
+from daskdist.strategy.values.flat import check_is_no_dict
+from daskdist.strategy.values.per_replica import filled
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,11 @@ class Gather:
 
     axis: int
 
-    def __call__(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], leaves: list[list[Any]]) -> Returned:
+    def __call__(
+        self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[list[Any]]
+    ) -> FlatResult:
         """From wired values: for each leaf those of the replicas, in order."""
-        return Returned.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
+        return FlatResult.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
 
 
 def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") -> Any:

@@ -23,10 +23,6 @@ from daskdist.devices import Device, adopted, device_of, dtype_of
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.device_values import Placed, home_of, host_nest, in_stream_of, moved_nest
-from daskdist.strategy.error_context import add_context
-from daskdist.strategy.flat import check_is_no_dict
-from daskdist.strategy.picks import Pick, PickFromReturned, Returned, Spread
 from daskdist.strategy.reduce.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.reduce.reductions import (
     Axis,
@@ -39,7 +35,11 @@ from daskdist.strategy.reduce.reductions import (
     reduction_of,
     without,
 )
-from daskdist.strategy.values import Wiring, fill
+from daskdist.strategy.values.device_arrays import Placed, home_of, host_nest, in_stream_of, moved_nest
+from daskdist.strategy.values.error_context import add_context
+from daskdist.strategy.values.extract import Extract, ExtractFromResult, FlatResult, PerReplicaRef
+from daskdist.strategy.values.flat import check_is_no_dict
+from daskdist.strategy.values.per_replica import Wiring, fill
 
 # What adds up, and what has an order.
 _NUMBERS: Final = "biufc"
@@ -114,7 +114,7 @@ class Fold:
     stays: bool = False
     operation: str = "reduce"
 
-    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Pick]], replicas: list[Any] | None) -> Any:
+    def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], replicas: list[Any] | None) -> Any:
         """From the values of replicas: for each a wired list of leaves; None where each has one, which is picked."""
         columns: Iterable[Sequence[Any]]
         if replicas is None:
@@ -210,7 +210,7 @@ class Fold:
         if not self.is_final:
             return folded if self.stays else [(shape, _here(partial)) for shape, partial in folded]
         leaves = [self._final(reduction, *each) for each in folded]
-        return Returned(leaves, list_spec(len(leaves)))
+        return FlatResult(leaves, list_spec(len(leaves)))
 
     def _combined(self, reduction: Reduction, column: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[Any, Any]:
         kinds = {type(each[1]) for each in column}
@@ -397,7 +397,7 @@ class FoldChunks(Prepared):
     """
 
     fold: Fold
-    pick: PickFromReturned
+    pick: ExtractFromResult
 
     def __call__(self, results: Sequence[Any]) -> Any:
         return self.fold.chunks(results, [(number, self.pick) for number in range(len(results))], None)
@@ -424,14 +424,14 @@ _fold_partials = functools.lru_cache(maxsize=64)(FoldPartials)
 
 
 def _chunks(
-    caller: Backend, fold: Fold, values: Spread | Sequence[list[Any]], numbers: Sequence[int], worker: str | None
+    caller: Backend, fold: Fold, values: PerReplicaRef | Sequence[list[Any]], numbers: Sequence[int], worker: str | None
 ) -> Handle:
-    if isinstance(values, Spread) and type(values.picks) is PickFromReturned:
+    if isinstance(values, PerReplicaRef) and type(values.picks) is ExtractFromResult:
         handles = [values.handles[number] for number in numbers]
         make = _fold_chunks if isinstance(fold.op, ReduceOp) else FoldChunks
         return caller.call(make(fold, values.picks), handles, on=worker, name="reduce-chunk")
     wiring = Wiring()
-    if isinstance(values, Spread):
+    if isinstance(values, PerReplicaRef):
         wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
     else:
         wire = wiring.wire
@@ -444,7 +444,7 @@ def fold_tree(
     op: Op,
     axis: Axis,
     workers: tuple[str | None, ...],
-    values: Spread | Sequence[list[Any]],
+    values: PerReplicaRef | Sequence[list[Any]],
     split_every: int,
     on: str | None = None,
 ) -> Handle:
@@ -468,7 +468,7 @@ def fold_tree(
     Returns
     -------
     Handle
-        Of a `Returned` list of the leaves' results.
+        Of a `FlatResult` list of the leaves' results.
     """
     whole_number("reduce", "the setting daskdist.split-every", split_every, at_least=2)
     # A function need not be commutative. And where a chunk would be the value itself, workers are combined at once.

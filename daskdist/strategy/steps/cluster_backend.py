@@ -22,10 +22,8 @@ from daskdist.execute.callers.fetch import WithKept
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
 from daskdist.execute.messages.pickling import culprit, dumps_on_host, kind_of
-from daskdist.strategy.device_values import host_array
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_iterator import Fed
-from daskdist.strategy.picks import PickAll, Spread
 from daskdist.strategy.program_end import ClusterUse, end_unused
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
@@ -37,7 +35,9 @@ from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pic
 from daskdist.strategy.steps.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
-from daskdist.strategy.values import AsyncValue, PerReplica, Wiring
+from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring
 
 # How long other replicas of a step are waited for, once one has failed.
 _SOON_S: Final = 0.5
@@ -463,7 +463,9 @@ def _wired(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], bytes |
         ]
         return columns, None, own
     wiring = Wiring()
-    leaves = [wiring.slot(leaf.handles, leaf.picks) if type(leaf) is Spread else _wire(wiring, leaf) for leaf in packed]
+    leaves = [
+        wiring.slot(leaf.handles, leaf.picks) if type(leaf) is PerReplicaRef else _wire(wiring, leaf) for leaf in packed
+    ]
     picks: list[tuple[int, Any]] = wiring.picks
     if not any(type(pick) is tuple for _, pick in picks):
         return wiring.handles, _pickled((picks, leaves), lambda: "run: an argument"), None
@@ -475,13 +477,13 @@ def _wired(packed: Sequence[Any], num_replicas: int) -> tuple[list[Any], bytes |
 
 
 def _wire(wiring: Wiring, leaf: Any) -> Any:
-    return wiring.slot(leaf, PickAll()) if type(leaf) is SentObject else wiring.wire_leaf(leaf)
+    return wiring.slot(leaf, ExtractAll()) if type(leaf) is SentObject else wiring.wire_leaf(leaf)
 
 
 def _wire_part(wiring: Wiring, leaf: Any, lane: int) -> Any:
     if type(leaf) is PerReplica:
         return _wire(wiring, leaf.values[lane])
-    if type(leaf) is Spread:
+    if type(leaf) is PerReplicaRef:
         return wiring.slot(leaf.handles[lane], leaf.pick(lane))
     return _wire(wiring, leaf)
 

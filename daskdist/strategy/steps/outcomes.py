@@ -14,8 +14,8 @@ from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.messages.failure import Failure, pickled_apart, writable_like
 from daskdist.execute.messages.pickling import culprit
 from daskdist.execute.messages.sizes import size_of
-from daskdist.strategy.flat import canonical
-from daskdist.strategy.picks import Returned
+from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.flat import canonical
 
 # Results of at most so many bytes come to the program along with the news that their call is over.
 SMALL_BYTES: Final = 2**16
@@ -126,7 +126,7 @@ def travelling(outcome: Any, *, is_whole: bool = False) -> tuple[bytes | None, A
     Parameters
     ----------
     outcome
-        A `Returned`, another value or a `Failed`.
+        A `FlatResult`, another value or a `Failed`.
     is_whole
         Whether large values travel too.
 
@@ -139,7 +139,7 @@ def travelling(outcome: Any, *, is_whole: bool = False) -> tuple[bytes | None, A
     if type(outcome) is Failed:
         return None, outcome
     send = packed_value if is_whole else _small
-    if type(outcome) is not Returned:
+    if type(outcome) is not FlatResult:
         return None, send(outcome)
     leaves: Sequence[Any] = outcome.leaves
     try:
@@ -167,6 +167,6 @@ def _small(value: Any) -> Any:
 
 
 def received(structure: bytes | None, payload: Any) -> Any:
-    """Return a value that travelled: a `Returned` where it has a structure."""
+    """Return a value that travelled: a `FlatResult` where it has a structure."""
     leaves = payload.value() if type(payload) is Packed else payload
-    return leaves if structure is None else Returned(list(leaves), canonical(loaded_structure(structure)[0]))
+    return leaves if structure is None else FlatResult(list(leaves), canonical(loaded_structure(structure)[0]))

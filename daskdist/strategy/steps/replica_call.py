@@ -11,16 +11,16 @@ from daskdist.devices import named
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers.fetch import Bring
 from daskdist.execute.messages.pickling import ForDevices
-from daskdist.strategy.between import CrossReplicaStrategy
 from daskdist.strategy.collectives.mailbox import Mailbox
-from daskdist.strategy.context import ReplicaContext
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import arrivals_of
 from daskdist.strategy.input.replica_iterator import Around, fed
-from daskdist.strategy.on_replica import call_on_replica
-from daskdist.strategy.picks import Pick, Returned
+from daskdist.strategy.replica.call_function import call_on_replica
+from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.replica.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.values import filled
+from daskdist.strategy.values.extract import Extract, FlatResult
+from daskdist.strategy.values.per_replica import filled
 
 # What the names of calls begin with that may take as long as they like: loops over distributed datasets.
 LOOP: Final = "loop-"
@@ -91,9 +91,9 @@ def call_replica(
     step: int,
     results: Sequence[Any],
     treespec: Any,
-    picks: Sequence[tuple[int, Pick]],
+    picks: Sequence[tuple[int, Extract]],
     leaves: list[Any],
-) -> Returned:
+) -> FlatResult:
     """Call a user's function, the first result, with wired leaves of its arguments."""
     try:
         slot.check(mailbox)
@@ -108,7 +108,7 @@ def call_replica(
 
         with fed(given, treespec, slot.replica, slot.number, around) as (args, kwargs):
             context = slot.context(mailbox, step)
-            returned = Returned.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
+            returned = FlatResult.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
     except BaseException as error:
         slot.leave(mailbox, step, error)
         raise

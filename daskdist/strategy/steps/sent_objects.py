@@ -16,12 +16,7 @@ import numpy as np
 
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference
-from daskdist.execute.messages.pickling import (
-    ForDevices,
-    culprit,
-    kind_of,
-    sealed,
-)
+from daskdist.execute.messages.pickling import ForDevices, culprit, kind_of, sealed
 from daskdist.strategy.steps.function_identity import FunctionParts
 
 # Arrays that are no larger go with each call.

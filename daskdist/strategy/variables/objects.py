@@ -19,9 +19,9 @@ from daskdist.checkpoint.nests import PLAIN, as_numpy, like
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import Agreed, First
-from daskdist.strategy.context import ReplicaContext
-from daskdist.strategy.device_values import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.reduce.reductions import ReduceOp
+from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.variables.aggregation import VariableAggregation
 
 ADVICE: Final = (

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 
-from daskdist.strategy.regroup import component
-from daskdist.strategy.values import PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.regroup import component
 from daskdist.strategy.variables.replica_copy import read_there
 from daskdist.strategy.variables.variable import Variable
 

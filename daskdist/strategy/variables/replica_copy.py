@@ -17,11 +17,11 @@ from daskdist.devices import Device, adopted, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.collectives.operations import First
-from daskdist.strategy.context import ReplicaContext
-from daskdist.strategy.device_values import host_array, host_nest, moved
-from daskdist.strategy.picks import Returned
 from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.reduce.tree import list_spec
+from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
+from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.variables.aggregation import VariableSynchronization
 from daskdist.strategy.variables.objects import copied, parts_of
 
@@ -309,12 +309,12 @@ def _own(variable: Variable) -> ReplicaCopy:
     return copy
 
 
-def _listed(leaves: list[Any]) -> Returned:
+def _listed(leaves: list[Any]) -> FlatResult:
     # Also where a leaf is an object that is a nest of some kind.
-    return Returned(leaves, list_spec(len(leaves)))
+    return FlatResult(leaves, list_spec(len(leaves)))
 
 
-def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -> Returned:
+def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -> FlatResult:
     """Have a function make what a variable is to begin with."""
     copy = _own(variable)
     replica = copy.replica
@@ -339,7 +339,7 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
     return _listed([layout])
 
 
-def _for_program(copy: ReplicaCopy) -> Returned:
+def _for_program(copy: ReplicaCopy) -> FlatResult:
     # On a cluster an object is looked at later, when calls may have changed it.
     leaves = copy.host_leaves
     replica = copy.replica
@@ -351,7 +351,7 @@ def _for_program(copy: ReplicaCopy) -> Returned:
     return _listed(leaves)
 
 
-def read_there(variable: Variable, is_asked: bool = True) -> Returned:
+def read_there(variable: Variable, is_asked: bool = True) -> FlatResult:
     """The leaves of a replica's copy; None for each where it is not asked for."""
     return _for_program(_own(variable)) if is_asked else _listed([None] * variable._layout.num_leaves)
 
@@ -368,7 +368,7 @@ def read_together(variables: Sequence[Variable]) -> list[list[Any]]:
     return found
 
 
-def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
+def write_there(variable: Variable, how: str, leaves: list[Any]) -> FlatResult:
     """Change a replica's copy alone, and give its leaves."""
     copy = _own(variable)
     if variable._layout.treespec is not None:
@@ -381,7 +381,7 @@ def write_there(variable: Variable, how: str, leaves: list[Any]) -> Returned:
     return _for_program(copy)
 
 
-def align_there(variable: Variable) -> Returned:
+def align_there(variable: Variable) -> FlatResult:
     """Have all replicas have what the first one has."""
     copy = _own(variable)
     replica = copy.replica
@@ -393,7 +393,7 @@ def align_there(variable: Variable) -> Returned:
     return _listed([True])
 
 
-def state_there(variable: Variable) -> Returned:
+def state_there(variable: Variable) -> FlatResult:
     """What a replica has, in arrays that can be saved."""
     value = variable._layout.packed(_own(variable).host_leaves)
     if variable._layout.treespec is None:
@@ -405,10 +405,10 @@ def state_there(variable: Variable) -> Returned:
                 f"{variable.name}: {variable._layout.kind} cannot be saved; it needs a state_dict() of arrays and a "
                 f"load_state_dict(): {error}"
             ) from None
-    return Returned([value], list_spec(1))
+    return FlatResult([value], list_spec(1))
 
 
-def restore_there(variable: Variable, state: Returned) -> Returned:
+def restore_there(variable: Variable, state: FlatResult) -> FlatResult:
     """Give a replica what was saved."""
     copy = _own(variable)
     value = variable._layout.packed(copy.host_leaves)
@@ -416,10 +416,10 @@ def restore_there(variable: Variable, state: Returned) -> Returned:
     if hasattr(value, "load_state_dict"):
         value = variable._layout.packed(copy.lent)
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
-        return Returned([True], list_spec(1))
+        return FlatResult([True], list_spec(1))
     restored = like(value, saved)
     if variable._layout.treespec is None:
         copy.write("put", [restored])
     else:
         copy.write("put", copy.checked("restore", restored))
-    return Returned([True], list_spec(1))
+    return FlatResult([True], list_spec(1))

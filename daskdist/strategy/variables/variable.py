@@ -18,12 +18,12 @@ from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference, VariableKey
 from daskdist.strategy.collectives.operations import Agreed, First
-from daskdist.strategy.context import ReplicaContext, replica_there_is, scope_there_is
-from daskdist.strategy.device_values import called_on_device, host_array
-from daskdist.strategy.picks import Returned
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.values import AsyncValue, PerReplica
+from daskdist.strategy.replica.context import ReplicaContext, replica_there_is, scope_there_is
+from daskdist.strategy.values.device_arrays import called_on_device, host_array
+from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.variables.objects import ADVICE, aggregated
 from daskdist.strategy.variables.replica_copy import (
@@ -444,7 +444,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
             self.assign(like(self.numpy(), found))
             return
         states = found if self._is_of_each else [found] * strategy.num_replicas_in_sync
-        each = PerReplica([Returned([state], list_spec(1)) for state in states])
+        each = PerReplica([FlatResult([state], list_spec(1)) for state in states])
         # Waited for: what does not fit is told now.
         strategy.local_results(strategy._each_of(1, "variable", restore_there, self, each)[0])
 

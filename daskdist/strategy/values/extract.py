@@ -15,11 +15,11 @@ from daskdist.errors import DaskdistError
 from daskdist.execute.caller import Handle
 from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.backend import ResultSource
-from daskdist.strategy.device_values import host_array
-from daskdist.strategy.flat import flattened
+from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.flat import flattened
 
 
-class Pick(Protocol):
+class Extract(Protocol):
     """Takes a part out of a call's result."""
 
     # Whether the rest of the result is large, so that it had better stay where it is.
@@ -29,7 +29,7 @@ class Pick(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PickFromRows:
+class ExtractFromRows:
     """One leaf of one element of a block, or a copy of it that can be written into; made by `pick_from_rows` only."""
 
     place: int
@@ -48,13 +48,13 @@ class PickFromRows:
 
 
 @lru_cache(maxsize=2**14)
-def pick_from_rows(place: int, leaf: int, is_writable: bool = False) -> PickFromRows:
+def pick_from_rows(place: int, leaf: int, is_writable: bool = False) -> ExtractFromRows:
     """One leaf of one element of a block; places begin anew in each block, and so it was as a rule made before."""
-    return PickFromRows(place, leaf, is_writable)
+    return ExtractFromRows(place, leaf, is_writable)
 
 
 @dataclass(frozen=True, slots=True)
-class PickAll:
+class ExtractAll:
     """The whole result."""
 
     is_small_part = False
@@ -65,14 +65,14 @@ class PickAll:
 
 # Not frozen: each step makes some, and that takes three times as long.
 @dataclass(slots=True)
-class Returned:
+class FlatResult:
     """What a function gave on a replica, as leaves."""
 
     leaves: list[Any]
     treespec: Any
 
     @classmethod
-    def of(cls, result: Any) -> Returned:
+    def of(cls, result: Any) -> FlatResult:
         return result if type(result) is cls else cls(*flattened(result))
 
     def __sizeof__(self) -> int:
@@ -81,12 +81,12 @@ class Returned:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What leaves a device's process leaves the device: who gets it may have none, and puts it on its own.
-        return Returned, (list(map(host_array, self.leaves)) if are_loaded() else self.leaves, self.treespec)
+        return FlatResult, (list(map(host_array, self.leaves)) if are_loaded() else self.leaves, self.treespec)
 
 
 # Told apart by identity: each step asks, and those of one layout are the same.
 @dataclass(frozen=True, slots=True, eq=False)
-class PickFromReturned:
+class ExtractFromResult:
     """One leaf of what a function gave, if that is of the structure it gave before."""
 
     leaf: int
@@ -94,9 +94,9 @@ class PickFromReturned:
     is_small_part = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PickFromReturned, (self.leaf, self.treespec)
+        return ExtractFromResult, (self.leaf, self.treespec)
 
-    def __call__(self, result: Returned) -> Any:
+    def __call__(self, result: FlatResult) -> Any:
         if result.treespec != self.treespec:
             raise DaskdistError(
                 f"run: the function returned {describe_nesting(result.treespec)} here and "
@@ -121,12 +121,12 @@ class Remote(NamedTuple):
     """
 
     handle: Handle
-    pick: Pick
+    pick: Extract
     worker: str | None = None
     step: Sequence[Handle] = ()
 
 
-class Spread(NamedTuple):
+class PerReplicaRef(NamedTuple):
     """Parts of what a call gave on each replica.
 
     Parameters
@@ -147,12 +147,12 @@ class Spread(NamedTuple):
 
     caller: ResultSource
     handles: Sequence[Handle]
-    picks: Pick | tuple[Pick, ...]
+    picks: Extract | tuple[Extract, ...]
     workers: tuple[str | None, ...]
     spec: TensorSpec | None = None
     is_step: bool = False
 
-    def pick(self, number: int) -> Pick:
+    def pick(self, number: int) -> Extract:
         """What takes out the part of one replica."""
         return self.picks[number] if isinstance(self.picks, tuple) else self.picks
 

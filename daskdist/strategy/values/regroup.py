@@ -10,9 +10,9 @@ import optree
 
 from daskdist.core.structure import describe_nesting
 from daskdist.errors import DaskdistError
-from daskdist.strategy.flat import LEAVES
-from daskdist.strategy.picks import Returned
-from daskdist.strategy.values import PerReplica
+from daskdist.strategy.values.extract import FlatResult
+from daskdist.strategy.values.flat import LEAVES
+from daskdist.strategy.values.per_replica import PerReplica
 
 
 def component(nest: Any, replica: int) -> Any:
@@ -30,7 +30,7 @@ def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
     if all(type(result) in LEAVES for result in results):
         # Each step does this, as a rule of numbers.
         return results[0] if not always and _is_one_object(results) else PerReplica(results)
-    flat = [Returned.of(result) for result in results]
+    flat = [FlatResult.of(result) for result in results]
     treespec = flat[0].treespec
     for number, each in enumerate(flat):
         if each.treespec != treespec:

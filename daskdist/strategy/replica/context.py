@@ -14,17 +14,12 @@ import optree
 from daskdist.core.arguments import whole_number
 from daskdist.devices import are_loaded, named, stream_of
 from daskdist.errors import ArgumentError
-from daskdist.strategy.collectives.operations import (
-    AllGather,
-    AllReduce,
-    Merge,
-    all_reduce_of,
-)
+from daskdist.strategy.collectives.operations import AllGather, AllReduce, Merge, all_reduce_of
 from daskdist.strategy.collectives.rendezvous import Collective, Rendezvous
-from daskdist.strategy.device_values import catch_up, host_nest, in_stream_of, moved_nest, own_copy
-from daskdist.strategy.flat import LEAVES, flattened
 from daskdist.strategy.reduce.reductions import Op
-from daskdist.strategy.values import AsyncValue, PerReplica
+from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
+from daskdist.strategy.values.flat import LEAVES, flattened
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
 from daskdist.strategy.variables.store import VariableStore
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from daskdist.strategy.group import ReplicaGroup
 logger: Final = logging.getLogger("daskdist")
 
 
-class CurrentTeam:
+class CurrentGroup:
     """The replicas that there are now, and the numbers of replicas that there were before.
 
     Parameters

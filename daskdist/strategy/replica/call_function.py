@@ -10,11 +10,11 @@ import numpy as np
 import optree
 
 from daskdist.devices import Device, are_loaded, is_on_device, named
-from daskdist.strategy.context import ReplicaContext, here
-from daskdist.strategy.device_values import host_nest, in_stream_of, moved
-from daskdist.strategy.error_context import add_context
-from daskdist.strategy.flat import LEAVES
 from daskdist.strategy.group import Replica
+from daskdist.strategy.replica.context import ReplicaContext, here
+from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved
+from daskdist.strategy.values.error_context import add_context
+from daskdist.strategy.values.flat import LEAVES
 from daskdist.strategy.variables.variable import Variable
 
 

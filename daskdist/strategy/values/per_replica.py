@@ -25,10 +25,10 @@ from daskdist.execute.caller import Handle
 from daskdist.execute.callers.compute_key import is_future
 from daskdist.execute.callers.graph import is_undone, one_task
 from daskdist.strategy.backend import Picks, ResultSource
-from daskdist.strategy.device_values import host_array
-from daskdist.strategy.flat import LEAVES
-from daskdist.strategy.no_single_value import NoSingleValue
-from daskdist.strategy.picks import Applied, Pick, PickAll, Remote, Spread
+from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.extract import Applied, Extract, ExtractAll, PerReplicaRef, Remote
+from daskdist.strategy.values.flat import LEAVES
+from daskdist.strategy.values.no_single_value import NoSingleValue
 
 # An expression of so many operations is evaluated although nobody has looked: a total over a million steps
 # must not keep a million steps alive.
@@ -121,7 +121,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
             self.result()
             return
         handle = wiring.caller.call(filled, wiring.handles, wiring.picks, wired, on=wiring.worker, name="apply")
-        self._source = Remote(handle, PickAll(), wiring.worker)
+        self._source = Remote(handle, ExtractAll(), wiring.worker)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
         operations = 1
@@ -221,7 +221,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy, in memory or on disk, is of the value.
-        return PickAll(), (self.result(),)
+        return ExtractAll(), (self.result(),)
 
     # Equality is elementwise, as an array's is; so, as an array, it does not hash.
     __hash__ = None  # type: ignore[assignment]
@@ -296,7 +296,7 @@ class Wiring:
     """
 
     handles: list[Handle] = field(default_factory=list)
-    picks: list[tuple[int, Pick]] = field(default_factory=list)
+    picks: list[tuple[int, Extract]] = field(default_factory=list)
     # Of each result the worker that was asked for it, where that is known.
     workers: list[str | None] = field(default_factory=list)
     caller: ResultSource | None = None
@@ -347,12 +347,12 @@ class Wiring:
         return slot
 
 
-def filled(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any) -> Any:
+def filled(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Any:
     """A wired nest, made whole where its parts are."""
     return fill(nest, [pick(results[number]) for number, pick in picks])
 
 
-def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], value: Any) -> Any:
+def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], value: Any) -> Any:
     """A wired value; an array of a device as NumPy's, for Dask takes it anywhere."""
     return host_array(filled(results, picks, value))
 
@@ -417,7 +417,7 @@ def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
     return parts
 
 
-def pick_all(results: Sequence[Any], picks: Sequence[Pick]) -> list[Any]:
+def pick_all(results: Sequence[Any], picks: Sequence[Extract]) -> list[Any]:
     """Some parts of the one result there is."""
     return [pick(results[0]) for pick in picks]
 
@@ -458,10 +458,10 @@ class PerReplica(_Collection, DistributedValues):
     def __init__(self, values: Sequence[Any]) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
         # Where they are, for as long as nobody has asked for one of them.
-        self.spread: Spread | None = None
+        self.spread: PerReplicaRef | None = None
 
     @classmethod
-    def of(cls, spread: Spread) -> PerReplica:
+    def of(cls, spread: PerReplicaRef) -> PerReplica:
         """What a call gave on each replica."""
         made = cls.__new__(cls)
         made._values, made.spread = None, spread
@@ -544,7 +544,7 @@ def _summaries(values: Sequence[Any]) -> list[Summary]:
     return [Summary.of(value) if handle is None else next(given) for handle, value in zip(asked, here, strict=True)]
 
 
-def summary(results: Sequence[Any], picks: Sequence[tuple[int, Pick]], nest: Any) -> Summary:
+def summary(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Summary:
     """The summary of a wired value."""
     return Summary.of(filled(results, picks, nest))
 
@@ -566,7 +566,7 @@ def _persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, st
         return found
     from daskdist.execute.callers.submit import Submit
 
-    return AsyncValue(Submit(found.client, workers), Remote(found, PickAll()))
+    return AsyncValue(Submit(found.client, workers), Remote(found, ExtractAll()))
 
 
 def _persisted(

@@ -15,14 +15,14 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.backend import LocalInput
 from daskdist.strategy.local_backend import LocalBackend
-from daskdist.strategy.on_replica import put_on
+from daskdist.strategy.replica.call_function import put_on
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.variables.replica_copy import ReplicaCopy, frozen, read_together
 from daskdist.strategy.variables.store import VariableStore
 from daskdist.strategy.variables.variable import Variable
 
 if TYPE_CHECKING:
-    from daskdist.strategy.context import ReplicaContext
+    from daskdist.strategy.replica.context import ReplicaContext
 
 
 class _StoreOfAll(VariableStore):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from daskdist.strategy.context import ReplicaContext
+    from daskdist.strategy.replica.context import ReplicaContext
 
 
 class MergeCalls(Protocol):

@@ -1,0 +1,1 @@
+"""Replicas: what a function that runs on one can do and see."""

@@ -1,0 +1,1 @@
+"""Values that replicas have: one each, and perhaps not there yet."""
