@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, SpecCluster, Status
 from distributed.utils import get_mp_context
 
 import daskdist
@@ -46,16 +48,47 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-# What there is of tests themselves, and of what they have imported, is half a million objects: looked through each time
-# that something is to be seen to be gone, they took a tenth of the time.
-_FROZEN_EVERY = 500
+# The tests and what they import are half a million objects. Looking through all of them whenever a test wants to see
+# that something is gone took a tenth of the time.
+_FREEZE_EVERY = 500
 _num_ended = itertools.count()
 
 
-def pytest_runtest_logfinish() -> None:
-    if next(_num_ended) % _FROZEN_EVERY == 0:
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    # Here, as an error of another hook would end the whole run.
+    if next(_num_ended) % _FREEZE_EVERY == 0:
         gc.collect()
         gc.freeze()
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Iterator[None]:
+    # A failure whose text has half of a surrogate pair cannot be sent by xdist, which ended the whole run.
+    return _encodable((yield))
+
+
+_internal_errors: list[str] = []
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    _internal_errors.append(str(excrepr))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # The first one is the cause, and its text is far above the end of what was printed.
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if _internal_errors and terminal is not None:
+        terminal.section("the internal error that ended the run")
+        terminal.write_line(_internal_errors[0])
 
 
 # Clusters started in this process do not watch themselves while they have nothing to do, which takes a third of a core;
@@ -68,38 +101,46 @@ _FRUGAL_CLUSTERS = {
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.tick.interval": "500 ms",
 }
+_LOGGERS_OF_DASK = ["distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application"]
 _IMPORTED_BY_WORKERS = ["daskdist.readers.parquet", "daskdist.strategy.multi_worker", "pandas", "pyarrow.parquet"]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _frugal_clusters() -> Iterator[None]:
+    # Not into a file of pytest's, which is closed while threads of Dask may still be logging.
+    for handler in itertools.chain.from_iterable(logging.getLogger(name).handlers for name in _LOGGERS_OF_DASK):
+        if type(handler) is logging.StreamHandler:
+            handler.setStream(sys.__stderr__)
     with dask.config.set(_FRUGAL_CLUSTERS):
         # The first who asks for this gets Dask's own list of imports, which is replaced.
         get_mp_context().set_forkserver_preload(["distributed", *_IMPORTED_BY_WORKERS])
         yield
+    # They would be closed at the end of the process, when nobody reads what is wrong.
+    left_open = [cluster for cluster in SpecCluster._instances if cluster.status is Status.running]
+    for cluster in left_open:
+        cluster.close(timeout=10)
+    assert not left_open, "a test left these open"
 
 
 @pytest.fixture(scope="session")
 def start_cluster() -> Iterator[StartCluster]:
     """Gives a client of a cluster of so many worker processes, of so many threads each; each is started once."""
     started: dict[tuple[int, int], Client] = {}
+    with contextlib.ExitStack() as opened:
 
-    def start(num_workers: int, num_threads: int = 1) -> Client:
-        if (num_workers, num_threads) not in started:
-            made = LocalCluster(
-                n_workers=num_workers,
-                threads_per_worker=num_threads,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-            )
-            started[num_workers, num_threads] = Client(made, set_as_default=False)
-        return started[num_workers, num_threads]
+        def start(num_workers: int, num_threads: int = 1) -> Client:
+            if (num_workers, num_threads) not in started:
+                cluster = LocalCluster(
+                    n_workers=num_workers,
+                    threads_per_worker=num_threads,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                )
+                opened.callback(cluster.close)
+                started[num_workers, num_threads] = opened.enter_context(Client(cluster, set_as_default=False))
+            return started[num_workers, num_threads]
 
-    yield start
-    for client in started.values():
-        cluster = client.cluster
-        client.close()
-        cluster.close()
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,17 @@
+"""The suite itself: a failing test does not end the whole run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_a_report_with_text_that_cannot_be_encoded_is_sent(pytestconfig):
+    report = pytest.TestReport(
+        "tests/test_x.py::test_x", ("tests/test_x.py", 1, "test_x"), {}, "failed", "half a pair: \udcff", "call"
+    )
+    report.sections.append(("Captured log", "\ud800"))
+    data = pytestconfig.hook.pytest_report_to_serializable(config=pytestconfig, report=report)
+    sent = json.dumps(data, ensure_ascii=False).encode()
+    assert b"half a pair: \\\\udcff" in sent
