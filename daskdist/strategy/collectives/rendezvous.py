@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol
 
 from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
-from daskdist.strategy.one_core import Turns
 
 # Calls of a replica that a message shows.
 _NUM_SHOWN: Final = 8
@@ -132,7 +131,6 @@ class Rendezvous:
         collective_s()
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(members, 0)
-        self._turns = {number: Turns() for number in members}
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._meetings: dict[int, _Round] = {}
         # Who has left, and because of what.
@@ -238,7 +236,7 @@ class Rendezvous:
         since = time.monotonic()
         if not self._left and not self._is_closed:
             # Who leaves from now on lets go of the gate.
-            self._turns[number].wait(gate, _LOOK_EVERY_S)
+            gate.acquire(timeout=_LOOK_EVERY_S)
         if meeting.is_over:
             return
         # A function may set it in between.
@@ -264,7 +262,7 @@ class Rendezvous:
                 if elsewhere is not None:
                     raise late(collective.name, sorted([*missing, *elsewhere]), most)
                 rest = _ANSWER_S
-            self._turns[number].wait(gate, min(rest, at_once))
+            gate.acquire(timeout=min(rest, at_once))
 
 
 def _open(meeting: _Round) -> None:
