@@ -359,7 +359,7 @@ def against(size: Size, names: Iterable[str], key: str, python: str) -> Iterator
     data = Data.made(size.peer_rows)
     with tempfile.TemporaryDirectory(prefix="daskdist-benchmark-") as folder:
         data.save(folder)
-        with Peer(key, python, folder) as peer:
+        with Peer(PEERS[key], python, folder) as peer:
             for name in names:
                 if name in peer.cases:
                     yield _against(CASES[name], data, peer, name, size.repeats)

@@ -17,6 +17,8 @@ PEERS: Final = {
     "grain": ("Grain", "grain_dataset.py"),
     "ray": ("Ray Data", "ray_dataset.py"),
 }
+# Those that have a data service.
+SERVICES: Final = {"tf": ("tf.data service", "tensorflow_service.py")}
 
 
 class Peer:
@@ -24,21 +26,21 @@ class Peer:
 
     Parameters
     ----------
-    key
-        Which of `PEERS`.
+    peer
+        One of the values of `PEERS` or `SERVICES`.
     python
         An interpreter that has it.
-    folder
-        Where the arrays lie that it is to use, as `serving.Data` has them.
+    data
+        What it is to use: of `PEERS` the folder of the arrays, as `serving.Data` has them.
     """
 
-    def __init__(self, key: str, python: str, folder: str) -> None:
-        self.name, script = PEERS[key]
+    def __init__(self, peer: tuple[str, str], python: str, data: str) -> None:
+        self.name, script = peer
         # What is installed here is not to be found there.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
-            [python, str(Path(__file__).with_name(script)), folder],
+            [python, str(Path(__file__).with_name(script)), data],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -51,9 +53,13 @@ class Peer:
 
     def run(self, case: str) -> tuple[float, int]:
         """Seconds that a case takes, and how many batches it gives."""
-        print(case, file=self._process.stdin, flush=True)
-        answer = self._answer()
+        answer = self.ask(case)
         return answer["seconds"], answer["batches"]
+
+    def ask(self, request: str) -> Any:
+        """Return the answer to a line."""
+        print(request, file=self._process.stdin, flush=True)
+        return self._answer()
 
     def _answer(self) -> Any:
         line = self._process.stdout.readline()  # type: ignore[union-attr]

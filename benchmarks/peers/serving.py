@@ -16,6 +16,30 @@ BATCH = 256
 WINDOW = 16
 NUM_KEYS = 4
 BOUNDARIES = [16, 32, 48]
+# Of the data service: numbers in a batch of 256 KiB; and the size of a matrix and how many products of it make a costly
+# element.
+SERVICE_BATCH = 2**16
+COSTLY_SIZE = 160
+COSTLY_PRODUCTS = 10
+
+
+@dataclass(frozen=True)
+class ServiceSize:
+    """The elements of each pipeline of the data service.
+
+    Parameters
+    ----------
+    num_batches
+        Of 256 KiB.
+    num_rows
+        Of 16 numbers.
+    num_costly
+        Of some milliseconds each.
+    """
+
+    num_batches: int
+    num_rows: int
+    num_costly: int
 
 
 @dataclass(frozen=True)
