@@ -263,7 +263,7 @@ def test_arguments_that_do_not_do(arguments, message):
 def own_client():
     """Return a client of two worker processes that may be killed."""
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
@@ -318,7 +318,7 @@ def test_a_worker_is_killed(own_client, mode):
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_closing_leaves_nothing_on_the_workers(client, how):
     def producers(dask_worker):
-        return set(dask_worker.plugins["daskdist-service"]._producers)
+        return set(dask_worker.plugins["daskdist-service"].tasks.producers)
 
     list(Dataset.range(3).serve(client))
     before = client.run(producers)

@@ -163,7 +163,7 @@ class LoseConsumer:
 
 @dataclass(frozen=True)
 class TellTasks:
-    """Tell a consumer from which workers to read, as ``(task, attempt, worker)``; all the tasks there are."""
+    """Tell a consumer all tasks that are not done, as ``(task, attempt, worker)``: "" while it waits for a worker."""
 
     consumer: str
     tasks: tuple[tuple[str, int, str], ...]

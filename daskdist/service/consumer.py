@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 import uuid
-from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,17 +23,21 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.outbox import Outbox, unpacked
 from daskdist.service.address import ServiceAddress
 from daskdist.service.commands import DatasetEntry, Join
-from daskdist.service.intervals import Intervals
-from daskdist.service.messages import DISPATCHER_OPERATION, READ_OPERATION, receive, send
+from daskdist.service.links import Link
+from daskdist.service.messages import DISPATCHER_OPERATION, receive, send
+from daskdist.service.reading import Arrived, Reading
 from daskdist.service.worker_plugin import NAME
 
 logger: Final = logging.getLogger("daskdist")
 
 # A worker that does not answer is not waited for longer.
 _LEAVE_S: Final = 5.0
+# A connection to a worker that was cut is made again after so long, and after twice as long each time that it fails.
+_RETRY_S: Final = 0.05
+_MOST_RETRY_S: Final = 2.0
+_WARN_AFTER: Final = 15
 _numbers: Final = itertools.count()
 
 
@@ -81,50 +84,6 @@ async def _check_preloaded(comm: Comm, answer: dict[str, Any]) -> None:
         )
 
 
-class _Shared:
-    """What the event loop and the thread that takes elements have in common."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        # Parts that have come: the task, the number of the first element, and the elements.
-        self.parts: deque[tuple[str, int, Rows]] = deque()
-        # The tasks from which elements are taken in turn, and the next one; in any order where there are none.
-        self.turns: list[str] = []
-        self.turn = 0
-        # What was handed out by the last call, and is done with at the next.
-        self.in_hand: tuple[str, int, int] | None = None
-        self.is_over = False
-        self.failure: BaseException | None = None
-
-    def place(self) -> int | None:
-        """Return the place of the part to take elements of; None where that has not come."""
-        if not self.turns:
-            return 0 if self.parts else None
-        task = self.turns[self.turn % len(self.turns)]
-        return next((place for place, part in enumerate(self.parts) if part[0] == task), None)
-
-    def taken(self, place: int, most: int) -> Rows:
-        """Return elements of the part at a place, at most so many."""
-        task, first, rows = self.parts[place]
-        if self.turns:
-            self.turn += 1
-            most = 1
-        if len(rows) > most:
-            self.parts[place] = task, first + most, rows.slice(most, len(rows))
-            rows = rows.slice(0, most)
-        else:
-            del self.parts[place]
-        self.in_hand = task, first, first + len(rows)
-        return rows
-
-    def end(self, failure: BaseException | None = None) -> None:
-        """Note that nothing more comes."""
-        with self.changed:
-            self.is_over = True
-            self.failure = self.failure or failure
-            self.changed.notify_all()
-
-
 class ServiceReader:
     """The elements of one iteration of a served dataset.
 
@@ -142,6 +101,8 @@ class ServiceReader:
         What producers are told of this consumer: arguments of `daskdist.service.delivery.Consumer`.
     in_turn
         Whether one element of each task is taken in turn; else whatever has come first.
+    compression
+        As of `daskdist.service.compression.readable`.
     """
 
     def __init__(
@@ -152,16 +113,18 @@ class ServiceReader:
         join: Callable[[str, int, str], Join],
         joining: dict[str, Any],
         *,
-        in_turn: bool = False,
+        in_turn: bool,
+        compression: str | None,
     ) -> None:
         name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}-{next(_numbers)}"
-        self._shared = shared = _Shared()
+        self._arrived = arrived = Arrived()
         self._loop = _event_loop()
+        self._process = os.getpid()
         self._connection = connection = _Connection(
-            name, address, dataset_id, entry, join, joining, shared, in_turn=in_turn
+            name, address, dataset_id, entry, join, joining, arrived, in_turn=in_turn, compression=compression
         )
         self._loop.call_soon_threadsafe(connection.start)
-        self.close = Finalizer(self, _close, self._loop, connection, shared)
+        self.close = Finalizer(self, _close, self._loop, connection, arrived)
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
         """Return the next elements, at most ``num_rows``; those of the last call are done with.
@@ -172,19 +135,29 @@ class ServiceReader:
             There are no more.
         NotReady
             Not to wait, and none are there yet.
+        ClusterError
+            This process was forked from the one that began to read: both would get the same elements.
         """
-        self._acknowledge()
-        shared = self._shared
-        with shared.changed:
+        if os.getpid() != self._process:
+            raise ClusterError(
+                "this iterator of a served dataset is of another process, from which this one was forked; iterate over "
+                "the dataset here"
+            )
+        arrived = self._arrived
+        with arrived.changed:
+            in_hand = arrived.done_with()
+        if in_hand is not None:
+            self._loop.call_soon_threadsafe(self._connection.acknowledge, *in_hand)
+        with arrived.changed:
             if wait:
-                shared.changed.wait_for(lambda: shared.place() is not None or shared.is_over)
-            place = shared.place()
+                arrived.changed.wait_for(lambda: arrived.place() is not None or arrived.is_over)
+            place = arrived.place()
             if place is not None:
-                return shared.taken(place, num_rows)
-        if not shared.is_over:
+                return arrived.take(place, num_rows)
+        if not arrived.is_over:
             raise NotReady
-        if shared.failure is not None:
-            failure, shared.failure = shared.failure, None
+        if arrived.failure is not None:
+            failure, arrived.failure = arrived.failure, None
             raise failure
         raise Exhausted
 
@@ -201,27 +174,25 @@ class ServiceReader:
             "same job_name gets what nobody has read"
         )
 
-    def _acknowledge(self) -> None:
-        in_hand, self._shared.in_hand = self._shared.in_hand, None
-        if in_hand is not None:
-            self._loop.call_soon_threadsafe(self._connection.acknowledge, *in_hand)
 
-
-def _close(loop: asyncio.AbstractEventLoop, connection: _Connection, shared: _Shared) -> None:
+def _close(loop: asyncio.AbstractEventLoop, connection: _Connection, arrived: Arrived) -> None:
     # What the local pipeline has taken is done with; the rest goes to others.
-    with shared.changed:
-        in_hand, shared.in_hand = shared.in_hand, None
-        shared.is_over = True
-        shared.parts.clear()
-        shared.changed.notify_all()
+    with arrived.changed:
+        in_hand = arrived.done_with()
+        arrived.is_over = True
+        arrived.parts.clear()
+        arrived.changed.notify_all()
     with contextlib.suppress(RuntimeError):
         if in_hand is not None:
             loop.call_soon_threadsafe(connection.acknowledge, *in_hand)
         loop.call_soon_threadsafe(connection.stop)
+    if not threading.main_thread().is_alive():
+        # The program ends, and the event loop with it.
+        connection.has_left.wait(1)
 
 
 _runner: LoopRunner | None = None
-_starting: Final = threading.Lock()
+_starting = threading.Lock()
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -236,9 +207,9 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _forget_loop() -> None:
-    # A process that was forked has no thread of its parent.
-    global _runner
-    _runner = None
+    # A process that was forked has no thread of its parent, also none that would let go of the lock.
+    global _runner, _starting
+    _runner, _starting = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -256,29 +227,27 @@ class _Connection:
         entry: Callable[[], DatasetEntry] | None,
         join: Callable[[str, int, str], Join],
         joining: dict[str, Any],
-        shared: _Shared,
+        arrived: Arrived,
         *,
         in_turn: bool,
+        compression: str | None,
     ) -> None:
-        self._in_turn = in_turn
         self._name = name
         self._address = address
         self._dataset_id = dataset_id
         self._entry = entry
         self._join = join
-        self._joining = joining
-        self._shared = shared
+        self._arrived = arrived
+        self._compression = compression
+        self._reading = Reading(name, joining, arrived, self._to_worker, self._read_all, in_turn=in_turn)
         self._comm: Comm | None = None
         self._task: asyncio.Task[None] | None = None
-        # By the address of a worker.
-        self._links: dict[str, _Link] = {}
-        # By the id of a task: the attempt, the worker.
-        self._tasks: dict[str, tuple[int, str]] = {}
-        self._ended: set[str] = set()
-        # Of each task, the elements that came and are not acknowledged, and those that are.
-        self._held: defaultdict[str, Intervals] = defaultdict(Intervals)
-        self._done: defaultdict[str, Intervals] = defaultdict(Intervals)
-        self._num_told = 0
+        # By the address of a worker; and how often connections were lost before anything came over them.
+        self._links: dict[str, Link] = {}
+        self._num_failed: dict[str, int] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._is_leaving = False
+        self.has_left = threading.Event()
 
     def start(self) -> None:
         """Begin."""
@@ -286,8 +255,12 @@ class _Connection:
 
     def stop(self) -> None:
         """Leave the iteration."""
-        if self._task is not None:
+        if self._task is not None and not self._is_leaving:
             self._task.cancel()
+
+    def acknowledge(self, task: str, first: int, stop: int) -> None:
+        """Note that elements are done with."""
+        self._reading.acknowledge(task, first, stop)
 
     async def _run(self) -> None:
         try:
@@ -302,12 +275,23 @@ class _Connection:
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, ClusterError):
                 error = ClusterError(f"lost the scheduler {self._address.address}, which has the data service: {error}")
-            self._shared.end(error)
+            self._arrived.end(error)
         finally:
-            for link in list(self._links.values()):
-                link.leave()
-            if self._comm is not None:
-                self._comm.abort()
+            await self._leave()
+
+    async def _leave(self) -> None:
+        # Workers learn what is done with before the dispatcher tells them that this consumer is gone.
+        self._is_leaving = True
+        links = list(self._links.values())
+        for link in links:
+            link.append(("leave",))
+        if links:
+            await asyncio.wait([link.task for link in links], timeout=_LEAVE_S)
+        for link in links:
+            link.task.cancel()
+        if self._comm is not None:
+            self._comm.abort()
+        self.has_left.set()
 
     async def _enter(self, comm: Comm) -> None:
         await send(comm, ("hello", self._dataset_id))
@@ -321,152 +305,82 @@ class _Connection:
         join = await asyncio.to_thread(self._join, self._name, num_workers, host)
         await send(comm, ("join", join))
 
+    # --- the dispatcher ---
+
     def _on_refused(self, message: str) -> bool:
-        self._shared.end(ArgumentError(message))
+        self._arrived.end(ArgumentError(message))
         return True
 
     def _on_failed(self, message: str, error: Failure | None) -> bool:
-        self._shared.end(error.error() if error is not None else ClusterError(message))
+        self._arrived.end(error.error() if error is not None else ClusterError(message))
         return True
 
     def _on_waiting(self, message: str) -> None:
         logger.warning("a dataset from the service has waited for 30 s: %s", message)
 
     def _on_end(self, was_over: bool) -> bool:
+        if not was_over and self._reading.was_given_more():
+            # Others left it elements meanwhile: the end is told again behind those.
+            return False
         if was_over:
             logger.warning(
                 "this iteration of the job was over before it was asked for, and gives no elements; use another "
                 "job_name to read the dataset again"
             )
-        self._shared.end()
+        self._arrived.end()
         return True
 
     def _on_tasks(self, tasks: tuple[tuple[str, int, str], ...]) -> None:
-        self._num_told += 1
-        now = {task: (attempt, worker) for task, attempt, worker in tasks}
-        for task, (attempt, worker) in now.items():
-            if self._tasks.get(task) != (attempt, worker):
-                self._ended.discard(task)
-                joining = self._joining | {"name": self._name}
-                held, done = list(self._held[task]), list(self._done[task])
-                self._link(worker).append(("join", task, attempt, joining, held, done))
-        self._tasks = now
-        if self._in_turn:
-            with self._shared.changed:
-                self._shared.turns = sorted(now, key=_index_of)
-                self._shared.changed.notify_all()
-        self._tell_if_all_read()
+        self._reading.tasks(tasks)
 
-    def _link(self, worker: str) -> _Link:
+    def _read_all(self, num_told: int) -> None:
+        if self._comm is not None:
+            sending = asyncio.ensure_future(send(self._comm, ("read_all", self._name, num_told)))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: asyncio.Task[None]) -> None:
+        # Where it failed, the dispatcher is gone, which is seen elsewhere.
+        self._sending.discard(sending)
+        if not sending.cancelled():
+            sending.exception()
+
+    # --- workers ---
+
+    def _to_worker(self, worker: str, message: Any) -> None:
         link = self._links.get(worker)
-        if link is None:
-            link = self._links[worker] = _Link(worker, self._name, self._address, self._got, self._lost)
-        return link
+        if link is None and message[0] == "join" and not self._is_leaving:
+            link = self._links[worker] = Link(
+                worker, self._name, self._address, self._compression, self._got, self._lost
+            )
+        # What is not sent now, a further "join" tells.
+        if link is not None:
+            link.append(message)
 
-    def _lost(self, link: _Link) -> None:
-        # The dispatcher knows better than the connection whether the worker is gone, and where its tasks go.
-        if self._links.get(link.worker) is link:
-            del self._links[link.worker]
-
-    def _got(self, message: Any) -> None:
-        kind, task, *args = message
-        if kind == "rows":
-            first, rows = args
-            self._held[task].add(first, first + len(rows))
-            with self._shared.changed:
-                self._shared.parts.append((task, first, rows))
-                self._shared.changed.notify_all()
-        elif kind == "end":
-            self._ended.add(task)
-            self._tell_if_all_read()
-        elif kind == "recall":
-            self._give_back(task)
-        elif kind == "failed":
-            self._shared.end(args[0].error())
+    def _got(self, link: Link, message: Any) -> None:
+        self._num_failed.pop(link.worker, None)
+        self._reading.got(link.worker, message)
+        if self._arrived.failure is not None:
             self.stop()
 
-    def _give_back(self, task: str) -> None:
-        with self._shared.changed:
-            pairs = [(first, first + len(rows)) for each, first, rows in self._shared.parts if each == task]
-            rest = [part for part in self._shared.parts if part[0] != task]
-            self._shared.parts.clear()
-            self._shared.parts.extend(rest)
-        self._held[task].difference_update(pairs)
-        self._to_producer(task, "return", pairs)
+    def _lost(self, link: Link, error: Exception | None) -> None:
+        if self._links.get(link.worker) is not link:
+            return
+        del self._links[link.worker]
+        if error is not None:
+            self._arrived.end(error)
+            self.stop()
+        elif not self._is_leaving:
+            # The dispatcher knows better than the connection whether the worker is gone, and where its tasks go.
+            num_failed = self._num_failed[link.worker] = self._num_failed.get(link.worker, 0) + 1
+            if num_failed == _WARN_AFTER:
+                logger.warning(
+                    "a dataset from the service cannot be read from the worker %s: connections to it are cut",
+                    link.worker,
+                )
+            delay_s = min(_RETRY_S * 2 ** min(num_failed, 10), _MOST_RETRY_S)
+            asyncio.get_running_loop().call_later(delay_s, self._connect_again, link.worker)
 
-    def acknowledge(self, task: str, first: int, stop: int) -> None:
-        """Note that elements are done with."""
-        self._held[task].remove(first, stop)
-        self._done[task].add(first, stop)
-        self._to_producer(task, "ack", [(first, stop)])
-
-    def _to_producer(self, task: str, kind: str, pairs: list[tuple[int, int]]) -> None:
-        if task in self._tasks:
-            link = self._links.get(self._tasks[task][1])
-            if link is not None:
-                link.append((kind, task, pairs))
-
-    def _tell_if_all_read(self) -> None:
-        if self._tasks and self._ended.issuperset(self._tasks) and self._comm is not None:
-            message = ("read_all", self._name, self._num_told)
-            sending = asyncio.ensure_future(send(self._comm, message))
-            sending.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _index_of(task: str) -> int:
-    return int(task.rpartition("/")[2])
-
-
-class _Link:
-    """The connection of a consumer to one worker."""
-
-    def __init__(
-        self,
-        worker: str,
-        name: str,
-        address: ServiceAddress,
-        got: Callable[[Any], None],
-        lost: Callable[[_Link], None],
-    ) -> None:
-        self.worker = worker
-        self._got = got
-        self._lost = lost
-        self._outbox: Outbox | None = None
-        self._early: list[Any] = []
-        self._task = asyncio.ensure_future(self._run(name, address))
-
-    def append(self, message: Any) -> None:
-        """Send a message."""
-        if self._outbox is None:
-            self._early.append(message)
-        else:
-            self._outbox.append(message)
-            self._outbox.kick()
-
-    def leave(self) -> None:
-        """Close the connection once the worker has what was sent to it; it does so itself."""
-        self.append(("leave", None))
-        asyncio.get_running_loop().call_later(_LEAVE_S, self._task.cancel)
-
-    async def _run(self, name: str, address: ServiceAddress) -> None:
-        comm: Comm | None = None
-        writing: asyncio.Future[None] | None = None
-        try:
-            comm = await connect(self.worker, timeout=seconds("timeouts.connect"), **address.connection_args())
-            await comm.write({"op": READ_OPERATION, "reply": False, "consumer": name})
-            outbox = self._outbox = Outbox(comm)
-            for message in self._early:
-                outbox.append(message)
-            outbox.kick()
-            writing = asyncio.ensure_future(outbox.write_all())
-            while True:
-                for message in unpacked(await comm.read()):
-                    self._got(message)
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            if writing is not None:
-                writing.cancel()
-            if comm is not None:
-                comm.abort()
-            self._lost(self)
+    def _connect_again(self, worker: str) -> None:
+        if worker not in self._links and not self._is_leaving:
+            self._reading.connected_again(worker)

@@ -158,6 +158,10 @@ class Dispatcher:
             iteration.idle_since = self._clock()
         return [LoseConsumer(task.worker or "", task.id, name) for task in iteration.running]
 
+    def knows(self, name: str) -> bool:
+        """Return whether a consumer has joined and not left."""
+        return name in self._consumers
+
     def read_all(self, name: str, num_told: int) -> list[Command]:
         """Note that a consumer got the end of all tasks that it was told of, in so many messages."""
         consumer = self._consumers.get(name)
@@ -341,7 +345,8 @@ class Dispatcher:
         return [command for each in iteration.consumers.values() for command in self._tell(each)]
 
     def _tell(self, consumer: Consumer) -> list[Command]:
-        tasks = consumer.iteration.running
+        # Also of those that wait for a worker: what a consumer has of them it must not forget.
+        tasks = [each for each in consumer.iteration.tasks.values() if not each.is_done]
         consumer.num_told += 1
         return [TellTasks(consumer.join.name, tuple((each.id, each.attempt, each.worker or "") for each in tasks))]
 

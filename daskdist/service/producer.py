@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,14 +30,37 @@ from daskdist.passes.pieces import pieces_of
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.service.commands import TaskSpec
-from daskdist.service.delivery import Action, Consumer, Done, End, Forget, Recall, Send, delivery_of
+from daskdist.service.delivery import (
+    Action,
+    Consumer,
+    Delivery,
+    Done,
+    End,
+    Forget,
+    Passed,
+    Recall,
+    Send,
+    Withdraw,
+)
+from daskdist.service.first_come import FirstCome
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
+from daskdist.service.rounds import Rounds
+from daskdist.service.shared_window import SharedWindow
 from daskdist.sharding import AutoShardPolicy
 
 logger: Final = logging.getLogger("daskdist")
 
 _SHARED_OUT: Final = {ShardingPolicy.FILE: AutoShardPolicy.FILE, ShardingPolicy.HINT: AutoShardPolicy.HINT}
+
+
+def delivery_of(spec: TaskSpec) -> Delivery:
+    """Return the delivery of a task, by the options of its job."""
+    if spec.options.num_consumers is not None:
+        return Rounds(spec.options.num_consumers, spec.done)
+    if spec.options.cache_bytes is not None:
+        return SharedWindow(spec.options.cache_bytes)
+    return FirstCome(spec.done, spec.expected)
 
 
 @dataclass
@@ -78,7 +102,7 @@ class Producer:
         tell: Callable[..., None],
     ) -> None:
         self.spec = spec
-        self.delivery = delivery_of(spec.options, spec.done, spec.expected)
+        self.delivery = delivery_of(spec)
         self.failure: Failure | None = None
         self.is_done = False
         self.num_produced = 0
@@ -87,7 +111,8 @@ class Producer:
         self._tell = tell
         self._parts: dict[int, _Part] = {}
         self._firsts: list[int] = []
-        self._limit_bytes = in_bytes("service.buffer-bytes")
+        # What a cache keeps comes on top of what is on its way.
+        self._limit_bytes = in_bytes("service.buffer-bytes") + (spec.options.cache_bytes or 0)
         self._room = threading.Condition()
         self._is_stopped = False
         self._is_wanted = self.delivery.is_wanted
@@ -137,9 +162,20 @@ class Producer:
         try:
             actions = self.delivery.joined(consumer, done)
         except ArgumentError as error:
-            self._send(consumer.name, ("failed", self.spec.id, Failure.of(error)))
+            self._tell_consumer(consumer.name, "failed", Failure.of(error))
             return
+        self._tell_consumer(consumer.name, "window", consumer.window_elements)
         self._carry_out(actions)
+
+    def resize(self, name: str, window_elements: int) -> None:
+        """Note how many elements may be on their way to a consumer, and let it know."""
+        self._tell_consumer(name, "window", window_elements)
+        self._carry_out(self.delivery.resized(name, window_elements))
+
+    def miss(self, name: str) -> None:
+        """Note that the connection of a consumer was cut: it may come again."""
+        self.delivery.away(name)
+        self._carry_out([])
 
     def acknowledge(self, name: str, pairs: list[tuple[int, int]]) -> None:
         """Note what a consumer is done with."""
@@ -150,8 +186,13 @@ class Producer:
         """Note what a consumer gives back."""
         self._carry_out(self.delivery.returned(name, pairs))
 
+    def leave(self, name: str) -> None:
+        """Remove a consumer that has told all that it is done with; others get the rest."""
+        self._carry_out(self.delivery.lost(name))
+        self.report()
+
     def lose(self, name: str) -> None:
-        """Remove a consumer."""
+        """Remove a consumer that did not leave: its process has ended."""
         self._carry_out(self.delivery.lost(name, redeliver=self.spec.options.redelivers))
 
     def tick(self) -> None:
@@ -172,20 +213,27 @@ class Producer:
         with self._room:
             self._room.notify_all()
 
+    def _tell_consumer(self, name: str, kind: str, *args: Any, num_bytes: int = 0) -> None:
+        self._send(name, (kind, self.spec.id, self.spec.attempt, *args), num_bytes)
+
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(name, first, stop):
                     for begin, rows in self._rows(first, stop):
-                        self._send(name, ("rows", self.spec.id, begin, rows), rows.nbytes)
+                        self._tell_consumer(name, "rows", begin, rows, num_bytes=rows.nbytes)
                 case Forget(first, stop):
                     self._forget(first, stop)
                 case Recall(name):
-                    self._send(name, ("recall", self.spec.id))
+                    self._tell_consumer(name, "recall")
+                case Withdraw(name, pairs):
+                    self._tell_consumer(name, "withdraw", pairs)
+                case Passed(name, num_elements):
+                    self._tell_consumer(name, "passed", num_elements)
                 case End(name) if self.failure is not None:
-                    self._send(name, ("failed", self.spec.id, self.failure))
+                    self._tell_consumer(name, "failed", self.failure)
                 case End(name):
-                    self._send(name, ("end", self.spec.id))
+                    self._tell_consumer(name, "end")
                 case Done() if self.failure is None:
                     self.report()
                     self.is_done = True
@@ -201,14 +249,19 @@ class Producer:
             yield begin, _plain(part.rows if is_all else part.rows.slice(begin - part.first, end - part.first))
 
     def _parts_of(self, first: int, stop: int) -> list[_Part]:
-        return [part for part in self._parts.values() if part.first < stop and first < part.first + len(part.rows)]
+        firsts = self._firsts
+        parts = [
+            self._parts[each] for each in firsts[max(bisect_right(firsts, first) - 1, 0) : bisect_left(firsts, stop)]
+        ]
+        return [part for part in parts if first < part.first + len(part.rows)]
 
     def _forget(self, first: int, stop: int) -> None:
         for part in self._parts_of(first, stop):
             part.num_left -= min(stop, part.first + len(part.rows)) - max(first, part.first)
             if part.num_left <= 0:
-                del self._parts[part.first]
-                self.kept_bytes -= part.num_bytes
+                del self._parts[part.first], self._firsts[bisect_left(self._firsts, part.first)]
+                with self._room:
+                    self.kept_bytes -= part.num_bytes
 
     def count(self, num_bytes: int) -> None:
         """Count bytes that are about to be added."""

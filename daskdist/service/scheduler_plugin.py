@@ -76,6 +76,9 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             self._carry_out(self.dispatcher.progressed(*args))
         elif kind == "done":
             self._carry_out(self.dispatcher.task_done(*args))
+        elif kind == "away" and not self.dispatcher.knows(*args):
+            # It was gone before the worker had heard of it.
+            self._to_worker(worker, "lose_all", *args)
 
     async def _serve(self, comm: Comm) -> Any:
         names: set[str] = set()

@@ -27,7 +27,6 @@ from daskdist.service.modes import ShardingPolicy
 from daskdist.service.request import ServiceRequest
 from daskdist.sharding import AutoShardPolicy
 
-_NO_LIMIT: Final = 2**62
 # In rounds elements are sent one by one.
 _AHEAD_IN_ROUNDS: Final = 16
 _BY_FILE: Final = (ShardingPolicy.FILE, ShardingPolicy.FILE_OR_DATA)
@@ -113,7 +112,7 @@ class Served(Source):
             entry = partial(entry_of, self.dataset_id, self.fingerprint, self.pipeline, self.known_spec)
         joining = {
             "window_elements": request.max_outstanding_requests
-            or (_NO_LIMIT if request.num_consumers is None else _AHEAD_IN_ROUNDS),
+            or (None if request.num_consumers is None else _AHEAD_IN_ROUNDS),
             "window_bytes": in_bytes("service.window-bytes"),
             "index": request.consumer_index or 0,
             "trainer": "" if request.cross_trainer_cache is None else request.cross_trainer_cache.trainer_id,
@@ -121,7 +120,13 @@ class Served(Source):
         iteration = self.numbers.of(self.passes.of(epoch))
         in_turn = request.num_consumers is not None
         return ServiceReader(
-            self.address, self.dataset_id, entry, partial(self._join, iteration), joining, in_turn=in_turn
+            self.address,
+            self.dataset_id,
+            entry,
+            partial(self._join, iteration),
+            joining,
+            in_turn=in_turn,
+            compression=request.compression,
         )
 
     def _join(self, iteration: int, name: str, num_workers: int, host: str) -> Join:

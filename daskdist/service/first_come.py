@@ -1,0 +1,217 @@
+"""Delivery of each element to one consumer: whoever has room."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from daskdist.service.delivery import (
+    Action,
+    Consumer,
+    Done,
+    End,
+    Forget,
+    Pairs,
+    PartSizes,
+    Recall,
+    Send,
+    Withdraw,
+    has_room,
+)
+from daskdist.service.intervals import Intervals
+
+
+class FirstCome:
+    """Each element goes to one consumer: whoever has room when it is there.
+
+    A consumer that is lost leaves what it has not acknowledged to the others. One that waits while others hold elements
+    that they have not handed on gets some of those. So every element is acknowledged by exactly one of the consumers
+    that live, and a slow one does not keep what others wait for.
+
+    Parameters
+    ----------
+    done
+        Elements that were acknowledged before, where the task begins anew.
+    expected
+        The names of consumers of before, which may hold elements: nothing is sent before they have joined or are lost.
+    """
+
+    def __init__(self, done: Pairs = (), expected: Collection[str] = ()) -> None:
+        self.done = Intervals(done)
+        self.num_given_up = 0
+        self._expected = set(expected)
+        self._consumers: dict[str, Consumer] = {}
+        # Elements that were produced, and are with nobody.
+        self._ready = Intervals()
+        self._sizes = PartSizes()
+        self._num_produced = 0
+        self._is_finished = self._is_done = False
+
+    @property
+    def is_wanted(self) -> bool:
+        return True
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the consumers."""
+        return list(self._consumers)
+
+    def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
+        self._num_produced = stop
+        self._sizes.add(first, stop, num_bytes)
+        actions: list[Action] = [Forget(*pair) for pair in self.done.within(first, stop)]
+        free = Intervals(self.done.missing(first, stop))
+        for consumer in self._consumers.values():
+            free.difference_update(consumer.held.within(first, stop))
+        self._ready.update(free)
+        return actions + self._hand_out()
+
+    def finished(self) -> list[Action]:
+        self._is_finished = True
+        return self._hand_out()
+
+    def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
+        self._expected.discard(consumer.name)
+        before = self._consumers.pop(consumer.name, None)
+        # Acknowledgements may have been lost on their way, and so may elements.
+        actions = [] if before is None else self._acknowledge(before, done)
+        actions += [Forget(*part) for pair in done for part in self._ready.within(*pair)]
+        self._ready.difference_update(done)
+        self.done.update(done)
+        # Others may have been given some of what it holds while it was taken for lost.
+        taken = [part for pair in consumer.held for part in self._taken_within(*pair)]
+        consumer.held.difference_update(taken)
+        if taken:
+            actions.append(Withdraw(consumer.name, tuple(taken)))
+        self._ready.difference_update(consumer.held)
+        if before is not None:
+            before.held.difference_update(consumer.held)
+            actions += self._offer(before.held)
+        consumer.held_bytes = sum(self._sizes.total(*pair) for pair in consumer.held)
+        self._consumers[consumer.name] = consumer
+        return actions + self._hand_out()
+
+    def _taken_within(self, first: int, stop: int) -> Intervals:
+        taken = Intervals(self.done.within(first, stop))
+        for other in self._consumers.values():
+            taken.update(other.held.within(first, stop))
+        return taken
+
+    def resized(self, name: str, window_elements: int) -> list[Action]:
+        if name in self._consumers:
+            self._consumers[name].window_elements = window_elements
+        return self._hand_out()
+
+    def away(self, name: str) -> None:
+        if name in self._consumers:
+            consumer = self._consumers[name]
+            consumer.is_away, consumer.is_recalled, consumer.has_answered = True, False, False
+
+    def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
+        consumer = self._consumers.get(name)
+        if consumer is None:
+            return []
+        actions = self._acknowledge(consumer, pairs)
+        return actions + self._hand_out()
+
+    def returned(self, name: str, pairs: Pairs) -> list[Action]:
+        consumer = self._consumers.get(name)
+        if consumer is None:
+            return []
+        actions: list[Action] = []
+        for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
+            self._take_back(consumer, first, stop)
+            actions += self._offer([(first, stop)])
+        consumer.is_recalled, consumer.has_answered = False, True
+        return actions + self._hand_out()
+
+    def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
+        self._expected.discard(name)
+        consumer = self._consumers.pop(name, None)
+        actions: list[Action] = []
+        if consumer is not None and redeliver:
+            actions = self._offer(consumer.held)
+        elif consumer is not None:
+            self.num_given_up += len(consumer.held)
+            actions = self._acknowledge(consumer, consumer.held)
+        return actions + self._hand_out()
+
+    def _offer(self, pairs: Pairs) -> list[Action]:
+        # Elements that are still to be produced again come when they are; what another has acknowledged is over.
+        actions: list[Action] = []
+        for first, stop in pairs:
+            stop = min(stop, self._num_produced)
+            self._ready.update(self.done.missing(first, stop))
+            actions += [Forget(*pair) for pair in self.done.within(first, stop)]
+        return actions
+
+    def _acknowledge(self, consumer: Consumer, pairs: Pairs) -> list[Action]:
+        actions: list[Action] = []
+        for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
+            self._take_back(consumer, first, stop)
+            self.done.add(first, stop)
+            actions.append(Forget(first, stop))
+        self._sizes.forget(self.done.first_missing())
+        return actions
+
+    def _take_back(self, consumer: Consumer, first: int, stop: int) -> None:
+        consumer.held.remove(first, stop)
+        # It may hold elements of which the size is not known yet.
+        consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0) if consumer.held else 0.0
+
+    def _hand_out(self) -> list[Action]:
+        if self._expected:
+            return []
+        actions: list[Action] = []
+        # Those that have least come first, and of those who has not just given elements back.
+        while len(self._ready):
+            with_room = [each for each in self._consumers.values() if has_room(each)]
+            if not with_room:
+                return actions
+            consumer = min(with_room, key=lambda each: (len(each.held), each.has_answered))
+            actions.append(self._send(consumer, -(-len(self._ready) // len(with_room))))
+        return actions + self._at_the_end() if self._is_finished else actions
+
+    def _send(self, consumer: Consumer, most: int) -> Send:
+        first = next(iter(self._ready))[0]
+        size, after = self._sizes.part_of(first)
+        room = consumer.window_elements - len(consumer.held)
+        if size > 0:
+            room = min(room, max(int((consumer.window_bytes - consumer.held_bytes) // size), 1))
+        first, stop = self._ready.pop_first(int(min(max(min(most, room), 1), after - first)))
+        consumer.held.add(first, stop)
+        consumer.held_bytes += size * (stop - first)
+        consumer.has_answered = consumer.has_ended = False
+        return Send(consumer.name, first, stop)
+
+    def _at_the_end(self) -> list[Action]:
+        # Nothing is ready and nothing is to come, but what consumers give back.
+        actions: list[Action] = []
+        if not self._unanswered():
+            for consumer in self._waiting():
+                consumer.has_ended = True
+                actions.append(End(consumer.name))
+        if len(self.done) >= self._num_produced and not self._is_done and self._all_done():
+            self._is_done = True
+            actions.append(Done())
+        return actions
+
+    def tick(self) -> list[Action]:
+        # Not at once, or an element that no consumer has taken yet would go back and forth between them.
+        actions: list[Action] = []
+        if self._is_finished and not len(self._ready) and self._waiting():
+            for consumer in self._unanswered():
+                if not consumer.is_recalled and not consumer.is_away:
+                    consumer.is_recalled = True
+                    actions.append(Recall(consumer.name))
+        return actions
+
+    def _waiting(self) -> list[Consumer]:
+        waiting = [each for each in self._consumers.values() if not len(each.held)]
+        return [each for each in waiting if not each.has_ended and not each.is_away]
+
+    def _unanswered(self) -> list[Consumer]:
+        # They may give something back.
+        return [each for each in self._consumers.values() if len(each.held) and not each.has_answered]
+
+    def _all_done(self) -> bool:
+        return not self.done.missing(0, self._num_produced)

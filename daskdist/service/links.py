@@ -1,0 +1,87 @@
+"""The connection of a consumer to a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from distributed.comm import Comm, connect
+
+from daskdist.config import seconds
+from daskdist.execute.messages.outbox import Outbox, unpacked
+from daskdist.service.address import ServiceAddress
+from daskdist.service.compression import readable
+from daskdist.service.messages import READ_OPERATION
+
+
+class Link:
+    """A connection over which a consumer reads from a worker, in the event loop.
+
+    Parameters
+    ----------
+    worker
+        The address of the worker.
+    name
+        The name of the consumer.
+    address
+        Where the service is, and how to connect.
+    compression
+        As of `daskdist.service.compression.readable`.
+    got
+        Takes the messages of the worker: ``got(link, message)``.
+    lost
+        Called when the connection is gone: ``lost(link, error)``, where ``error`` is None if it was closed or cut.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        name: str,
+        address: ServiceAddress,
+        compression: str | None,
+        got: Callable[[Link, Any], None],
+        lost: Callable[[Link, Exception | None], None],
+    ) -> None:
+        self.worker = worker
+        self._got = got
+        self._lost = lost
+        self._outbox: Outbox | None = None
+        self._early: list[Any] = []
+        self.task = asyncio.ensure_future(self._run(name, address, compression))
+
+    def append(self, message: Any) -> None:
+        """Send a message."""
+        if self._outbox is None:
+            self._early.append(message)
+        else:
+            self._outbox.append(message)
+            self._outbox.kick()
+
+    async def _run(self, name: str, address: ServiceAddress, compression: str | None) -> None:
+        comm: Comm | None = None
+        writing: asyncio.Future[None] | None = None
+        failure: Exception | None = None
+        try:
+            comm = await connect(self.worker, timeout=seconds("timeouts.connect"), **address.connection_args())
+            compressions = readable(compression, comm)
+            await comm.write({"op": READ_OPERATION, "reply": False, "consumer": name, "compressions": compressions})
+            outbox = self._outbox = Outbox(comm)
+            for message in self._early:
+                outbox.append(message)
+            outbox.kick()
+            writing = asyncio.ensure_future(outbox.write_all())
+            while True:
+                for message in unpacked(await comm.read()):
+                    self._got(self, message)
+        except (OSError, asyncio.CancelledError):
+            pass
+        except Exception as error:
+            # Elements that cannot be unpickled here, for one.
+            failure = error
+        finally:
+            if writing is not None:
+                writing.cancel()
+            if comm is not None:
+                comm.abort()
+            self._lost(self, failure)

@@ -1,0 +1,140 @@
+"""Delivery for coordinated reads."""
+
+from __future__ import annotations
+
+from daskdist.errors import ArgumentError
+from daskdist.service.delivery import Action, Consumer, Done, End, Forget, Pairs, PartSizes, Send, has_room
+from daskdist.service.intervals import Intervals
+
+
+class Rounds:
+    """Coordinated reads: of each ``num_consumers`` elements in a row, each consumer gets the one of its index.
+
+    What a consumer that is lost has not acknowledged waits for another of its index.
+
+    Parameters
+    ----------
+    num_consumers
+        How many there are.
+    """
+
+    def __init__(self, num_consumers: int, done: Pairs = ()) -> None:
+        self.done = Intervals(done)
+        self._num_consumers = num_consumers
+        self._consumers: dict[int, Consumer] = {}
+        # Of each index, the next element to send.
+        self._next = list(range(num_consumers))
+        self._sizes = PartSizes()
+        self._num_produced = 0
+        self._is_finished = self._is_done = False
+
+    @property
+    def is_wanted(self) -> bool:
+        return True
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the consumers."""
+        return [each.name for each in self._consumers.values()]
+
+    @property
+    def missing(self) -> list[int]:
+        """The indexes that no consumer has."""
+        return [index for index in range(self._num_consumers) if index not in self._consumers]
+
+    def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
+        self._num_produced = stop
+        self._sizes.add(first, stop, num_bytes)
+        actions: list[Action] = [Forget(*pair) for pair in self.done.within(first, stop)]
+        return actions + [action for consumer in self._consumers.values() for action in self._send(consumer)]
+
+    def finished(self) -> list[Action]:
+        self._is_finished = True
+        return [action for consumer in self._consumers.values() for action in self._send(consumer)] + self._end()
+
+    def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
+        other = self._consumers.get(consumer.index)
+        if other is not None and other.name != consumer.name:
+            raise ArgumentError(
+                f"consumer_index {consumer.index} is taken by the consumer {other.name}; give each its own"
+            )
+        new = [part for pair in done for part in self.done.missing(*pair)]
+        self.done.update(new)
+        self._consumers[consumer.index] = consumer
+        first = consumer.index
+        while first in self.done or first in consumer.held:
+            first += self._num_consumers
+        self._next[consumer.index] = first
+        return [*self._forget(new), *self._send(consumer), *self._end()]
+
+    def resized(self, name: str, window_elements: int) -> list[Action]:
+        consumer = self._named(name)
+        if consumer is None:
+            return []
+        consumer.window_elements = window_elements
+        return self._send(consumer)
+
+    def away(self, name: str) -> None:
+        consumer = self._named(name)
+        if consumer is not None:
+            consumer.is_away = True
+
+    def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
+        consumer = self._named(name)
+        if consumer is None:
+            return []
+        actions: list[Action] = []
+        for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
+            consumer.held.remove(first, stop)
+            consumer.held_bytes = max(consumer.held_bytes - self._sizes.total(first, stop), 0.0)
+            self.done.add(first, stop)
+            actions += self._forget([(first, stop)])
+        self._sizes.forget(self.done.first_missing())
+        return actions + self._send(consumer) + self._end()
+
+    def returned(self, name: str, pairs: Pairs) -> list[Action]:
+        return []
+
+    def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
+        consumer = self._named(name)
+        if consumer is None:
+            return []
+        del self._consumers[consumer.index]
+        if redeliver:
+            return []
+        self.done.update(consumer.held)
+        return self._forget(consumer.held)
+
+    def _forget(self, pairs: Pairs) -> list[Action]:
+        # Elements that are still to be produced again are forgotten then.
+        num_produced = self._num_produced
+        return [Forget(first, min(stop, num_produced)) for first, stop in pairs if first < num_produced]
+
+    def tick(self) -> list[Action]:
+        return []
+
+    def _named(self, name: str) -> Consumer | None:
+        return next((each for each in self._consumers.values() if each.name == name), None)
+
+    def _send(self, consumer: Consumer) -> list[Action]:
+        actions: list[Action] = []
+        while (number := self._next[consumer.index]) < self._num_produced and has_room(consumer):
+            self._next[consumer.index] += self._num_consumers
+            if number not in self.done and number not in consumer.held:
+                consumer.held.add(number, number + 1)
+                consumer.held_bytes += self._sizes.part_of(number)[0]
+                actions.append(Send(consumer.name, number, number + 1))
+        return actions
+
+    def _end(self) -> list[Action]:
+        if not self._is_finished:
+            return []
+        actions: list[Action] = []
+        for consumer in self._consumers.values():
+            if not len(consumer.held) and self._next[consumer.index] >= self._num_produced and not consumer.has_ended:
+                consumer.has_ended = True
+                actions.append(End(consumer.name))
+        if not self._is_done and not self.done.missing(0, self._num_produced):
+            self._is_done = True
+            actions.append(Done())
+        return actions

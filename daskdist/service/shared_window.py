@@ -1,0 +1,147 @@
+"""Delivery of the same elements to several trainers, from a window that slides."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+
+from daskdist.service.delivery import Action, Consumer, Done, End, Forget, Pairs, Passed, Send, has_room
+from daskdist.service.intervals import Intervals
+
+
+class SharedWindow:
+    """Each trainer gets all elements of late, at its own pace, from a window that slides.
+
+    Elements are produced for the fastest trainer. One that is slower than the window passes over what has gone, and is
+    told so.
+
+    Parameters
+    ----------
+    window_bytes
+        The most bytes to keep; one part is kept whatever its size.
+    """
+
+    def __init__(self, window_bytes: int) -> None:
+        self._window_bytes = window_bytes
+        self._consumers: dict[str, Consumer] = {}
+        # Of each trainer the next element to send, and those to send once more: a consumer of it was lost with them.
+        self._next: dict[str, int] = {}
+        self._again: defaultdict[str, Intervals] = defaultdict(Intervals)
+        # The parts in the window: the first element of each, its stop, and its size.
+        self._firsts: list[int] = []
+        self._parts: list[tuple[int, int]] = []
+        self._num_bytes = self._num_produced = 0
+        self._is_finished = False
+
+    @property
+    def is_wanted(self) -> bool:
+        return any(
+            self._next[each.trainer] >= self._num_produced and has_room(each) for each in self._consumers.values()
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the consumers."""
+        return list(self._consumers)
+
+    def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
+        self._num_produced = stop
+        self._firsts.append(first)
+        self._parts.append((stop, num_bytes))
+        self._num_bytes += num_bytes
+        actions = self._send()
+        while len(self._parts) > 1 and self._num_bytes > self._window_bytes:
+            first, (stop, num_bytes) = self._firsts.pop(0), self._parts.pop(0)
+            self._num_bytes -= num_bytes
+            actions.append(Forget(first, stop))
+        return actions
+
+    def finished(self) -> list[Action]:
+        # What has no end ends where it fails.
+        self._is_finished = True
+        return [*map(End, self._consumers), Done()]
+
+    def joined(self, consumer: Consumer, done: Pairs = ()) -> list[Action]:
+        before = self._consumers.get(consumer.name)
+        if before is not None:
+            before.held.difference_update([*consumer.held, *done])
+            self._again[consumer.trainer].update(before.held)
+        self._consumers[consumer.name] = consumer
+        self._next.setdefault(consumer.trainer, self._start)
+        return [End(consumer.name)] if self._is_finished else self._send()
+
+    def resized(self, name: str, window_elements: int) -> list[Action]:
+        if name in self._consumers:
+            self._consumers[name].window_elements = window_elements
+        return self._send()
+
+    def away(self, name: str) -> None:
+        if name in self._consumers:
+            self._consumers[name].is_away = True
+
+    def acknowledged(self, name: str, pairs: Pairs) -> list[Action]:
+        consumer = self._consumers.get(name)
+        if consumer is None:
+            return []
+        for first, stop in [part for pair in pairs for part in consumer.held.within(*pair)]:
+            consumer.held.remove(first, stop)
+            # The sizes of those that have left the window are not known any more.
+            consumer.held_bytes *= len(consumer.held) / (len(consumer.held) + stop - first)
+        return self._send()
+
+    def returned(self, name: str, pairs: Pairs) -> list[Action]:
+        return []
+
+    def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
+        consumer = self._consumers.pop(name, None)
+        if consumer is None:
+            return []
+        if redeliver:
+            self._again[consumer.trainer].update(consumer.held)
+        return self._send()
+
+    def tick(self) -> list[Action]:
+        return []
+
+    @property
+    def _start(self) -> int:
+        return self._firsts[0] if self._firsts else self._num_produced
+
+    def _send(self) -> list[Action]:
+        actions: list[Action] = []
+        for consumer in self._consumers.values():
+            again = self._again[consumer.trainer]
+            while has_room(consumer):
+                passed = again.within(0, self._start)
+                again.difference_update(passed)
+                num_passed = sum(stop - first for first, stop in passed)
+                position = self._next[consumer.trainer]
+                if position < self._start:
+                    num_passed += self._start - position
+                    position = self._next[consumer.trainer] = self._start
+                if num_passed:
+                    actions.append(Passed(consumer.name, num_passed))
+                if len(again):
+                    first, most = next(iter(again))
+                elif position < self._num_produced:
+                    first, most = position, self._num_produced
+                else:
+                    break
+                stop = self._sent(consumer, first, most)
+                again.remove(first, stop)
+                self._next[consumer.trainer] = max(position, stop)
+                actions.append(Send(consumer.name, first, stop))
+        return actions
+
+    def _sent(self, consumer: Consumer, first: int, most: int) -> int:
+        """Note that elements of one part are sent, as many as there is room for; return where they stop."""
+        place = bisect_right(self._firsts, first) - 1
+        part_stop, num_bytes = self._parts[place]
+        size = num_bytes / (part_stop - self._firsts[place])
+        room = consumer.window_elements - len(consumer.held)
+        if size > 0:
+            room = min(room, int((consumer.window_bytes - consumer.held_bytes) // size))
+        stop = min(first + max(room, 1), part_stop, most)
+        consumer.held.add(first, stop)
+        consumer.held_bytes += size * (stop - first)
+        return stop
