@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import pickle
 import subprocess
@@ -144,6 +145,61 @@ def test_what_a_function_sees_is_what_it_was_when_it_was_run(on_cluster):
     second = on_cluster.run(scale, args=(x,))
     assert on_cluster.local_results(first) == (1.0, 2.0)
     assert on_cluster.local_results(second) == (10.0, 20.0)
+
+
+def replica():
+    return daskdist.get_replica_context().replica_id_in_sync_group
+
+
+def test_a_result_that_a_later_call_changes_is_reduced_as_it_was(strategy):
+    counts = {}
+
+    def count(shape):
+        own = counts.setdefault(replica(), np.zeros(shape))
+        own += 1
+        return own[1:], {"large": own}
+
+    strategy.run(count, args=(2**18,))
+    sums = [strategy.reduce("SUM", strategy.run(count, args=(2**18,)), axis=None) for _ in range(8)]
+    for number, (part, whole) in enumerate(sums, 2):
+        for total in (part, whole["large"]):
+            assert (np.min(total), np.max(total)) == (2 * number, 2 * number)
+
+
+@pytest.mark.cluster
+def test_a_function_cannot_change_a_result_that_others_use(on_cluster):
+    def change(x):
+        x += 1
+        return x
+
+    made = on_cluster.run(np.ones, args=(2**18,))
+    total = on_cluster.reduce("SUM", made, axis=None)
+    with pytest.raises(ValueError, match=r"read-only \(raised by replica 0"):
+        on_cluster.local_results(on_cluster.run(change, args=(made,)))
+    assert (np.min(total), np.max(total)) == (2, 2)
+    assert on_cluster.local_results(made)[0].max() == 1
+
+
+Named = collections.namedtuple("Named", "value")
+
+
+@pytest.mark.parametrize("wrap", [lambda nest: nest, Named], ids=["plain", "in a named tuple"])
+def test_dicts_keep_the_order_of_their_keys(strategy, wrap):
+    def keys(given, **kwargs):
+        nest = wrap({"c": replica(), "d": 0})
+        return ",".join([*(given[0] if wrap is Named else given), *kwargs]), nest
+
+    for names in ("ba", "ab", "ba"):
+        given = dict.fromkeys(names, 0)
+        found, nest = strategy.run(keys, args=(wrap(given),), kwargs={"y": 1, "x": given})
+        assert set(strategy.local_results(found)) == {f"{names[0]},{names[1]},y,x"}
+        assert list(nest[0] if wrap is Named else nest) == ["c", "d"]
+
+    def reversed_keys():
+        return wrap({"d": 0, "c": replica()})
+
+    nest = strategy.run(reversed_keys)
+    assert list(nest[0] if wrap is Named else nest) == ["d", "c"]
 
 
 # --- what fails on a replica ---

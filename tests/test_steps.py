@@ -227,6 +227,56 @@ def test_a_failure_that_nobody_can_look_at_is_raised_by_the_next_look(on_cluster
     look(10)
 
 
+def fail_from_2(x):
+    if x >= 2:
+        raise ValueError(f"{x} is too much")
+    return x
+
+
+@pytest.mark.cluster
+def test_many_failures_that_nobody_looks_at_are_raised_at_once(on_cluster):
+    on_cluster.local_results(on_cluster.run(fail_from_2, args=(1,)))
+    for number in range(20):
+        on_cluster.run(fail_from_2, args=(number,))
+    # A call of one replica, by which the calls before are over on both.
+    last = on_cluster.reduce("SUM", on_cluster.run(fail_from_2, args=(1,)), axis=None)
+    with pytest.raises(ValueError, match="2 is too much") as raised:
+        last.result()
+    assert any("17 more calls failed" in note for note in raised.value.__notes__)
+    for _ in range(20):
+        assert on_cluster.local_results(on_cluster.run(fail_from_2, args=(1,))) == (1, 1)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("where", ["pass", "function", "back-pressure"])
+def test_a_failure_that_nobody_looks_at_is_raised_at_the_end_of(on_cluster, where):
+    def fail():
+        on_cluster.run(fail_from_2, args=(2,))
+
+    on_cluster.local_results(on_cluster.run(fail_from_2, args=(1,)))
+
+    def fail_many():
+        for _ in range(100):
+            fail()
+
+    @daskdist.function
+    def fail_in_function():
+        fail_and_wait()
+
+    def fail_and_wait():
+        fail()
+        # The failure is known then.
+        eventually(lambda: not on_cluster._backend.streams.is_busy)
+
+    def fail_in_pass():
+        for _ in on_cluster.distribute_dataset(Dataset.range(4).batch(2)):
+            fail_and_wait()
+
+    ways = {"pass": fail_in_pass, "function": fail_in_function, "back-pressure": fail_many}
+    with dask.config.set({"daskdist.max-steps-in-flight": 4}), pytest.raises(ValueError, match="2 is too much"):
+        ways[where]()
+
+
 @pytest.mark.cluster
 def test_failures_that_are_looked_at_together_are_raised_once(on_cluster):
     def fail(x):

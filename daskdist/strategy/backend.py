@@ -130,6 +130,10 @@ class Backend(ResultSource, Protocol):
         """Wait until all calls are over; raise an error that nobody has looked at."""
         ...
 
+    def raise_unseen(self) -> None:
+        """Raise an error that is known by now and that nobody has looked at, nor can; the end of a pass asks."""
+        ...
+
     def forget(self, variable: int) -> None:
         """Drop what replicas keep of a variable, by its number, once the calls before are over.
 

@@ -107,6 +107,9 @@ class LocalBackend:
     def finish(self) -> None:
         """Return at once."""
 
+    def raise_unseen(self) -> None:
+        """Return: what a call raises is raised by it."""
+
     def forget(self, variable: int) -> None:
         """Drop what replicas keep of a variable."""
         self.store.drop((variable,))

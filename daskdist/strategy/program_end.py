@@ -94,9 +94,9 @@ class ClusterUse:
 
     def log_unseen(self) -> None:
         """Log the failures that nobody looked at."""
-        for failed in self.streams.take_unseen():
-            error = failed.failure.error()
-            logger.error("a step failed, and nobody looked at it: %s: %s", type(error).__name__, error)
+        if error := self.streams.take_unseen():
+            told = "; ".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+            logger.error("a step failed, and nobody looked at it: %s", told)
 
     def free(self) -> None:
         """Free all, once; whoever comes second waits until that is done."""

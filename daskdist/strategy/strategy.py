@@ -215,7 +215,8 @@ class Strategy(Viewed):
             Nests in which each `PerReplica` stands for the replica's own value. A `DistributedDataset` stands for an
             iterator over the replica's own part, read where the replica is: see Notes. Anything else goes to all; on a
             cluster it is pickled, as it is now. Arrays of up to 64 KiB go with each step; functions, objects and larger
-            arrays are sent to a worker once, for all steps that are given the same. Functions must not change it.
+            arrays are sent to a worker once, for all steps that are given the same. Functions must not change it; nor
+            what earlier calls returned, whose arrays are read-only there.
         options
             Taken for compatibility.
 

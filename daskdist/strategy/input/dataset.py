@@ -162,6 +162,7 @@ class DistributedDataset:
             drops_uneven=feeding.drops_uneven,
             mapped=feeding.mapped and partial(_mapped, self._strategy, feeding.mapped),
             copied=partial(_copy_stats, self._strategy),
+            at_end=self._strategy._backend.raise_unseen,
         )
 
     def __reduce__(self) -> Any:

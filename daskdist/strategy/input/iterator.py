@@ -172,12 +172,15 @@ class DistributedIterator:
         drops_uneven: bool = False,
         mapped: Callable[[Any], Any] | None = None,
         copied: Callable[[], CopyStats | None] | None = None,
+        at_end: Callable[[], None],
     ) -> None:
         self.element_spec = element_spec
         # Tells what came of copies that the replicas' workers make.
         self._copied = copied
         # What replicas make of what they are given.
         self._mapped = mapped
+        # Raises the failure of a call at which nobody has looked.
+        self._at_end = at_end
         self._caller = caller
         self._structure = spec.structure
         self._specs = spec.leaves
@@ -279,6 +282,7 @@ class DistributedIterator:
             if num_skipped := self.stats()["num_skipped"]:
                 logger.warning("left out %d elements in all", num_skipped)
             self.close()
+            self._at_end()
             raise
         except Exception as error:
             if is_of_element(error) and self._ahead is None:

@@ -7,9 +7,21 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Sender(Protocol):
+    """A backend whose calls wait until the function is over."""
+
+    def flush(self) -> None:
+        """Send what waits."""
+        ...
+
+    def raise_unseen(self) -> None:
+        """Raise an error that is known by now and that nobody has looked at, nor can."""
+        ...
 
 
 class Capture:
@@ -21,12 +33,12 @@ class Capture:
         # The places where it waited for a result, each with the reason.
         self.waits: list[str] = []
         self.is_over = False
-        self._senders: dict[int, Callable[[], None]] = {}
+        self._senders: dict[int, Sender] = {}
         self._awaited: list[Callable[[], None]] = []
 
-    def add(self, sender: Callable[[], None], *, is_step: bool) -> None:
+    def add(self, sender: Sender, *, is_step: bool) -> None:
         """Note a call; ``sender`` sends what waits when the function is over."""
-        self._senders[id(sender.__self__)] = sender  # type: ignore[attr-defined]
+        self._senders[id(sender)] = sender
         if is_step:
             self.num_steps += 1
         else:
@@ -43,9 +55,8 @@ class Capture:
     def end(self) -> None:
         """Send what waits, and wait for what is to be waited for."""
         self.is_over = True
-        senders, self._senders = self._senders, {}
-        for sender in senders.values():
-            sender()
+        for sender in self._senders.values():
+            sender.flush()
         awaited, self._awaited = self._awaited, []
         failure: Exception | None = None
         for wait in awaited:
@@ -56,6 +67,11 @@ class Capture:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def raise_unseen(self) -> None:
+        """Raise an error that is known by now and that nobody has looked at, nor can."""
+        for sender in self._senders.values():
+            sender.raise_unseen()
 
 
 _current: ContextVar[Capture | None] = ContextVar("daskdist capture", default=None)
@@ -83,6 +99,7 @@ def capturing() -> Iterator[Capture]:
         finally:
             # Also what was called before an error: it would have been made without a function around it.
             capture.end()
+        capture.raise_unseen()
     finally:
         capture.is_over = True
         _current.reset(token)

@@ -216,7 +216,7 @@ class ClusterBackend:
         if capture is None:
             self.streams.kick()
             return
-        capture.add(self.flush, is_step=is_step)
+        capture.add(self, is_step=is_step)
         self._num_unsent += 1
         if self._num_unsent >= _MOST_UNSENT:
             self.flush()
@@ -421,6 +421,10 @@ class ClusterBackend:
     def finish(self) -> None:
         """Send what waits, and wait until all is over."""
         self.streams.finish()
+        self.streams.raise_unseen()
+
+    def raise_unseen(self) -> None:
+        """Raise an error that is known by now and that nobody has looked at, nor can."""
         self.streams.raise_unseen()
 
     def close(self) -> None:

@@ -433,7 +433,7 @@ class StepsOnWorker:
                 try:
                     with contextlib.nullcontext() if settings is None else sent(settings):
                         structure, pickled = args
-                        treespec = loaded_structure(structure)
+                        treespec, _ = loaded_structure(structure)
                         outcome = call_replica(self._mailbox, slot, number, values, treespec, *load_sent(pickled))
                 except BaseException as error:
                     outcome = Failed(Failure.of(error), number)
@@ -456,8 +456,9 @@ class StepsOnWorker:
         self._finish_call(number, cell, outcome)
 
     def _finish_call(self, number: int, cell: Cell, outcome: Any) -> None:
+        is_urgent = not cell.is_awaited
         cell.set(outcome)
-        self._tell_outcome(number, 0, outcome, is_urgent=True)
+        self._tell_outcome(number, 0, outcome, is_urgent=is_urgent)
 
     def _tell_outcome(self, number: int, replica: int, outcome: Any, *, is_urgent: bool) -> None:
         is_wanted = number in self._cells or type(outcome) is Failed

@@ -15,7 +15,6 @@ from daskdist.execute.messages.failure import Failure, pickled_apart, writable_l
 from daskdist.execute.messages.pickling import culprit
 from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.values.extract import FlatResult
-from daskdist.strategy.values.flat import canonical
 
 # Results of at most so many bytes come to the program along with the news that their call is over.
 SMALL_BYTES: Final = 2**16
@@ -108,10 +107,28 @@ def _not_pickled(value: Any, error: Exception) -> Failed:
     return Failed(Failure(cloudpickle.dumps([(text, None)])), None)
 
 
+class _Identity:
+    # Makes a structure a key by itself: those of dicts in different orders are equal.
+    __slots__ = ("structure",)
+
+    def __init__(self, structure: Any) -> None:
+        self.structure = structure
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Identity and self.structure is other.structure
+
+    def __hash__(self) -> int:
+        return id(self.structure)
+
+
+def pickled_structure(treespec: Any, are_none: tuple[bool, ...] = ()) -> bytes:
+    """Return a structure, and which of its leaves are None, as they travel: pickled once, which takes long."""
+    return _pickled_once(_Identity(treespec), are_none)
+
+
 @lru_cache(maxsize=1024)
-def pickled_structure(structure: Any) -> bytes:
-    """Return a hashable structure as it travels: pickled once, for it takes longer than what is in it."""
-    return cloudpickle.dumps(structure)  # type: ignore[no-any-return]
+def _pickled_once(treespec: _Identity, are_none: tuple[bool, ...]) -> bytes:
+    return cloudpickle.dumps((treespec.structure, are_none))  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=1024)
@@ -143,7 +160,7 @@ def travelling(outcome: Any, *, is_whole: bool = False) -> tuple[bytes | None, A
         return None, send(outcome)
     leaves: Sequence[Any] = outcome.leaves
     try:
-        structure = pickled_structure((outcome.treespec, tuple([leaf is None for leaf in leaves])))
+        structure = pickled_structure(outcome.treespec, tuple([leaf is None for leaf in leaves]))
     except Exception as error:
         # The keys of a dict are part of it, and these are anything.
         return None, _not_pickled(outcome.treespec, error)
@@ -169,4 +186,4 @@ def _small(value: Any) -> Any:
 def received(structure: bytes | None, payload: Any) -> Any:
     """Return a value that travelled: a `FlatResult` where it has a structure."""
     leaves = payload.value() if type(payload) is Packed else payload
-    return leaves if structure is None else FlatResult(list(leaves), canonical(loaded_structure(structure)[0]))
+    return leaves if structure is None else FlatResult(list(leaves), loaded_structure(structure)[0])

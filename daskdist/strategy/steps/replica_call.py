@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
+from daskdist.core.block import read_only
 from daskdist.devices import named
 from daskdist.errors import CollectiveError
 from daskdist.execute.callers.fetch import Bring
@@ -100,7 +104,7 @@ def call_replica(
         device = named(slot.replica.device)
         if not device.is_host:
             results = list(map(arrivals_of(slot.replica.device), results))
-        results = [each.on(device) if type(each) is ForDevices else each for each in results]
+        results = [each.on(device) if type(each) is ForDevices else _for_reading(each) for each in results]
         given = filled(results[1:], picks, leaves)
 
         def around() -> Around:
@@ -109,8 +113,50 @@ def call_replica(
         with fed(given, treespec, slot.replica, slot.number, around) as (args, kwargs):
             context = slot.context(mailbox, step)
             returned = FlatResult.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
+            del args, kwargs
+        del given
+        keep_as_they_are(returned.leaves)
     except BaseException as error:
         slot.leave(mailbox, step, error)
         raise
     slot.leave(mailbox, step, None)
     return returned
+
+
+def _for_reading(result: Any) -> Any:
+    # It may be reduced, sent or read by others at the same time.
+    if type(result) is not FlatResult or not any(isinstance(leaf, np.ndarray) for leaf in result.leaves):
+        return result
+    return FlatResult(list(map(read_only, result.leaves)), result.treespec)
+
+
+def keep_as_they_are(leaves: list[Any]) -> None:
+    """Replace arrays that a later call could change, while they are reduced or sent, by copies.
+
+    An array to which nothing else refers is no copy. Tensors of PyTorch do not tell what shares their memory.
+    """
+    for place in range(len(leaves)):
+        kind = type(leaves[place])
+        if issubclass(kind, np.ndarray):
+            if _is_shared(leaves, place):
+                leaves[place] = leaves[place].copy("K")
+        elif kind.__module__.partition(".")[0] == "torch" and _is_host_tensor(leaves[place]):
+            leaves[place] = leaves[place].clone()
+
+
+def _is_host_tensor(leaf: Any) -> bool:
+    # Of a class of PyTorch's; most of those are no tensors.
+    return hasattr(type(leaf), "__dlpack__") and bool(leaf.device.type == "cpu")
+
+
+def _is_shared(arrays: list[Any], place: int) -> bool:
+    # Two references are the list's and that of the argument of `getrefcount`; of a base, the array's and that one.
+    base = arrays[place].base
+    if base is None:
+        return bool(arrays[place].flags.writeable) and sys.getrefcount(arrays[place]) > 2
+    del base
+    if not isinstance(arrays[place].base, np.ndarray):
+        return bool(arrays[place].flags.writeable)
+    return bool(arrays[place].base.flags.writeable) and (
+        sys.getrefcount(arrays[place]) > 2 or sys.getrefcount(arrays[place].base) > 2
+    )

@@ -275,7 +275,8 @@ class StreamSet:
     def _flush(self) -> None:
         self._is_kicked = False
         self._send_drops()
-        for stream in self._streams.values():
+        # The first last: what is reduced comes together there, and so is there at once when it has been sent.
+        for stream in reversed(self._streams.values()):
             if stream.is_open and not stream.outbox.is_empty:
                 stream.outbox.kick()
 
@@ -462,6 +463,7 @@ class StreamSet:
         most = max(setting("max-steps-in-flight"), 1)
         if self.num_steps >= most:
             self.wait(lambda: self.num_steps < most)
+            self.raise_unseen()
         most_bytes = in_bytes("step-bytes")
         if any(stream.outbox.num_bytes > most_bytes for stream in self._streams.values()):
             self.wait(lambda: all(each.outbox.num_bytes <= most_bytes for each in self._streams.values()))
@@ -537,16 +539,23 @@ class StreamSet:
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody can look at any more, if there is one."""
+        self._send_drops()
         if self.lost():
             # What fails because of that is no news, and the calls are to be made anew.
             self._failures.forget()
-        elif (failed := self._failures.take_first()) is not None:
-            self.raise_failed(failed)
+            return
+        if error := self.take_unseen():
+            self.roster.in_doubt = True
+            raise error
 
-    def take_unseen(self) -> list[Failed]:
-        """Remove and return the failures that nobody has looked at, nor can."""
-        self._send_drops()
-        return list(iter(self._failures.take_first, None))
+    def take_unseen(self) -> BaseException | None:
+        """Forget the failures that nobody has looked at, nor can; return the error of the first, if there is one."""
+        if not (failures := self._failures.take_all()):
+            return None
+        error = failures[0].failure.error()
+        if len(failures) > 1:
+            error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
+        return error
 
     def gone(self, key: Any) -> ClusterError:
         """Return the error of something that was lost with a worker, or dropped."""

@@ -13,7 +13,7 @@ _NUM_SEEN: Final = 1024
 
 
 class UnseenFailures:
-    """The failures of calls that nobody has looked at: each is raised once, by the next that waits.
+    """The failures of calls that nobody has looked at: the next that waits raises the first, and counts the others.
 
     A failure is known by the number of the call that raised it. Calls that were given its result fail with it, and as
     long as the program has a result of one of them it can still look.
@@ -73,10 +73,11 @@ class UnseenFailures:
             del self._num_failed[origin]
             self._unseen.setdefault(origin, failed)
 
-    def take_first(self) -> Failed | None:
-        """Remove and return the failure of the earliest call; None if there is none."""
-        for origin in sorted(self._unseen.copy()):
-            # Another thread may take it at the same time.
-            if (failed := self._unseen.pop(origin, None)) is not None:
-                return failed
-        return None
+    def take_all(self) -> list[Failed]:
+        """Remove and return all failures, in the order of the calls; they are not raised again by themselves."""
+        # Another thread may take some at the same time.
+        taken = [self._unseen.pop(origin, None) for origin in sorted(self._unseen.copy())]
+        failures = [failed for failed in taken if failed is not None]
+        for failed in failures:
+            self.mark_seen(failed)
+        return failures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -34,16 +35,16 @@ def check_is_no_dict(value: Any, operation: str) -> None:
 
 
 def flattened(nest: Any, leaf_types: frozenset[type] = LEAVES) -> tuple[list[Any], Any]:
-    """The leaves of a nest, and its structure, one object for all nests of the structure.
+    """Return the leaves of a nest and its structure, one object for all nests of the structure.
 
-    What optree gives. But steps come by the thousand, with nests of a few kinds, and while other threads have something
-    to do optree takes many times as long as this.
+    They are what optree gives, and dicts keep the order of their keys. But steps come by the thousand, with nests of a
+    few kinds, and while other threads have something to do optree takes many times as long as this.
     """
     leaves: list[Any] = []
     shape = _shape(nest, leaves, leaf_types)
     if shape is None:
         leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
-        return leaves, canonical(treespec)
+        return leaves, _canonical(treespec)
     return leaves, _treespec(shape)
 
 
@@ -53,36 +54,47 @@ def _shape(nest: Any, leaves: list[Any], leaf_types: frozenset[type]) -> Any:
     if kind in leaf_types:
         leaves.append(nest)
         return "*"
+    names = None
     if kind is tuple or kind is list:
-        found = [_shape(each, leaves, leaf_types) for each in nest]
+        shapes = [_shape(each, leaves, leaf_types) for each in nest]
     elif kind is dict:
-        try:
-            names = sorted(nest)
-        except TypeError:
-            return None
+        names = tuple(nest)
         if not all(type(name) is str for name in names):
             return None
-        found = [_shape(nest[name], leaves, leaf_types) for name in names]
-        return None if None in found else (kind, tuple(names), *found)
+        # The leaves come in the order of the sorted keys.
+        shapes = [_shape(nest[name], leaves, leaf_types) for name in sorted(names)]
     else:
         return None
-    return None if None in found else (kind, None, *found)
+    return None if None in shapes else (kind, names, *shapes)
 
 
 @lru_cache(1024)
 def _treespec(shape: Any) -> Any:
-    return optree.tree_structure(_made(shape), none_is_leaf=True)
+    return optree.tree_structure(_of_shape(shape), none_is_leaf=True)
 
 
-def _made(shape: Any) -> Any:
+def _of_shape(shape: Any) -> Any:
     if shape == "*":
         return 0
     kind, names, *parts = shape
-    made = map(_made, parts)
-    return dict(zip(names, made, strict=True)) if kind is dict else kind(made)
+    nests = list(map(_of_shape, parts))
+    if names is None:
+        return kind(nests)
+    by_name = dict(zip(sorted(names), nests, strict=True))
+    return {name: by_name[name] for name in names}
+
+
+def _canonical(treespec: Any) -> Any:
+    # Structures of dicts that differ in the order of their keys are equal, and their pickles are not.
+    try:
+        known = _loaded(pickle.dumps(treespec))
+    except Exception:
+        # It is of a class that is found by no name.
+        return treespec
+    # A class may be defined again under its name.
+    return known if known == treespec else treespec
 
 
 @lru_cache(256)
-def canonical(treespec: Any) -> Any:
-    """Return the one object that stands for all structures that are equal."""
-    return treespec
+def _loaded(pickled: bytes) -> Any:
+    return pickle.loads(pickled)
