@@ -139,6 +139,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         self._node = node
         # What the functions were when what is kept here was made of them.
         self._code: tuple[str, ...] | None = None
+        # What somebody who asked for it was told.
+        self._told_spec: ElementSpec | None = None
 
     # --- constructors: numbers ---
 
@@ -1699,6 +1701,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
                 lambda epoch: note_pass(self._node, epoch),
             ),
             is_writable=bool(options.writable),
+            told_spec=lambda: self._told_spec,
         )
 
     def as_numpy_iterator(self) -> Iterator[Any]:
@@ -1736,6 +1739,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         made-up elements: then the first few elements are, and tell no lengths, as those of others may differ. A length
         that may differ from element to element is None, and so is the shape where the number of axes differs.
 
+        What a function makes of all elements, trying it on some cannot prove. So once a dataset was asked for this, an
+        iteration over it that comes to an element of another spec raises an ArgumentError.
+
         Raises
         ------
         ArgumentError
@@ -1744,7 +1750,8 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> Dataset.range(5).batch(2).element_spec
         TensorSpec(shape=(None,), dtype=int64, name=None)
         """
-        return self._spec.packed
+        self._told_spec = self._spec
+        return self._told_spec.packed
 
     def cardinality(self) -> int:
         """The number of elements; ``INFINITE_CARDINALITY`` (-1) or ``UNKNOWN_CARDINALITY`` (-2) otherwise.
@@ -1822,7 +1829,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def __repr__(self) -> str:
         number = display.cardinality(self.cardinality())
         try:
-            spec = self.element_spec
+            spec = self._spec.packed
         except ArgumentError:
             spec = "of several kinds"
         return f"<Dataset of {number} elements: {spec}\n{display.tree(self._node)}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import dask
 import numpy as np
 import pytest
 
@@ -272,3 +273,37 @@ def test_elements_of_several_kinds_have_no_spec_on_a_cluster(on_cluster):
     ds = Dataset.range(4).flat_map(lambda x: Dataset.from_tensors(np.int32(x) if str(x) == "3" else np.int64(x)))
     with pytest.raises(errors.ArgumentError, match="element 3 is"):
         on_cluster.distribute_dataset(ds)
+
+
+# Nothing that is tried on comes near this number.
+FAR = 2000
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds.map(lambda n: np.zeros(2 + (n >= FAR))),
+        lambda ds: ds.map(lambda n: np.zeros((2, 3) if n >= FAR else 2)),
+        lambda ds: ds.map(lambda n: np.float64(n) if n >= FAR else np.float32(n)),
+        lambda ds: ds.map(lambda n: (n, "" if n >= FAR else 7)),
+        lambda ds: ds.map(lambda n: np.zeros(2 + (n >= FAR))).filter(lambda x: True),
+        lambda ds: ds.zip(ds.map(lambda n: np.zeros(2 + (n >= FAR)))),
+        lambda ds: ds.scan(0, lambda state, n: (state, np.zeros(2 + (n >= FAR)))),
+        # Tried on made-up elements it has no spec; the first ones have.
+        lambda ds: ds.map(lambda n: np.float32(n) if 10 < n < FAR else np.float64(n)).skip(11),
+    ],
+)
+@pytest.mark.parametrize("split_bytes", [80, 2**24])
+def test_an_element_of_another_spec_than_was_told_is_an_error(build, split_bytes):
+    with dask.config.set({"daskdist.split-bytes": split_bytes}):
+        ds = build(Dataset.range(FAR - 20, FAR + 20))
+        num_elements = len(list(ds))
+        spec = str(ds.element_spec)
+        elements, found = iter(ds), []
+        with pytest.raises(errors.ArgumentError, match="element_spec is") as error:
+            found.extend(elements)
+        assert spec in str(error.value)
+    # Those before it come.
+    assert len(found) == num_elements - 20
+    # Asking for the spec is what changes it.
+    assert len(list(ds.take(-1))) == num_elements

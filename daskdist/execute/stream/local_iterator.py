@@ -10,11 +10,13 @@ from threading import RLock
 from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
-from daskdist.core.block import Bundle, Rows, writable_element
+from daskdist.core.block import Block, Bundle, Rows, writable_element
 from daskdist.core.failures import ReportedFailures, is_of_element
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
+from daskdist.core.ragged import Ragged
 from daskdist.core.short_traceback import shortened
+from daskdist.core.spec import DatasetSpec, ElementSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.execute.caller import Caller
@@ -72,6 +74,8 @@ class ElementIterator(Iterator[Any]):
         Tells positions of this pipeline from those of others.
     is_writable
         Whether arrays that cannot be written into are copied.
+    told_spec
+        Gives the spec that the elements were said to have, which they are held against; None where nobody asked for it.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class ElementIterator(Iterator[Any]):
         budget_bytes: int | None = None,
         identity: Identity | None = None,
         is_writable: bool = False,
+        told_spec: Callable[[], ElementSpec | None] = lambda: None,
     ) -> None:
         self._interpreter = Interpreter(caller, budget_bytes=budget_bytes)
         self._primitive = primitive
@@ -92,6 +97,7 @@ class ElementIterator(Iterator[Any]):
         self._current = _Current()
         self._empty = empty
         self._is_writable = is_writable
+        self._told_spec = told_spec
         self._number = 0
         self._is_over = False
         self.lock = RLock()
@@ -112,7 +118,7 @@ class ElementIterator(Iterator[Any]):
         while delivery is not None:
             if current.stretch is not None:
                 with suppress(StopIteration):
-                    return current.take(interpreter.caller, self._empty)
+                    return current.take(interpreter.caller, self._empty, self._told_spec)
             try:
                 current.begin(delivery.pull())
             except Exhausted:
@@ -239,13 +245,13 @@ class _Current:
         """Hand out another stretch."""
         self.stretch, self.place, self.elements = stretch, 0, None
 
-    def take(self, caller: Caller, empty: Callable[[], Any] | None) -> Any:
+    def take(self, caller: Caller, empty: Callable[[], Any] | None, told_spec: Callable[[], ElementSpec | None]) -> Any:
         """Return the next element; raise `StopIteration` where the stretch is over.
 
         An element that failed is passed over when its error is raised.
         """
         if self.elements is None:
-            self.elements = self._from_here(caller, empty)
+            self.elements = self._from_here(caller, empty, told_spec())
         try:
             element = next(self.elements)
         except StopIteration:
@@ -257,18 +263,41 @@ class _Current:
             self.place += is_of_element(error)
             if self.told.is_new(error):
                 raise
-            return self.take(caller, empty)
+            return self.take(caller, empty, told_spec)
         self.place += 1
         return element
 
-    def _from_here(self, caller: Caller, empty: Callable[[], Any] | None) -> Iterator[Any]:
+    def _from_here(self, caller: Caller, empty: Callable[[], Any] | None, spec: ElementSpec | None) -> Iterator[Any]:
         (lane,) = self.stretch.lanes  # type: ignore[union-attr]
-        return _elements(lane, lane.places[self.place :], caller, empty)
+        places = lane.places[self.place :]
+        elements = _elements(lane, places, caller, empty)
+        if spec is None or any(isinstance(leaf, DatasetSpec) for leaf in spec.leaves):
+            return elements
+        is_alike = _is_contiguous(lane, places) and _is_alike(caller.result(lane.ref.handle))  # type: ignore[union-attr]
+        return _held_against(spec, elements, is_alike=is_alike)
+
+
+def _is_alike(rows: Rows) -> bool:
+    # Whether all elements are of one shape and dtype.
+    return isinstance(rows, Block) and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
+
+
+def _held_against(spec: ElementSpec, elements: Iterator[Any], *, is_alike: bool) -> Iterator[Any]:
+    for number, element in enumerate(elements):
+        if number == 0 or not is_alike:
+            try:
+                spec.conform(element)
+            except ArgumentError as error:
+                raise ArgumentError(
+                    f"element_spec is {spec.packed}, by what functions made of the elements they were tried on, and an "
+                    f"element is {error}. Make elements alike with map, or do not ask for element_spec"
+                ) from None
+        yield element
 
 
 def _elements(lane: Lane, places: Sequence[int], caller: Caller, empty: Callable[[], Any] | None) -> Iterator[Any]:
-    if lane.ref is not None and len(places) and _is_contiguous(places):
-        yield from caller.result(lane.ref.handle).elements(places[0], places[-1] + 1)
+    if _is_contiguous(lane, places):
+        yield from caller.result(lane.ref.handle).elements(places[0], places[-1] + 1)  # type: ignore[union-attr]
         return
     for place in places:
         if place >= 0:
@@ -277,7 +306,9 @@ def _elements(lane: Lane, places: Sequence[int], caller: Caller, empty: Callable
             yield empty()
 
 
-def _is_contiguous(places: Any) -> bool:
+def _is_contiguous(lane: Lane, places: Any) -> bool:
+    if lane.ref is None or not len(places):
+        return False
     return bool(min(places[0], places[-1]) >= 0 and places[-1] - places[0] == len(places) - 1)
 
 
