@@ -43,8 +43,10 @@ _rng = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh(monkeypatch):
     apply._SAME.clear()
+    # Also blocks for which it does not pay, which most here are.
+    monkeypatch.setattr(apply, "_FEWEST_ROWS", 8)
 
 
 def block(nest, label="here"):
@@ -774,12 +776,13 @@ def test_what_a_function_refers_to_may_change_between_blocks(monkeypatch):
     assert list(apply._SAME.values()) == [True]
 
 
-def test_few_rows_are_computed_one_by_one():
+def test_few_rows_are_computed_one_by_one(monkeypatch):
+    monkeypatch.undo()
     given = columns(lambda x: x * 2)
-    given(scalars(num_rows=1))
+    given(scalars(num_rows=23))
     assert not apply._SAME
     assert isinstance(given(scalars(num_rows=0)), Bundle)
-    given(scalars(num_rows=8))
+    given(scalars(num_rows=24))
     assert list(apply._SAME.values()) == [True]
 
 

@@ -447,6 +447,11 @@ def _as_nest(result):
     return tuple(result) if type(result) is list else result
 
 
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch):
+    monkeypatch.setattr(apply, "_FEWEST_ROWS", 8)
+
+
 @pytest.fixture
 def without_comparison(monkeypatch):
     monkeypatch.setattr(apply, "_are_same", lambda given, expected: True)
