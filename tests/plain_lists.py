@@ -220,7 +220,8 @@ class Reference:
     def _stacked(self, group):
         if not any(isinstance(each, Unmade) for each in group):
             columns = list(zip(*[Structure.flatten(each)[0] for each in group], strict=True))
-            if any(isinstance(leaf, RaggedRow) for column in columns for leaf in column):
+            if any(isinstance(leaf, RaggedRow | daskdist.Ragged) for column in columns for leaf in column):
+                # Batches of these are ragged, which the tests of `Ragged` look at.
                 reject()
             if all(map(_stacks, columns)):
                 return Structure.flatten(group[0])[1].pack([np.stack(column) for column in columns])
@@ -333,7 +334,7 @@ def _grouped(elements, key_of, size_of, drop_remainder):
 
 
 def _stacks(column):
-    if any(isinstance(leaf, (daskdist.Ragged, Nested)) for leaf in column):
+    if any(isinstance(leaf, Nested) for leaf in column):
         return False
     return len({(leaf.shape, leaf.dtype) for leaf in column}) == 1
 
