@@ -10,7 +10,6 @@ read before elements are asked for.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -25,6 +24,7 @@ from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, writable_element
+from daskdist.core.failures import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
 from daskdist.core.node import Node, upstream
 from daskdist.core.primitive import Primitive
@@ -1916,7 +1916,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         found: ElementSpec | None = None
         elements = iterate(make_caller(), self.primitive, 0)
         try:
-            for number, element in enumerate(_before_failure(itertools.islice(elements, _NUM_LEARNED_FROM))):
+            for number, element in enumerate(_without_failed(elements, _NUM_LEARNED_FROM)):
                 spec = ElementSpec.of(element)
                 try:
                     found = of_any_rank(found, spec) or common_or_raise(found, spec)
@@ -2166,8 +2166,21 @@ def _rebuilt(
     return make(WithOptions(node, options) if any(options.given()) else node)
 
 
-def _before_failure(elements: Iterator[Any]) -> Iterator[Any]:
-    # One that fails after others raises when it is its turn. The first raises here.
-    yield from itertools.islice(elements, 1)
-    with contextlib.suppress(Exception):
-        yield from elements
+def _without_failed(elements: Iterator[Any], number: int) -> Iterator[Any]:
+    # Of the next elements so many, without those that fail: these raise when it is their turn. Where all fail, the error
+    # of the first is raised here.
+    num_computed, first_error = 0, None
+    for _ in range(number):
+        try:
+            element = next(elements)
+        except StopIteration:
+            break
+        except Exception as error:
+            first_error = first_error or error
+            if not is_of_element(error):
+                break
+        else:
+            num_computed += 1
+            yield element
+    if first_error is not None and not num_computed:
+        raise first_error

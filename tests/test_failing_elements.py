@@ -208,3 +208,19 @@ def test_a_dataset_whose_fourth_element_fails_has_a_spec_and_is_distributed():
     assert [int(x[0]) for x in next(steps).values] == [10, 11]
     with pytest.raises(UserFunctionError, match="KeyError: 13"):
         next(steps)
+
+
+def test_a_dataset_whose_first_elements_fail_has_the_spec_of_those_that_do_not():
+    def checked(x):
+        if x < 12:
+            raise KeyError(int(x))
+        return x
+
+    ds = Dataset.range(10, 20).map(checked).batch(2)
+    assert ds.element_spec.dtype == np.int64
+    steps = iter(mirrored(2).distribute_dataset(ds))
+    with pytest.raises(UserFunctionError, match="KeyError: 10"):
+        next(steps)
+    assert [int(x[0]) for x in next(steps).values] == [12, 13]
+    with pytest.raises(UserFunctionError, match="KeyError: 10"):
+        str(ds.take(1).element_spec)

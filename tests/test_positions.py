@@ -275,6 +275,18 @@ def test_from_a_position_gone_on_from():
     same_elements(list(third), whole[7:], "gone on twice, in threads at last")
 
 
+@pytest.mark.parametrize("unit", ["Y", "D", "s", "us", "ns"])
+@pytest.mark.parametrize("dtype", ["datetime64", "timedelta64"])
+def test_times_that_came_before_are_known(dtype, unit):
+    times = np.arange(12).astype(f"{dtype}[{unit}]")[np.arange(400) * 7 % 12]
+    ds = Dataset.from_tensor_slices(times).unique()
+    elements, again = iter(ds), iter(ds)
+    with dask.config.set({"daskdist.split-bytes": 80}):
+        first = [next(elements) for _ in range(6)]
+        again.load_state_dict(elements.state_dict())
+        same_elements([*first, *again], list(ds), "the rest")
+
+
 def test_orders_that_were_drawn_are_gone_on_with():
     def make():
         return Dataset.range(50).shuffle(50).repeat(2).global_shuffle()

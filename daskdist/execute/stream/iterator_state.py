@@ -2,8 +2,8 @@
 
 An arrangement says nothing of it. Its cursor is told by its fields: numbers, arrays, random generators, runs and
 queues of elements, and further cursors. Fields whose names begin with ``_``, and what is of another kind, are as
-they are where a cursor is opened. Blocks are told by how they can be made again (`Lineage`): going on makes those
-of which rows are still to come, and no others.
+they are where a cursor is opened; a field that gathers things of another kind is an error. Blocks are told by how they
+can be made again (`Lineage`): going on makes those of which rows are still to come, and no others.
 
 Two methods are there for cursors that hold what is no data: ``saved()`` gives what is to be kept of it, and
 ``resumed(saved)`` goes on from that.
@@ -12,6 +12,7 @@ Two methods are there for cursors that hold what is no data: ``saved()`` gives w
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ _PLAIN: Final = (
     complex,
     str,
     bytes,
+    # What NumPy makes of times where it makes Python's own values of them.
+    datetime.date,
+    datetime.timedelta,
     np.generic,
     Permutation,
     Ragged,
@@ -157,7 +161,9 @@ class Recorder:
                 try:
                     fields[name] = self.of(each)
                 except _NoData:
-                    continue
+                    if each and isinstance(each, (list, deque, set, dict)):
+                        # What was gathered on the way would be missing.
+                        raise TypeError(f"{type(value).__name__}.{name} is no data that a position can have") from None
         return fields
 
     def _plain(self, lineage: Lineage) -> Lineage:
