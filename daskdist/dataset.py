@@ -2167,8 +2167,8 @@ def _rebuilt(
 
 
 def _without_failed(elements: Iterator[Any], number: int) -> Iterator[Any]:
-    # Of the next elements so many, without those that fail: these raise when it is their turn. Where all fail, the error
-    # of the first is raised here.
+    # The next elements, without those that fail: these raise when it is their turn. Where all fail, the error of the
+    # first is raised here.
     num_computed, first_error = 0, None
     for _ in range(number):
         try:

@@ -31,7 +31,8 @@ Made = TypeVar("Made", Block, Rows)
 
 logger: Final = logging.getLogger("daskdist")
 
-# Fewer rows are computed one by one: to run the function on columns takes as long as 30 to 300 calls of simple ones, measured.
+# Fewer rows are computed one by one: to run a function on columns takes as long as 30 calls of it, or as 300 where it
+# does next to nothing.
 _FEWEST_ROWS: Final = 24
 # Rows that are computed both ways.
 _COMPARED_ROWS: Final = 1024
