@@ -51,11 +51,15 @@ DEFAULTS: Final[dict[str, Any]] = {
     # waited for; loops over distributed datasets may take as long as they like. A worker that does not answer for so
     # long, or for five minutes, is lost.
     "timeouts": {"connect": 8, "workers": 30, "collective": 300, "step": 3600},
-    # The data service: for how many seconds a job is kept that nobody reads; the most bytes of elements that a worker
-    # keeps of one task, produced and not acknowledged; the most that are on their way to one consumer from one worker;
-    # and the most that a cache which trainers share keeps on one worker.
+    # The data service: for how many seconds a job is kept that nobody reads; where the scheduler keeps the state of
+    # jobs, so that another can go on with them (a directory, local or of any file system of fsspec), nowhere if null;
+    # for how many seconds readers look for a scheduler that was lost, and it waits for them, where the state is kept;
+    # the most bytes of elements that a worker keeps of one task, produced and not acknowledged; the most that are on
+    # their way to one consumer from one worker; and the most that a cache which trainers share keeps on one worker.
     "service": {
         "job-gc-timeout": 600,
+        "work-dir": None,
+        "reconnect-timeout": 60,
         "buffer-bytes": "64 MiB",
         "window-bytes": "32 MiB",
         "cache-bytes": "256 MiB",

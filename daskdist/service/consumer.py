@@ -9,8 +9,10 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from distributed.comm import Comm, connect
@@ -26,7 +28,7 @@ from daskdist.execute.messages.failure import Failure
 from daskdist.service.address import ServiceAddress
 from daskdist.service.commands import DatasetEntry, Join
 from daskdist.service.links import Link
-from daskdist.service.messages import DISPATCHER_OPERATION, receive, send
+from daskdist.service.messages import DISPATCHER_OPERATION, PRESENT_OPERATION, receive, send
 from daskdist.service.reading import Arrived, Reading
 from daskdist.service.worker_plugin import NAME
 
@@ -34,6 +36,8 @@ logger: Final = logging.getLogger("daskdist")
 
 # A worker that does not answer is not waited for longer.
 _LEAVE_S: Final = 5.0
+# A scheduler that was lost is looked for so often.
+_CONNECT_AGAIN_S: Final = 0.5
 # A connection to a worker that was cut is made again after so long, and after twice as long each time that it fails.
 _RETRY_S: Final = 0.05
 _MOST_RETRY_S: Final = 2.0
@@ -76,7 +80,7 @@ async def connected(address: ServiceAddress) -> Comm:
 
 
 async def _check_preloaded(comm: Comm, answer: dict[str, Any]) -> None:
-    await comm.write({"op": "daskdist_service_present", "reply": True})
+    await comm.write({"op": PRESENT_OPERATION, "reply": True})
     if await comm.read() is not True:
         raise ClusterError(
             f"the scheduler has no data service, and does not take it from a program ({answer.get('exception_text')}); "
@@ -248,6 +252,9 @@ class _Connection:
         self._sending: set[asyncio.Task[None]] = set()
         self._is_leaving = False
         self.has_left = threading.Event()
+        self._has_joined = False
+        # Whether a scheduler that takes the place of a lost one knows of this consumer.
+        self._is_kept = False
 
     def start(self) -> None:
         """Begin."""
@@ -264,12 +271,8 @@ class _Connection:
 
     async def _run(self) -> None:
         try:
-            comm = self._comm = await connected(self._address)
-            await self._enter(comm)
-            while True:
-                kind, *args = await receive(comm)
-                if getattr(self, f"_on_{kind}")(*args):
-                    break
+            while not await self._session():
+                pass
         except asyncio.CancelledError:
             pass
         except Exception as error:
@@ -278,6 +281,31 @@ class _Connection:
             self._arrived.end(error)
         finally:
             await self._leave()
+
+    async def _session(self) -> bool:
+        # Return whether the iteration is over for the consumer; else the connection was lost.
+        comm = self._comm = await self._connected()
+        try:
+            await self._enter(comm)
+            while True:
+                kind, *args = await receive(comm)
+                if getattr(self, f"_on_{kind}")(*args):
+                    return True
+        except OSError:
+            if not self._is_kept:
+                raise
+            logger.warning("lost the scheduler %s, which has the data service; waiting for it", self._address.address)
+            return False
+
+    async def _connected(self) -> Comm:
+        give_up_at = time.monotonic() + (seconds("service.reconnect-timeout") if self._is_kept else 0)
+        while True:
+            try:
+                return await connected(self._address)
+            except (ClusterError, OSError):
+                if time.monotonic() >= give_up_at:
+                    raise
+                await asyncio.sleep(_CONNECT_AGAIN_S)
 
     async def _leave(self) -> None:
         # Workers learn what is done with before the dispatcher tells them that this consumer is gone.
@@ -295,7 +323,7 @@ class _Connection:
 
     async def _enter(self, comm: Comm) -> None:
         await send(comm, ("hello", self._dataset_id))
-        _, num_workers, facts = await receive(comm)
+        _, num_workers, facts, is_kept = await receive(comm)
         if facts is None and self._entry is not None:
             await send(comm, ("register", await asyncio.to_thread(self._entry)))
             kind, *args = await receive(comm)
@@ -303,7 +331,9 @@ class _Connection:
                 raise ArgumentError(args[0])
         host = comm.local_address.rpartition("://")[2].rpartition(":")[0]
         join = await asyncio.to_thread(self._join, self._name, num_workers, host)
-        await send(comm, ("join", join))
+        self._reading.begin_again()
+        await send(comm, ("join", replace(join, is_again=self._has_joined)))
+        self._has_joined, self._is_kept = True, is_kept
 
     # --- the dispatcher ---
 

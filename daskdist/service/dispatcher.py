@@ -49,12 +49,22 @@ class Dispatcher:
         How long an iteration without consumers is kept.
     reconnect_timeout_s
         How long consumers of the dispatcher before are waited for.
+    is_kept
+        Whether `changes` is to tell what has changed.
     """
 
-    def __init__(self, clock: Callable[[], float], gc_timeout_s: float, reconnect_timeout_s: float = 60) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        gc_timeout_s: float,
+        reconnect_timeout_s: float = 60,
+        *,
+        is_kept: bool = False,
+    ) -> None:
         self._clock = clock
         self._gc_timeout_s = gc_timeout_s
         self._reconnect_timeout_s = reconnect_timeout_s
+        self._is_kept = is_kept
         self.datasets: dict[str, DatasetEntry] = {}
         # By address, the host.
         self.workers: dict[str, str] = {}
@@ -79,7 +89,7 @@ class Dispatcher:
         known = self.datasets.get(dataset.id)
         if known is None:
             self.datasets[dataset.id] = dataset
-            self._changed["dataset", dataset.id] = dataset
+            self._note("dataset", dataset.id, value=dataset)
         elif known.fingerprint != dataset.fingerprint:
             raise Refused(
                 f"the dataset id {dataset.id!r} is registered with another pipeline, of fingerprint "
@@ -256,6 +266,10 @@ class Dispatcher:
         changed, self._changed = self._changed, {}
         return {key: each.saved() if isinstance(each, (Job, Iteration)) else each for key, each in changed.items()}
 
+    def note_unwritten(self, changes: Mapping[Key, Any]) -> None:
+        """Have changes that were told be told again, except for what has changed since."""
+        self._changed = {**changes, **self._changed}
+
     def restore(self, state: Mapping[Key, Any]) -> None:
         """Go on from all changes that another dispatcher told, the latest of each key."""
         now = self._clock()
@@ -272,7 +286,11 @@ class Dispatcher:
                 self._tasks.update((task.id, (iteration, task)) for task in iteration.tasks.values())
 
     def _note_change(self, iteration: Iteration) -> None:
-        self._changed["iteration", iteration.job.key, iteration.number] = iteration
+        self._note("iteration", iteration.job.key, iteration.number, value=iteration)
+
+    def _note(self, *key: Any, value: Any) -> None:
+        if self._is_kept:
+            self._changed[key] = value
 
     # --- inside ---
 
@@ -287,7 +305,7 @@ class Dispatcher:
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = Job(key, join.job, dataset, join.options, join.host)
-            self._changed["job", key] = job
+            self._note("job", key, value=job)
             return job
         mismatch = job.mismatch(join, dataset.fingerprint)
         if mismatch is not None:
@@ -362,6 +380,7 @@ class Dispatcher:
 
     def _remove(self, job: Job) -> list[Command]:
         del self._jobs[job.key]
-        self._changed["job", job.key] = None
-        self._changed.update({("iteration", job.key, number): None for number in job.iterations})
+        self._note("job", job.key, value=None)
+        for number in job.iterations:
+            self._note("iteration", job.key, number, value=None)
         return [command for each in job.iterations.values() for command in self._stop(each)]

@@ -9,6 +9,7 @@ from distributed.comm import Comm
 
 # The operations by which comms are given to the service on the scheduler and on workers.
 DISPATCHER_OPERATION: Final = "daskdist_service"
+PRESENT_OPERATION: Final = "daskdist_service_present"
 READ_OPERATION: Final = "daskdist_service_read"
 # Between the scheduler and its workers, in Dask's own streams.
 EVENT_OPERATION: Final = "daskdist-service-event"

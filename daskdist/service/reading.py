@@ -148,6 +148,10 @@ class Reading:
                 self._arrived.changed.notify_all()
         self._tell_if_all_read()
 
+    def begin_again(self) -> None:
+        """Note that the dispatcher counts its messages from now on."""
+        self._num_told = 0
+
     def was_given_more(self) -> bool:
         """Return whether elements have come since the end of all tasks; that is told once more when they are used."""
         self._ends_late = any(map(len, self._held.values()))

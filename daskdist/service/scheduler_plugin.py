@@ -15,7 +15,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from daskdist.config import seconds
+from daskdist.config import seconds, setting
 from daskdist.service.commands import (
     Command,
     DatasetEntry,
@@ -29,44 +29,112 @@ from daskdist.service.commands import (
     TellWaiting,
 )
 from daskdist.service.dispatcher import Dispatcher, Refused
-from daskdist.service.messages import COMMAND_OPERATION, DISPATCHER_OPERATION, EVENT_OPERATION, receive, send
+from daskdist.service.journal import Journal
+from daskdist.service.messages import (
+    COMMAND_OPERATION,
+    DISPATCHER_OPERATION,
+    EVENT_OPERATION,
+    PRESENT_OPERATION,
+    receive,
+    send,
+)
 from daskdist.service.worker_plugin import NAME, ServiceOnWorker
 
 logger: Final = logging.getLogger("daskdist")
 
 _TICK_EVERY_S: Final = 1.0
+# What could not be written is written again after so long.
+_WRITE_AGAIN_S: Final = 1.0
 
 
 class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
-    """Makes a scheduler the dispatcher of the data service."""
+    """Makes a scheduler the dispatcher of the data service.
+
+    Parameters
+    ----------
+    work_dir
+        Where the state is kept for another scheduler; what the scheduler's setting ``daskdist.service.work-dir`` says
+        if None, and nowhere if that says nothing.
+    gc_timeout_s
+        For how long a job without consumers is kept; as the setting ``daskdist.service.job-gc-timeout`` says if None.
+    """
 
     name = NAME
 
+    def __init__(self, work_dir: str | None = None, gc_timeout_s: float | None = None) -> None:
+        self._work_dir = work_dir
+        self._gc_timeout_s = gc_timeout_s
+
     async def start(self, scheduler: Scheduler) -> None:
-        """Take connections of consumers, and have all workers, present and future, produce elements."""
+        """Take connections of consumers, and have all workers, present and future, produce elements.
+
+        Where the scheduler has the service already, from another program that began it at the same time, say, nothing
+        is done.
+        """
+        if DISPATCHER_OPERATION in scheduler.handlers:
+            return
         self._scheduler = scheduler
-        self.dispatcher = Dispatcher(time.monotonic, seconds("service.job-gc-timeout"))
+        gc_timeout_s = seconds("service.job-gc-timeout") if self._gc_timeout_s is None else self._gc_timeout_s
+        work_dir = setting("service.work-dir") if self._work_dir is None else self._work_dir
+        self._journal = Journal(work_dir) if work_dir else None
+        self.dispatcher = Dispatcher(
+            time.monotonic, gc_timeout_s, seconds("service.reconnect-timeout"), is_kept=self._journal is not None
+        )
+        if self._journal is not None:
+            self.dispatcher.restore(self._journal.load())
         self._comms: dict[str, asyncio.Queue[Any]] = {}
         # The datasets that each worker has.
         self._sent: defaultdict[str, set[str]] = defaultdict(set)
+        self._is_closing = False
+        # Commands that wait for what has changed to be written.
+        self._commands: list[Command] = []
+        self._has_changes = asyncio.Event()
         scheduler.handlers[DISPATCHER_OPERATION] = self._serve
+        scheduler.handlers[PRESENT_OPERATION] = lambda: True
         scheduler.stream_handlers[EVENT_OPERATION] = self._event
-        self._ticking = asyncio.ensure_future(self._tick())
+        self._background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._keep())]
         await scheduler.register_worker_plugin(None, dumps(ServiceOnWorker()), name=NAME, idempotent=False)
 
-    async def close(self) -> None:
-        """Stop the clock."""
-        self._ticking.cancel()
+    async def before_close(self) -> None:
+        """Keep the state as it is, before the scheduler closes the connections of consumers and workers."""
+        self._is_closing = True
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._write_changes()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Have other workers take the tasks of one that is gone."""
         self._sent.pop(worker, None)
-        self._carry_out(self.dispatcher.worker_left(worker))
+        if not self._is_closing:
+            self._carry_out(self.dispatcher.worker_left(worker))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_EVERY_S)
             self._carry_out(self.dispatcher.tick())
+
+    async def _keep(self) -> None:
+        # Nobody is told of what a new scheduler would not know.
+        while True:
+            await self._has_changes.wait()
+            self._has_changes.clear()
+            commands, self._commands = self._commands, []
+            while not await self._write_changes():
+                await asyncio.sleep(_WRITE_AGAIN_S)
+            self._carry_out_now(commands)
+
+    async def _write_changes(self) -> bool:
+        changes = self.dispatcher.changes()
+        if self._journal is None or not changes:
+            return True
+        try:
+            await asyncio.to_thread(self._journal.write, changes)
+        except OSError as error:
+            logger.error("the data service waits, as it cannot keep its state in %s: %s", self._journal.work_dir, error)
+            self.dispatcher.note_unwritten(changes)
+            return False
+        return True
 
     def _event(self, event: bytes, worker: str) -> None:
         kind, *args = pickle.loads(event)
@@ -96,8 +164,11 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         finally:
             writing.cancel()
             for name in names:
-                self._comms.pop(name, None)
-                self._carry_out(self.dispatcher.left(name))
+                # It may have come again over another connection.
+                if self._comms.get(name) is queue:
+                    del self._comms[name]
+                    if not self._is_closing:
+                        self._carry_out(self.dispatcher.left(name))
             comm.abort()
         return Status.dont_reply
 
@@ -106,7 +177,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         if kind == "hello":
             (dataset,) = args
             known = dispatcher.datasets.get(dataset)
-            queue.put_nowait(("welcome", len(dispatcher.workers), known and known.facts))
+            is_kept = self._journal is not None
+            queue.put_nowait(("welcome", len(dispatcher.workers), known and known.facts, is_kept))
         elif kind == "register":
             entry: DatasetEntry = args[0]
             dispatcher.register(entry)
@@ -120,6 +192,13 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             self._carry_out(dispatcher.read_all(*args))
 
     def _carry_out(self, commands: list[Command]) -> None:
+        if self._journal is None:
+            self._carry_out_now(commands)
+        else:
+            self._commands += commands
+            self._has_changes.set()
+
+    def _carry_out_now(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
                 case StartTask(worker, spec):

@@ -1,0 +1,242 @@
+"""The dispatcher of the data service as a state machine: leases, losses, and a state that another goes on with."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+
+from daskdist.service.commands import (
+    DatasetEntry,
+    JobOptions,
+    Join,
+    LoseConsumer,
+    StartTask,
+    StopTask,
+    TellEnd,
+    TellTasks,
+    TellWaiting,
+)
+from daskdist.service.dispatcher import Dispatcher, Refused
+from daskdist.service.jobs import LEASES_A_WORKER
+from daskdist.service.modes import ShardingPolicy
+
+
+class Clock:
+    """A clock that is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A dispatcher, its clock, and the commands that it gave."""
+
+    def __init__(self, pieces=(100, 1), mode=ShardingPolicy.DYNAMIC, workers=2, is_kept=False, **options):
+        self.clock = Clock()
+        self.dispatcher = Dispatcher(self.clock, 600, 60, is_kept=is_kept)
+        self.entry = DatasetEntry("ds", "f", b"", b"", pieces)
+        self.dispatcher.register(self.entry)
+        self.options = JobOptions(mode, **options)
+        for number in range(workers):
+            self.dispatcher.worker_joined(f"w{number}", "host")
+
+    def join(self, name="c", job="j", **fields):
+        """Have a consumer join."""
+        return self.dispatcher.joined(Join(name, "ds", job, 0, self.options, **fields))
+
+
+def started(commands):
+    """Return the specs of the tasks that commands start, by worker."""
+    return [(each.worker, each.spec) for each in commands if isinstance(each, StartTask)]
+
+
+def of_kind(commands, kind):
+    """Return the commands of a kind."""
+    return [each for each in commands if isinstance(each, kind)]
+
+
+@pytest.mark.parametrize("num_units", [1, 7, 100, 12_345])
+@pytest.mark.parametrize("grain", [1, 10, 1000])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_leases_are_all_units_once(num_units, grain, workers):
+    bench = Bench((num_units, grain), workers=workers)
+    commands, leases = bench.join(), []
+    while True:
+        begun = started(commands)
+        leases += [(worker, spec) for worker, spec in begun]
+        if not leases or not (running := [spec for _, spec in leases if spec.id in bench.dispatcher._tasks]):
+            break
+        assert len(running) <= LEASES_A_WORKER * workers
+        commands = bench.dispatcher.task_done(running[0].id, 0)
+    bounds = [spec.lease for _, spec in leases]
+    assert [first for first, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == num_units
+    assert of_kind(commands, TellEnd) == [TellEnd("c")]
+    if num_units >= 100:
+        assert len({worker for worker, _ in leases}) == workers
+        assert len(leases) <= 40 * workers
+    if num_units == 12_345 and grain == 10:
+        # No split is read by two, but for the last.
+        assert not [first for first, _ in bounds if first % grain]
+
+
+def test_leases_without_end_grow():
+    bench = Bench((-1, 1), workers=1)
+    commands, sizes = bench.join(), []
+    for _ in range(100):
+        for _, spec in started(commands):
+            sizes.append(spec.lease[1] - spec.lease[0])
+            latest = spec
+        commands = bench.dispatcher.task_done(latest.id, 0)
+    assert sizes == sorted(sizes)
+    assert 10_000 < sizes[-1] < 10_000_000
+
+
+def test_a_worker_that_joins_has_leases_at_once():
+    bench = Bench(workers=1)
+    bench.join()
+    assert {worker for worker, _ in started(bench.dispatcher.worker_joined("new", "host"))} == {"new"}
+
+
+def test_the_leases_of_a_lost_worker_go_on_behind_what_was_acknowledged():
+    bench = Bench()
+    spec = started(bench.join())[0][1]
+    bench.dispatcher.progressed(spec.id, 0, [(0, 3)])
+    again = started(bench.dispatcher.worker_left("w0"))
+    assert {worker for worker, _ in again} == {"w1"}
+    (found,) = [each for _, each in again if each.id == spec.id]
+    assert (found.attempt, found.lease, found.done, found.expected) == (1, spec.lease, ((0, 3),), ("c",))
+    # Messages of the lost worker come to nothing.
+    assert not bench.dispatcher.task_done(spec.id, 0)
+
+
+def test_a_consumer_that_others_keep_waiting_has_another_lease():
+    bench = Bench()
+    commands = bench.join()
+    told = len(of_kind(commands, TellTasks))
+    more = started(bench.dispatcher.read_all("c", told))
+    assert len(more) == 1
+    # It has not heard of that yet.
+    assert not bench.dispatcher.read_all("c", told)
+
+
+def test_consumers_that_are_missing_in_rounds_are_named():
+    bench = Bench(None, num_consumers=3)
+    bench.join("a", index=0)
+    assert not bench.dispatcher.tick()
+    bench.clock.now = 29.0
+    assert not bench.dispatcher.tick()
+    bench.clock.now = 30.0
+    assert bench.dispatcher.tick() == [TellWaiting("a", "the consumers of consumer_index 1, 2 are missing")]
+    assert not bench.dispatcher.tick()
+    bench.join("b", index=1)
+    bench.join("c", index=2)
+    bench.dispatcher.tick()
+    # One that goes is missed too, 30 s later.
+    bench.dispatcher.left("b")
+    for now, warned in ((31.0, []), (60.0, []), (61.0, ["a", "c"])):
+        bench.clock.now = now
+        assert [each.consumer for each in bench.dispatcher.tick()] == warned
+
+
+def test_no_worker_is_told():
+    bench = Bench(workers=0)
+    bench.join()
+    bench.dispatcher.tick()
+    bench.clock.now = 31
+    (told,) = bench.dispatcher.tick()
+    assert "no worker" in told.message
+
+
+def test_jobs_that_nobody_reads_are_removed():
+    bench = Bench()
+    bench.join()
+    bench.dispatcher.left("c")
+    bench.clock.now = 599
+    assert not bench.dispatcher.tick()
+    bench.clock.now = 600
+    assert len(of_kind(bench.dispatcher.tick(), StopTask)) == 4
+    # The name is free again.
+    assert started(bench.join("d"))
+
+
+def kept(bench, state):
+    """Add what has changed to a state, as it is after a while in a file."""
+    for key, value in pickle.loads(pickle.dumps(bench.dispatcher.changes())).items():
+        if value is None:
+            state.pop(key, None)
+        else:
+            state[key] = value
+
+
+def test_another_dispatcher_goes_on():
+    state = {}
+    bench = Bench(is_kept=True)
+    specs = [spec for _, spec in started(bench.join("a"))]
+    bench.join("b")
+    bench.dispatcher.progressed(specs[0].id, 0, [(0, 2)])
+    for _, spec in started(bench.dispatcher.task_done(specs[1].id, 0)):
+        specs.append(spec)
+    kept(bench, state)
+    other = Bench(workers=0, is_kept=True)
+    other.dispatcher.restore(state)
+    begun = [spec for _, spec in started(other.dispatcher.worker_joined("new", "host"))]
+    assert {spec.id for spec in begun} == {specs[index].id for index in (0, 2, 3, 4)}
+    (first,) = [spec for spec in begun if spec.id == specs[0].id]
+    assert (first.lease, first.done, first.attempt, first.expected) == (specs[0].lease, ((0, 2),), 1, ("a", "b"))
+    # One of the consumers comes again, and the other does not.
+    other.join("a", is_again=True)
+    with pytest.raises(Refused, match="work-dir"):
+        other.join("nobody", is_again=True)
+    other.clock.now = 59
+    assert not other.dispatcher.tick()
+    other.clock.now = 60
+    lost = of_kind(other.dispatcher.tick(), LoseConsumer)
+    assert {(each.task, each.consumer) for each in lost} == {(spec.id, "b") for spec in begun}
+    # What was not leased before is leased now.
+    later = [spec.lease for _, spec in started(other.dispatcher.task_done(begun[0].id, 1))]
+    assert not later or later[0][0] == max(spec.lease[1] for spec in specs)
+
+
+def test_what_is_over_is_over_for_another_dispatcher():
+    state = {}
+    bench = Bench(None, is_kept=True)
+    (_, spec), *_ = started(bench.join())
+    bench.dispatcher.task_done(spec.id, 0)
+    bench.join("d", job=None)
+    bench.dispatcher.left("d")
+    kept(bench, state)
+    assert [key[:2] for key in state if key[0] == "job"] == [("job", "name:j")]
+    other = Bench(workers=1, is_kept=True)
+    other.dispatcher.restore(state)
+    assert other.join("late") == [TellEnd("late", was_over=True)]
+
+
+def test_what_was_not_written_is_told_again():
+    bench = Bench(is_kept=True)
+    bench.join()
+    changes = bench.dispatcher.changes()
+    assert not bench.dispatcher.changes()
+    bench.dispatcher.left("c")
+    bench.dispatcher.note_unwritten(changes)
+    again = bench.dispatcher.changes()
+    assert again.keys() == changes.keys()
+    assert not again["iteration", "name:j", 0]["consumers"]
+
+
+def test_nothing_is_noted_where_nothing_is_kept():
+    bench = Bench()
+    bench.join()
+    assert not bench.dispatcher.changes()
+
+
+def test_ids_are_new_in_each_job():
+    bench = Bench()
+    ids = itertools.chain.from_iterable(
+        [spec.id for _, spec in started(bench.join(name, job=None))] for name in ("a", "b")
+    )
+    assert len(set(ids)) == 8
