@@ -97,6 +97,7 @@ HOMES = {
         "strategy/program_end.py",
         "strategy/steps/",
         "service/",
+        "preload.py",
         "display/dashboard",
         "cli/",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,6 +15,9 @@ from daskdist.service.intervals import Intervals
 logger: Final = logging.getLogger("daskdist")
 
 Pairs = list[tuple[int, int]]
+
+# A program that has taken nothing for so long leaves the elements of new tasks to others.
+_IDLE_S: Final = 0.25
 
 
 class Arrived:
@@ -33,6 +37,13 @@ class Arrived:
         self.in_hand: tuple[str, int, int] | None = None
         self.is_over = False
         self.failure: BaseException | None = None
+        self._taken_at = time.monotonic()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether elements wait for a program that has taken none for a while."""
+        has_some = bool(self.parts) or self.in_hand is not None
+        return has_some and time.monotonic() - self._taken_at > _IDLE_S
 
     def place(self) -> int | None:
         """Return the place of the part to take elements of; None where that has not come."""
@@ -43,6 +54,7 @@ class Arrived:
 
     def take(self, place: int, most: int) -> Rows:
         """Return elements of the part at a place, at most so many."""
+        self._taken_at = time.monotonic()
         task, first, rows = self.parts[place]
         if self.turns:
             self.turn += 1
@@ -119,6 +131,8 @@ class Reading:
         # By the id of a task: the attempt, and the worker; "" while none has it.
         self._tasks: dict[str, tuple[int, str]] = {}
         self._ended: set[str] = set()
+        # Tasks that came while the program took no elements: those of others go to whoever does.
+        self._unjoined: set[str] = set()
         # Of each task, the elements that came and are not acknowledged, and those that are.
         self._held: defaultdict[str, Intervals] = defaultdict(Intervals)
         self._done: defaultdict[str, Intervals] = defaultdict(Intervals)
@@ -139,9 +153,15 @@ class Reading:
         self._ended.difference_update(changed)
         for task in changed:
             self._windows.close(task)
+            # Elements of a task that has begun anew go to nobody before all have come.
+            if not now[task][0] and not self._in_turn and self._arrived.is_idle:
+                self._unjoined.add(task)
+            else:
+                self._unjoined.discard(task)
         self._resize()
         for task in changed:
-            self._join(task)
+            if task not in self._unjoined:
+                self._join(task)
         if self._in_turn:
             with self._arrived.changed:
                 self._arrived.turns = sorted(now, key=_index_of)
@@ -159,6 +179,7 @@ class Reading:
 
     def _forget(self, task: str) -> None:
         self._ended.discard(task)
+        self._unjoined.discard(task)
         self._windows.close(task)
         self._held.pop(task, None)
         self._done.pop(task, None)
@@ -177,7 +198,7 @@ class Reading:
                 self._windows.close(task)
         self._resize()
         for task, (_, its) in list(self._tasks.items()):
-            if its == worker:
+            if its == worker and task not in self._unjoined:
                 self._join(task)
 
     def _join(self, task: str) -> None:
@@ -242,7 +263,10 @@ class Reading:
             self._held[task].remove(first, stop)
             self._done[task].add(first, stop)
             self._tell(task, "ack", [(first, stop)])
+            unjoined, self._unjoined = self._unjoined, set()
             self._resize()
+            for each in unjoined:
+                self._join(each)
             if self._ends_late and not any(map(len, self._held.values())):
                 self._tell_if_all_read()
 
@@ -254,7 +278,8 @@ class Reading:
             self._send(worker, (kind, task, attempt, *args))
 
     def _resize(self) -> None:
-        open_tasks = [task for task, (_, worker) in self._tasks.items() if worker and task not in self._ended]
+        out = self._ended | self._unjoined
+        open_tasks = [task for task, (_, worker) in self._tasks.items() if worker and task not in out]
         for task, window in self._windows.changes(open_tasks):
             self._tell(task, "window", window)
 

@@ -82,6 +82,10 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         )
         if self._journal is not None:
             self.dispatcher.restore(self._journal.load())
+        if NAME not in scheduler.plugins:
+            # Dask would add it later, and another that was not started before it.
+            scheduler.add_plugin(self, name=NAME)
+        scheduler.handlers[DISPATCHER_OPERATION] = self._serve
         self._comms: dict[str, asyncio.Queue[Any]] = {}
         # The datasets that each worker has.
         self._sent: defaultdict[str, set[str]] = defaultdict(set)
@@ -89,7 +93,6 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         # Commands that wait for what has changed to be written.
         self._commands: list[Command] = []
         self._has_changes = asyncio.Event()
-        scheduler.handlers[DISPATCHER_OPERATION] = self._serve
         scheduler.handlers[PRESENT_OPERATION] = lambda: True
         scheduler.stream_handlers[EVENT_OPERATION] = self._event
         self._background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._keep())]
