@@ -47,7 +47,7 @@ from daskdist.execute.callers.dask_arrays import how_to_count, to_dask_array
 from daskdist.execute.callers.graph import FromGraph, Recorded, record, scheduler_of
 from daskdist.execute.messages.send_functions import check_recorded
 from daskdist.execute.stream.local_iterator import ElementIterator, Identity, iterate, rows_of
-from daskdist.execute.stream.side_outputs import Portions, facts_of, pass_over
+from daskdist.execute.stream.side_outputs import PortionSize, run_to_end, side_outputs_of
 from daskdist.formats import WritableFormat
 from daskdist.formats.parquet import Parquet
 from daskdist.formats.saved.manifest import codec
@@ -1261,7 +1261,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         """
         spec = self._spec_to_write("save", strategy)
         node = Snapshot(self._node, _absolute(path), self._fingerprint, spec, _codec(compression), is_reused=False)
-        pass_over(plan(node), *self._writers(strategy), epoch=begin_pass(node)[0])
+        run_to_end(plan(node), *self._writers(strategy), epoch=begin_pass(node)[0])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
@@ -2011,11 +2011,11 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def _by_calls(
         self, target: DirectoryWriter | ZarrWriter, spec: ElementSpec, num_rows: int | None, strategy: Strategy | None
     ) -> list[str]:
-        portions = Portions(in_bytes("bundle-bytes"), num_rows)
+        portions = PortionSize(in_bytes("bundle-bytes"), num_rows)
         (epoch,) = begin_pass(self._node)
         return target.write(
             spec,
-            lambda write: facts_of(
+            lambda write: side_outputs_of(
                 self.primitive, write, portions, *self._writers(strategy), epoch=epoch, name=target.operation
             ),
         )

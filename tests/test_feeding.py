@@ -24,7 +24,7 @@ from daskdist.devices import device, on_host
 from daskdist.execute.transfer import copier, gather_on_device, layout, prefetch
 from daskdist.execute.transfer.copier import Channel, channel_of, pinned_empty
 from daskdist.execute.transfer.deferred_release import DeferredRelease
-from daskdist.execute.transfer.prefetch import Prefetch
+from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.input import replica_iterator, shared_reader
 from daskdist.testing import afresh
@@ -65,7 +65,7 @@ def join(threads):
         assert not thread.is_alive()
 
 
-def on_device(num_replicas=1):
+def device_gather_of(num_replicas=1):
     return MirroredStrategy([f"STRICT:{number}" for number in range(num_replicas)])
 
 
@@ -140,7 +140,7 @@ PIPELINES = {
 @pytest.mark.parametrize("name", PIPELINES)
 def test_values_and_order_are_those_of_the_host(late, name, num_replicas):
     dataset = PIPELINES[name]()
-    here, there = mirrored(num_replicas), on_device(num_replicas)
+    here, there = mirrored(num_replicas), device_gather_of(num_replicas)
     expected = steps_of(here, here.distribute_dataset(afresh(dataset)))
     distributed = there.distribute_dataset(afresh(dataset))
     # Another pass has another order where it is shuffled anew.
@@ -151,12 +151,12 @@ def test_values_and_order_are_those_of_the_host(late, name, num_replicas):
 
 
 def test_what_a_device_has_is_there_and_what_it_lacks_is_here(late):
-    strategy = on_device(2)
+    strategy = device_gather_of(2)
     (step,) = strategy.distribute_dataset(Dataset.range(4).batch(4).map(many_dtypes))
     where = {name: [StrictDevice.holds(value) for value in each.values] for name, each in step.items()}
     assert where == {name: [name not in ("half", "text")] * 2 for name in where}
     ragged = PIPELINES["ragged"]()
-    for step in on_device().distribute_dataset(ragged):
+    for step in device_gather_of().distribute_dataset(ragged):
         assert StrictDevice.holds(step["n"])
         assert isinstance(step["row"], Ragged)
 
@@ -164,22 +164,22 @@ def test_what_a_device_has_is_there_and_what_it_lacks_is_here(late):
 def test_plans_name_what_stays_on_the_host():
     words = "on the host, as devices have no such arrays: ['half'] (float16), ['text'] (StringDType())"
     dataset = Dataset.range(4).batch(4).map(many_dtypes)
-    for strategy in (on_device(2), MirroredStrategy(["CPU:0", "STRICT:1"])):
+    for strategy in (device_gather_of(2), MirroredStrategy(["CPU:0", "STRICT:1"])):
         assert strategy.distribute_dataset(dataset).explain().splitlines()[-1] == words
     lone = Dataset.from_tensor_slices(np.array([None] * 4)).batch(2)
-    assert "no such arrays: (the element) (object)" in on_device().distribute_dataset(lone).explain()
-    assert "no such arrays: ['row'] (ragged)" in on_device().distribute_dataset(PIPELINES["ragged"]()).explain()
+    assert "no such arrays: (the element) (object)" in device_gather_of().distribute_dataset(lone).explain()
+    assert "no such arrays: ['row'] (ragged)" in device_gather_of().distribute_dataset(PIPELINES["ragged"]()).explain()
     windows = Dataset.range(4).window(2)
     assert (
         "no such arrays: (the element) (datasets)"
-        in on_device().distribute_datasets_from_function(lambda context: windows).explain()
+        in device_gather_of().distribute_datasets_from_function(lambda context: windows).explain()
     )
-    for strategy, given in ((mirrored(2), dataset), (on_device(2), Dataset.range(4).batch(4))):
+    for strategy, given in ((mirrored(2), dataset), (device_gather_of(2), Dataset.range(4).batch(4))):
         assert "on the host" not in strategy.distribute_dataset(given).explain()
 
 
 def test_elements_without_an_axis(late):
-    strategy = on_device(2)
+    strategy = device_gather_of(2)
 
     def numbers(context):
         return Dataset.range(6).map(lambda x: {"number": x, "half": x / 2})
@@ -201,7 +201,7 @@ def test_devices_and_the_host_side_by_side(late):
 
 
 def test_left_on_the_host_where_asked():
-    strategy = on_device(2)
+    strategy = device_gather_of(2)
     distributed = strategy.distribute_dataset(Dataset.range(8).batch(4), InputOptions(fetch_to_device=False))
     iterator = iter(distributed)
     assert all(type(each) is np.ndarray for step in iterator for each in step.values)
@@ -216,7 +216,7 @@ def test_left_on_the_host_where_asked():
 
 
 def test_an_endless_dataset_left_early(late):
-    here, there = mirrored(2), on_device(2)
+    here, there = mirrored(2), device_gather_of(2)
     dataset = Dataset.range(10).repeat().batch(4)
     distributed = there.distribute_dataset(afresh(dataset))
     assert steps_of(there, distributed, 7) == steps_of(here, here.distribute_dataset(afresh(dataset)), 7)
@@ -242,14 +242,14 @@ def up_to_the_error(strategy, dataset):
 
 def test_an_error_comes_in_its_place(late):
     dataset = Dataset.range(200).batch(4).map(fails_at_hundred)
-    found = up_to_the_error(on_device(2), dataset)
+    found = up_to_the_error(device_gather_of(2), dataset)
     assert found == up_to_the_error(mirrored(2), dataset)
     assert len(found[0]) > 5
     join(feed_threads())
 
 
 def test_a_step_is_given_to_functions_as_it_is(late):
-    strategy = on_device(2)
+    strategy = device_gather_of(2)
     iterator = iter(strategy.distribute_dataset(Dataset.range(16).batch(8)))
 
     def double(x):
@@ -284,10 +284,10 @@ def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
     whole[...] = np.random.default_rng(0).random(whole.shape)
     assert strict.is_pinned(whole)
     copied = []
-    monkeypatch.setattr(layout.Layout, "pack", lambda self, *args: copied.append(self))
+    monkeypatch.setattr(layout.CopyLayout, "pack", lambda self, *args: copied.append(self))
     StrictStream.delay_s = 0.002
     expected = whole.copy()
-    found = list(Prefetch(iter([[[row]] for row in whole]), [strict]))
+    found = list(DevicePrefetch(iter([[[row]] for row in whole]), [strict]))
     for row, ((leaf,),) in zip(expected, found, strict=True):
         np.testing.assert_array_equal(on_host(leaf), row)
     assert not copied
@@ -312,7 +312,7 @@ def test_what_is_pinned_stays_as_it_is_until_it_is_copied():
             kept.append(memory_of(leaf))
             yield [[leaf]]
 
-    ahead = Prefetch(source(), [strict])
+    ahead = DevicePrefetch(source(), [strict])
     for number, ((leaf,),) in enumerate(ahead):
         assert on_host(leaf).tolist()[::5000] == [number] * 4
     join(feed_threads())
@@ -338,7 +338,7 @@ def test_shuffled_rows_are_gathered_into_pinned_memory(monkeypatch):
 
     monkeypatch.setattr(prefetch, "layout_of", noted)
     rows = np.random.default_rng(0).random((256, 2**10))
-    strategy = on_device()
+    strategy = device_gather_of()
     dataset = Dataset.from_tensor_slices(rows).shuffle(64, seed=1).batch(32)
     here = mirrored(1)
     assert steps_of(strategy, strategy.distribute_dataset(afresh(dataset))) == steps_of(
@@ -352,14 +352,14 @@ def test_large_arrays_are_packed_by_several_threads(late):
     wide = np.random.default_rng(0).random((2**10, 2**11))
     # Bytes that lie together, rows that do not, and just one row.
     leaves = [wide, wide[:, ::2], wide.T, wide.reshape(1, -1)[:, ::2]]
-    ((found,),) = Prefetch(iter([[leaves]]), [device("STRICT:0")])
+    ((found,),) = DevicePrefetch(iter([[leaves]]), [device("STRICT:0")])
     for leaf, each in zip(leaves, found, strict=True):
         np.testing.assert_array_equal(on_host(each), leaf)
     join([thread for thread in threading.enumerate() if thread.name.startswith("daskdist-copy")])
 
 
 def values_by(source_steps, **options):
-    ahead = Prefetch(iter(source_steps), [device("STRICT:0")], unit_bytes=64 * KIB, **options)
+    ahead = DevicePrefetch(iter(source_steps), [device("STRICT:0")], unit_bytes=64 * KIB, **options)
     found = []
     for ((leaf,),) in ahead:
         found.append(on_host(leaf))
@@ -375,8 +375,8 @@ def test_memory_of_the_host_is_written_to_again_only_when_it_is_copied():
 
 def test_that_would_be_seen_if_it_were_not(monkeypatch):
     StrictStream.delay_s = 0.01
-    monkeypatch.setattr(layout.Slot, "is_free", True)
-    monkeypatch.setattr(layout.Slot, "wait", lambda self: None)
+    monkeypatch.setattr(layout.PinnedSlot, "is_free", True)
+    monkeypatch.setattr(layout.PinnedSlot, "wait", lambda self: None)
     steps = arrays((2**13,), num_steps=10)
     found = values_by(steps)
     assert not all(np.array_equal(each, leaf) for each, ((leaf,),) in zip(found, steps, strict=True))
@@ -386,7 +386,7 @@ def read_late(num_steps=8, late_s=0.02):
     """What a kernel reads of each step that comes to it only when the next ones have been copied, or could have."""
     found = []
     late = threading.Event()
-    for ((leaf,),) in Prefetch(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
+    for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=num_steps)), [device("STRICT:0")], unit_bytes=KIB):
         # It never comes: the kernel begins when so much time is over.
         device("STRICT:0").current_stream().give(lambda: late.wait(late_s))
         reads_late(leaf, found)
@@ -410,8 +410,8 @@ def read_unknown(strict, is_minded, num_steps=8, late_s=0.02):
     found, late = [], threading.Event()
     unknown = strict.stream()
     if is_minded:
-        channel_of(f"STRICT:{strict.index}").mind_unknown(lambda: unknown.record().synchronize())
-    for ((leaf,),) in Prefetch(iter(arrays((2**12,), num_steps=num_steps)), [strict], unit_bytes=KIB):
+        channel_of(f"STRICT:{strict.index}").add_unknown_consumers(lambda: unknown.record().synchronize())
+    for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=num_steps)), [strict], unit_bytes=KIB):
         unknown.give(lambda: late.wait(late_s))
         reads_late(leaf, found, stream=unknown)
         del leaf
@@ -427,7 +427,7 @@ def test_memory_that_is_read_in_a_stream_nobody_knows_is_held_until_that_is_done
         for step, found in enumerate(read_unknown(device("STRICT:0"), True)):
             np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
         held = channel_of("STRICT:0")._holding._held
-        channel_of("STRICT:0").await_unknown()
+        channel_of("STRICT:0").wait_for_unknown_consumers()
         assert not held.memory
     finally:
         copier._channel_of.cache_clear()
@@ -462,7 +462,7 @@ def test_a_copy_does_not_wait_for_the_step_that_is_computed():
         assert is_given.wait(10)
         yield from steps[2:]
 
-    ahead = Prefetch(source(), [device("STRICT:0")], num_units=1, unit_bytes=KIB)
+    ahead = DevicePrefetch(source(), [device("STRICT:0")], num_units=1, unit_bytes=KIB)
     found = []
     ((leaf,),) = next(ahead)
     reads_late(leaf, found)
@@ -510,7 +510,7 @@ def test_what_is_copied_from_where_it_lies_is_not_more_than_so_much(waits_by_its
             kept.append(memory_of(leaf))
             yield [[leaf]]
 
-    for step in Prefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB):
+    for step in DevicePrefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB):
         del step
         most = max(most, sum(ref() is not None for ref in kept))
     # Two that are copied, two ahead, one that is made and one that waits to be sent.
@@ -535,7 +535,7 @@ def test_slots_are_used_again(monkeypatch):
 
 
 def test_chunks_that_are_kept_stay_as_they_are(late):
-    ahead = Prefetch(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")], unit_bytes=KIB)
+    ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")], unit_bytes=KIB)
     kept = [leaf for ((leaf,),) in ahead]
     for step, leaf in enumerate(kept):
         np.testing.assert_array_equal(on_host(leaf), np.arange(2**12) + 1000.0 * step)
@@ -543,7 +543,7 @@ def test_chunks_that_are_kept_stay_as_they_are(late):
 
 
 def test_chunks_that_are_let_go_of_take_no_more_memory():
-    ahead = Prefetch(iter(arrays((2**12,), num_steps=20)), [device("STRICT:0")], unit_bytes=KIB)
+    ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=20)), [device("STRICT:0")], unit_bytes=KIB)
     for step in ahead:
         del step
     assert ahead.stats()["num_grown"] == 0
@@ -567,7 +567,7 @@ def test_no_more_than_so_much_is_ahead(options, num_chunks):
             yield step
 
     chunk_bytes = 32 * KIB
-    ahead = Prefetch(source(), [device("STRICT:0")], unit_bytes=KIB, **options)
+    ahead = DevicePrefetch(source(), [device("STRICT:0")], unit_bytes=KIB, **options)
     for number in range(5):
         first = next(ahead)
         # One is here, and one is read that there is no room for.
@@ -589,7 +589,7 @@ def test_what_is_not_copied_counts_too(where):
             num_read += 1
             yield [(device("STRICT:0").put(leaf) if where == "on_the_device" else leaf.astype("datetime64[s]"),)]
 
-    ahead = Prefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB)
+    ahead = DevicePrefetch(source(), [device("STRICT:0")], num_units=2, unit_bytes=KIB)
     for number in range(5):
         next(ahead)
         # Two units of one step each, and one that is read that there is no room for.
@@ -599,7 +599,7 @@ def test_what_is_not_copied_counts_too(where):
 
 
 def test_small_steps_share_a_copy():
-    ahead = Prefetch(iter(arrays((4,), num_steps=100)), [device("STRICT:0")])
+    ahead = DevicePrefetch(iter(arrays((4,), num_steps=100)), [device("STRICT:0")])
     num_copies = 0
     copy = StrictDevice.copy
 
@@ -618,7 +618,7 @@ def test_out_of_memory_less_is_ahead(late, caplog):
     chunk_bytes = 32 * KIB
     LIMITS[0] = 3 * chunk_bytes
     steps = arrays((2**12,), num_steps=12)
-    ahead = Prefetch(iter(steps), [device("STRICT:0")], num_units=4, unit_bytes=4 * chunk_bytes)
+    ahead = DevicePrefetch(iter(steps), [device("STRICT:0")], num_units=4, unit_bytes=4 * chunk_bytes)
     found = []
     with caplog.at_level(logging.WARNING, "daskdist"):
         for ((leaf,),) in ahead:
@@ -636,14 +636,14 @@ def test_what_is_let_go_of_is_used_again_when_there_is_nothing_else():
     # The consumer has one, and lets go of it only when it has got the next; two are just what there is.
     LIMITS[0] = 2 * 32 * KIB
     found = []
-    for ((leaf,),) in Prefetch(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
+    for ((leaf,),) in DevicePrefetch(iter(arrays((2**12,), num_steps=6)), [device("STRICT:0")]):
         found.append(on_host(leaf)[0])
     assert found == [1000.0 * step for step in range(6)]
 
 
 def test_a_step_that_does_not_fit_at_all():
     LIMITS[0] = 10 * KIB
-    strategy = on_device()
+    strategy = device_gather_of()
     iterator = iter(strategy.distribute_dataset(Dataset.range(10_000).batch(5_000)))
     words = r"STRICT:0 has no room for the next step: it takes 40192 bytes, of 10240 there are \d+ free.*smaller"
     with pytest.raises(errors.DeviceMemoryError, match=words) as caught:
@@ -656,7 +656,7 @@ def test_a_step_that_does_not_fit_at_all():
 
 def test_what_came_before_is_handed_out_though_the_next_does_not_fit():
     LIMITS[0] = 4 * 32 * KIB
-    ahead = Prefetch(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")])
+    ahead = DevicePrefetch(iter(arrays((2**12,), num_steps=12)), [device("STRICT:0")])
     kept = [next(ahead) for _ in range(4)]
     with pytest.raises(errors.DeviceMemoryError, match="keep fewer of them"):
         next(ahead)
@@ -683,7 +683,7 @@ def test_the_source_is_used_and_closed_by_one_thread():
         def close(self):
             threads.add((threading.current_thread(), "closed"))
 
-    ahead = Prefetch(Source(), [device("STRICT:0")])
+    ahead = DevicePrefetch(Source(), [device("STRICT:0")])
     next(ahead)
     ahead.close()
     (thread,) = (each for each in threads if not isinstance(each, tuple))
@@ -704,16 +704,16 @@ def test_one_that_was_never_begun_closes_its_source():
         def close(self):
             closed.append(1)
 
-    Prefetch(Source(), [device("STRICT:0")]).close()
+    DevicePrefetch(Source(), [device("STRICT:0")]).close()
     assert closed == [1]
-    Prefetch(Source(), [device("STRICT:0")])
+    DevicePrefetch(Source(), [device("STRICT:0")])
     gc.collect()
     assert closed == [1, 1]
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
 def test_a_thread_ends_though_nobody_takes_what_there_is(is_closed):
-    strategy = on_device(2)
+    strategy = device_gather_of(2)
     iterator = iter(strategy.distribute_dataset(Dataset.range(10).repeat().batch(4)))
     next(iterator)
     threads = feed_threads()
@@ -735,7 +735,7 @@ def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
         waits.set()
         go_on.wait(20)
 
-    ahead = Prefetch(source(), [device("STRICT:0")])
+    ahead = DevicePrefetch(source(), [device("STRICT:0")])
     next(ahead)
     (thread,) = feed_threads()
     assert waits.wait(10)
@@ -756,7 +756,7 @@ def test_what_there_is_does_not_wait_for_what_is_not():
             assert before is None or before.wait(10)
             yield [[np.array([number])]]
 
-    for number, ((leaf,),) in enumerate(Prefetch(source(), [device("STRICT:0")])):
+    for number, ((leaf,),) in enumerate(DevicePrefetch(source(), [device("STRICT:0")])):
         assert on_host(leaf).tolist() == [number]
         taken[number].set()
     assert number == 5
@@ -771,7 +771,7 @@ def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
         go_on.wait(20)
 
     dataset = Dataset.from_generator(numbers, output_signature=daskdist.TensorSpec((), np.int64)).batch(1)
-    iterator = iter(on_device().distribute_dataset(dataset))
+    iterator = iter(device_gather_of().distribute_dataset(dataset))
     assert on_host(next(iterator)).tolist() == [0]
     threads = feed_threads()
     iterator.close()
@@ -784,7 +784,7 @@ def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
 
 def test_figures_of_the_copies():
     StrictStream.delay_s = 0.005
-    iterator = iter(on_device(2).distribute_dataset(Dataset.range(4096).batch(512)))
+    iterator = iter(device_gather_of(2).distribute_dataset(Dataset.range(4096).batch(512)))
     assert iterator.stats()["device"]["num_bytes"] == 0
     for step in iterator:
         for value in step.values:
@@ -806,7 +806,7 @@ def test_a_consumer_that_waits_is_told_as_a_stall():
         assert may_begin.wait(10)
         yield from arrays((4,), num_steps=3)
 
-    ahead = Prefetch(source(), [device("STRICT:0")])
+    ahead = DevicePrefetch(source(), [device("STRICT:0")])
     threading.Timer(0.05, may_begin.set).start()
     next(ahead)
     found = ahead.stats()
@@ -833,7 +833,7 @@ def test_options_have_their_say():
     LIMITS[0] = 2**21
     num_rows = 2**13
     options = InputOptions(device_buffer_size=8, device_buffer_bytes=3 * 8 * num_rows)
-    iterator = iter(on_device().distribute_dataset(Dataset.range(20 * num_rows).batch(num_rows), options))
+    iterator = iter(device_gather_of().distribute_dataset(Dataset.range(20 * num_rows).batch(num_rows), options))
     step = next(iterator)
     eventually(lambda: taken_bytes() == 4 * 8 * num_rows)
     assert StrictDevice.holds(step)
@@ -844,7 +844,7 @@ def test_options_have_their_say():
 
 
 def gatherer_of(name):
-    return gather_on_device.on_device(device(name))
+    return gather_on_device.device_gather_of(device(name))
 
 
 @pytest.mark.parametrize(("of", "name"), [(channel_of, "STRICT:7"), (gatherer_of, "STRICT:8")], ids=["copies", "rows"])
@@ -917,7 +917,7 @@ LOOPS = {
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_in_this_process(late, name, num_replicas):
-    here, there = mirrored(num_replicas), on_device(num_replicas)
+    here, there = mirrored(num_replicas), device_gather_of(num_replicas)
     dataset = LOOPS[name]()
     expected = here.run(on_the_host, args=(here.distribute_dataset(afresh(dataset)), 2))
     found = there.run(passes_of, args=(there.distribute_dataset(afresh(dataset)), 2))
@@ -926,7 +926,7 @@ def test_loops_in_this_process(late, name, num_replicas):
 
 
 def test_loops_left_early_leave_nothing(late):
-    strategy = on_device(2)
+    strategy = device_gather_of(2)
     distributed = strategy.distribute_dataset(Dataset.range(10).repeat().batch(4))
 
     def first_two(iterator):
@@ -939,7 +939,7 @@ def test_loops_left_early_leave_nothing(late):
 
 
 def test_replicas_that_wait_for_each_other_in_a_loop(late):
-    strategy = on_device(2)
+    strategy = device_gather_of(2)
     distributed = strategy.distribute_dataset(Dataset.range(64).batch(8))
 
     def totals(iterator):
@@ -985,7 +985,7 @@ def test_a_loop_that_fails(late):
             strategy.run(all_of, args=(distributed,))
         return seen
 
-    found = seen_by(on_device(2))
+    found = seen_by(device_gather_of(2))
     assert len(found) > 5
     assert found == seen_by(mirrored(2))
     assert not feed_threads()

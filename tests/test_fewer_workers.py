@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 
 import daskdist
 from daskdist import Dataset, errors
-from daskdist.execute.callers.live_workers import give_up
+from daskdist.execute.callers.live_workers import cancel_lost_tasks
 
 pytestmark = pytest.mark.cluster
 LOST = (errors.ClusterError, errors.CollectiveError)
@@ -489,7 +489,7 @@ def test_what_others_call_on_a_worker_that_was_started_anew_is_not_given_up(stra
         for number in range(2):
             wait_for(tmp_path / f"second-{number}")
         # As while the first one waits for something.
-        strategy.client.run_on_scheduler(give_up, [worker], strategy.client.id)
+        strategy.client.run_on_scheduler(cancel_lost_tasks, [worker], strategy.client.id)
         (tmp_path / "second").touch()
         assert other.local_results(under_way) == (0, 1)
 

@@ -384,12 +384,12 @@ class Noting(LocalBackend):
         self.num_calls = 0
         self.num_transfers = 0
 
-    def call(self, function, handles, *args, on=None, name):
+    def call(self, function, handles, *args, worker=None, name):
         self.num_calls += 1
-        elsewhere = [handle for handle in handles if handle.worker != on]
+        elsewhere = [handle for handle in handles if handle.worker != worker]
         self.num_transfers += len(elsewhere)
         depth = max((handle.depth for handle in handles), default=0) + bool(elsewhere)
-        return Made(function([handle.result for handle in handles], *args), depth, on)
+        return Made(function([handle.result for handle in handles], *args), depth, worker)
 
 
 @settings(max_examples=150, deadline=None)

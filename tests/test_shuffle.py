@@ -233,8 +233,8 @@ def peak_of(ds, caller=None):
     interpreter = Interpreter(caller or Now())
     interpreter.reads[None] = window = PeakWindow(interpreter.reads[None].limit_bytes)
     elements = 0
-    for stretch in BundleBuilder(interpreter, fuse(lower(ds.node)), (0,)):
-        elements += len(stretch)
+    for bundle in BundleBuilder(interpreter, fuse(lower(ds.node)), (0,)):
+        elements += len(bundle)
     return window, elements
 
 
@@ -273,11 +273,11 @@ def test_all_bytes_are_given_back_when_it_is_left_half_way():
     ds = Dataset.from_tensor_slices(np.zeros((10_000, 10))).shuffle(500, seed=0).batch(10)
     with dask.config.set({"daskdist.split-bytes": 4096}):
         interpreter = Interpreter(Now())
-        delivery = BundleBuilder(interpreter, fuse(lower(ds.node)), (0,))
-        bundles = iter(delivery)
+        builder = BundleBuilder(interpreter, fuse(lower(ds.node)), (0,))
+        bundles = iter(builder)
         next(bundles), next(bundles)
         assert interpreter.reads[None].used_bytes > 0
-        del bundles, delivery
+        del bundles, builder
     assert interpreter.reads[None].used_bytes == 0
     assert interpreter.bundles[None].used_bytes == 0
 

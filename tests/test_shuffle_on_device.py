@@ -37,7 +37,12 @@ from daskdist.execute.stream.gather import Picks, gather
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.transfer import gather_on_device
 from daskdist.execute.transfer.copier import Channel
-from daskdist.execute.transfer.gather_on_device import OnDevice, on_device, on_devices, told
+from daskdist.execute.transfer.gather_on_device import (
+    DeviceGather,
+    describe_row_order,
+    device_gather_of,
+    device_gathers,
+)
 from daskdist.ops import global_shuffle
 from daskdist.passes.plan import plan
 from daskdist.testing import same_elements
@@ -48,10 +53,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 @pytest.fixture(autouse=True)
 def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strict_device.register(4)
-    gather_on_device._on_device.cache_clear()
+    gather_on_device._device_gather_of.cache_clear()
     monkeypatch.setattr(StrictStream, "delay_s", 0.0003)
     yield
-    gather_on_device._on_device.cache_clear()
+    gather_on_device._device_gather_of.cache_clear()
     strict_device.unregister()
 
 
@@ -59,13 +64,13 @@ def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = 
     """What each consumer is given, step by step, as leaves; None where that has no rows."""
     primitive = plan(dataset.node)
     caller = caller or local_caller(dataset.node)
-    hooks = on_devices(list(map(device, names)), primitive)
-    delivery = BundleBuilder(Interpreter(caller), primitive, (epoch,), (None,) * len(names), on_devices=hooks)
+    hooks = device_gathers(list(map(device, names)), primitive)
+    builder = BundleBuilder(Interpreter(caller), primitive, (epoch,), (None,) * len(names), device_gathers=hooks)
     found = []
-    for stretch in delivery:
-        for step in range(len(stretch)):
+    for bundle in builder:
+        for step in range(len(bundle)):
             row = []
-            for lane in stretch.lanes:
+            for lane in bundle.lanes:
                 place = lane.places[step]
                 row.append(None if place < 0 else caller.result(lane.ref.handle).item(place))  # type: ignore[union-attr]
             found.append(row)
@@ -206,8 +211,8 @@ def test_rows_of_different_lengths_stay_on_the_host() -> None:
 
 def test_what_is_computed_at_the_end_stays_on_the_host() -> None:
     dataset = Dataset.range(100).shuffle(10, seed=1).batch(8).map(lambda x: x + 1)
-    assert on_devices([StrictDevice(0)], plan(dataset.node)) == []
-    assert on_devices([device("CPU:0")], plan(dataset.node.source)) == []  # type: ignore[attr-defined]
+    assert device_gathers([StrictDevice(0)], plan(dataset.node)) == []
+    assert device_gathers([device("CPU:0")], plan(dataset.node.source)) == []  # type: ignore[attr-defined]
 
 
 class Counting(Now):
@@ -219,9 +224,9 @@ class Counting(Now):
         super().__init__()
         self.num_read = self.num_compacted = 0
 
-    def source(self, function: Any, *args: Any, on: str | None = None, name: str) -> Any:
+    def source(self, function: Any, *args: Any, worker: str | None = None, name: str) -> Any:
         self.num_read += 1
-        return super().source(function, *args, on=on, name=name)
+        return super().source(function, *args, worker=worker, name=name)
 
     def call(self, function: Any, handles: Any, *args: Any, name: str, **kwargs: Any) -> Any:
         self.num_compacted += name == "compact"
@@ -234,7 +239,7 @@ def test_blocks_go_up_once_each_and_what_is_left_of_them_not_again() -> None:
     found = _by_steps(dataset, 0, ["STRICT:0"], caller)
     assert caller.num_compacted > 2
     assert caller.num_read >= 30
-    assert on_device(StrictDevice(0)).num_uploads == caller.num_read
+    assert device_gather_of(StrictDevice(0)).num_uploads == caller.num_read
     _assert_same(found, _by_steps(dataset, 0, ["CPU:0"], Counting()))
 
 
@@ -244,7 +249,7 @@ def test_each_device_is_given_each_block_once() -> None:
     _by_steps(dataset, 0, ["STRICT:0", "STRICT:1"], caller)
     for index in (0, 1):
         # What is made of the rest of blocks none of which was asked for before goes up, too.
-        num_uploads = on_device(StrictDevice(index)).num_uploads
+        num_uploads = device_gather_of(StrictDevice(index)).num_uploads
         assert caller.num_read <= num_uploads <= caller.num_read + caller.num_compacted
 
 
@@ -255,13 +260,13 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     parts = [Dataset.from_tensor_slices(rows[start : start + 200]) for start in range(0, 20_000, 200)]
     dataset = functools.reduce(Dataset.concatenate, parts).shuffle(600, seed=1).batch(50)
     primitive = plan(dataset.node)
-    hooks = on_devices([StrictDevice(0)], primitive)
-    delivery = BundleBuilder(Interpreter(Counting()), primitive, (0,), on_devices=hooks)
-    for _ in delivery:
+    hooks = device_gathers([StrictDevice(0)], primitive)
+    builder = BundleBuilder(Interpreter(Counting()), primitive, (0,), device_gathers=hooks)
+    for _ in builder:
         most = max(most, TAKEN[0] - before)
     # Of 16 MB a buffer of half a megabyte is alive at a time, in blocks of which some have few rows in it.
     assert 500_000 < most < 5_000_000
-    del delivery, _
+    del builder, _
     gc.collect()
     assert TAKEN[0] == before
 
@@ -270,7 +275,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
 @pytest.mark.parametrize("buffer_size", [100, 1000])
 def test_blocks_that_are_kept_stay_there_for_the_next_pass(buffer_size: int) -> None:
     dataset = _of_blocks(1000, 125).cache().shuffle(buffer_size, seed=1).batch(50)
-    made = on_device(StrictDevice(0))
+    made = device_gather_of(StrictDevice(0))
     _by_steps(dataset, 0, ["STRICT:0"], Now())
     first = made.num_uploads
     _by_steps(dataset, 1, ["STRICT:0"], Now())
@@ -339,7 +344,7 @@ def test_what_is_in_many_small_parts_is_worked_out_on_the_host(
 
 def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     _worked_out(monkeypatch)
-    made = OnDevice(StrictDevice(0))
+    made = DeviceGather(StrictDevice(0))
     blocks = [_block(100 * number, size) for number, size in enumerate([30, 8, 50, 50])]
     refs, rng = _refs(blocks), np.random.default_rng(0)
     whole = [Selection.whole(ref) for ref in refs]
@@ -365,7 +370,7 @@ def test_rows_of_any_blocks_are_worked_out(parts: list[tuple[int, int]], monkeyp
 
 def test_an_order_is_let_go_of_with_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     _worked_out(monkeypatch)
-    made = on_device(StrictDevice(0))
+    made = device_gather_of(StrictDevice(0))
     gc.collect()
     before = TAKEN.get(0, 0)
     for name in ("all", "all_of_other_blocks", "all_of_what_is_left", "all_twice"):
@@ -379,7 +384,7 @@ def test_an_order_is_let_go_of_with_its_blocks(monkeypatch: pytest.MonkeyPatch) 
 
 def test_blocks_of_an_order_go_one_by_one_where_there_is_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     _worked_out(monkeypatch)
-    made = OnDevice(StrictDevice(0))
+    made = DeviceGather(StrictDevice(0))
     blocks = [_block(1000 * number, 100) for number in range(5)]
     whole = concat([Selection.whole(ref) for ref in _refs(blocks)])
     gc.collect()
@@ -414,7 +419,7 @@ def test_running_out_of_memory_is_told() -> None:
 
 
 def test_less_is_asked_for_where_there_is_not_so_much() -> None:
-    made = OnDevice(StrictDevice(0))
+    made = DeviceGather(StrictDevice(0))
     blocks = [Block.concat([_block(64 * k, 64)]) for k in range(5)]
     run = Groups(Selection(_refs(blocks), np.arange(64).repeat(5), np.tile(np.arange(5), 64)), np.arange(0, 321, 16))
     gc.collect()
@@ -437,7 +442,7 @@ def _refs(blocks: Sequence[Block]) -> tuple[BlockRef, ...]:
 
 def _read_late() -> list[bytes]:
     """What kernels read of rows that are let go of at once, when others have been picked since."""
-    here, made, found, nobody = StrictDevice(0), OnDevice(StrictDevice(0)), list[bytes](), threading.Event()
+    here, made, found, nobody = StrictDevice(0), DeviceGather(StrictDevice(0)), list[bytes](), threading.Event()
     block = _block(0, 4096)
     refs = _refs([block])
     for start in range(0, 4096, 512):
@@ -460,7 +465,7 @@ def test_that_would_be_seen_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_rows_of_several_pieces_of_memory_come_in_order() -> None:
-    made = OnDevice(StrictDevice(0))
+    made = DeviceGather(StrictDevice(0))
     rng = np.random.default_rng(0)
     blocks: list[Block] = []
     for sizes in ([10], [30, 5], [100, 1, 60]):
@@ -482,11 +487,11 @@ def test_large_rows_go_up_in_pieces() -> None:
 
 def test_what_stays_on_the_host_is_told() -> None:
     dataset = Dataset.from_tensor_slices({"a": np.arange(4), "b": np.array(["x"] * 4)}).batch(2)
-    assert "; but for ['b'], which is on the host" in told(plan(dataset.node), dataset.node.spec)
+    assert "; but for ['b'], which is on the host" in describe_row_order(plan(dataset.node), dataset.node.spec)
     numbers = Dataset.range(4).batch(2)
-    assert told(plan(numbers.node), numbers.node.spec) == "rows are put in order on the devices"
+    assert describe_row_order(plan(numbers.node), numbers.node.spec) == "rows are put in order on the devices"
     mapped = numbers.map(lambda x: x)
-    assert "on the host, as map makes" in told(plan(mapped.node), mapped.node.spec)
+    assert "on the host, as map makes" in describe_row_order(plan(mapped.node), mapped.node.spec)
 
 
 def _strategy_steps(distributed: Any) -> list[Any]:
@@ -513,7 +518,7 @@ class TestStrategies:
         on, off = strategy.distribute_dataset(_shuffled(True)), strategy.distribute_dataset(_shuffled(False))
         for _ in range(2):
             assert _strategy_steps(on) == _strategy_steps(off)
-        assert all(on_device(StrictDevice(index)).num_uploads for index in range(num_replicas))
+        assert all(device_gather_of(StrictDevice(index)).num_uploads for index in range(num_replicas))
 
     def test_memory_comes_back(self) -> None:
         gc.collect()
@@ -536,7 +541,7 @@ class TestStrategies:
             found.append([str(each) for each in loops.values])
         assert found[0] == found[1]
         assert len(set(found[0])) == 2
-        assert on_device(StrictDevice(1)).num_uploads
+        assert device_gather_of(StrictDevice(1)).num_uploads
 
     def test_plans_tell(self) -> None:
         strategy = MirroredStrategy(["STRICT:0"])
@@ -592,9 +597,9 @@ def _register(path: str, delay_s: float) -> None:
 
 def _num_uploads() -> int:
     from daskdist.devices import device
-    from daskdist.execute.transfer.gather_on_device import on_device
+    from daskdist.execute.transfer.gather_on_device import device_gather_of
 
-    return on_device(device("STRICT:0")).num_uploads
+    return device_gather_of(device("STRICT:0")).num_uploads
 
 
 @pytest.mark.cluster
@@ -628,9 +633,9 @@ class TestEmpty:
             return array
 
         found = []
-        for stretch in BundleBuilder(Interpreter(Now()), primitive, (0,), (None,) * 2, empty=empty):
-            for step in range(len(stretch)):
-                places = [(lane.ref, lane.places[step]) for lane in stretch.lanes]
+        for bundle in BundleBuilder(Interpreter(Now()), primitive, (0,), (None,) * 2, empty=empty):
+            for step in range(len(bundle)):
+                places = [(lane.ref, lane.places[step]) for lane in bundle.lanes]
                 found.append([None if place < 0 else ref.handle.item(place) for ref, place in places])  # type: ignore[union-attr]
         _assert_same(found, _by_steps(dataset, 0, ["CPU:0", "CPU:1"], Now()))
         # Batches of each lane are several rows of blocks, at least once.

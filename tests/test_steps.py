@@ -21,7 +21,7 @@ from distributed.protocol import deserialize
 
 import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
-from daskdist.execute.messages.outbox import packed, unpacked
+from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.cells import Cell
 from daskdist.strategy.steps.executor import Executor, run_ready
@@ -88,8 +88,8 @@ def test_chains_of_ready_calls_do_not_nest():
 
 
 def travelled(message):
-    found = packed(message)
-    return unpacked({"m": _through(found["m"]), "f": [_through(each) for each in found["f"]]})
+    found = pack_messages(message)
+    return unpack_messages({"m": _through(found["m"]), "f": [_through(each) for each in found["f"]]})
 
 
 def _through(value):

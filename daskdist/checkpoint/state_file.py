@@ -113,7 +113,7 @@ def read_states(path: str, storage: Storage) -> dict[str, Any]:
             raise FileError(f"{path}: no checkpoint: it begins with {head!r}, and checkpoints begin with {_MAGIC!r}")
         # What is raised for an archive that is garbage depends on where the garbage is.
         with failures(path, kinds=(Exception,)), zipfile.ZipFile(file) as archive:
-            return _Reader(path, archive, num_bytes).states()
+            return _StateFileReader(path, archive, num_bytes).states()
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def _sync(file: Any) -> None:
 # --- from files ---
 
 
-class _Reader:
+class _StateFileReader:
     # An archive, of a file of so many bytes.
 
     def __init__(self, path: str, archive: zipfile.ZipFile, num_bytes: int) -> None:

@@ -28,7 +28,7 @@ from daskdist.core.primitive import Read, Split
 Handle = Any
 Graph = dict[Any, Any]
 # Tells the workers that have the data of a split already.
-Places = Callable[[Split], Sequence[str]]
+SplitLocations = Callable[[Split], Sequence[str]]
 MIB = 2**20
 
 
@@ -95,7 +95,7 @@ class Caller(Protocol):
         function: Callable[..., Any],
         handles: Sequence[Handle],
         *args: Any,
-        on: str | None = None,
+        worker: str | None = None,
         is_pinned: bool = False,
         is_cheap: bool = False,
         name: str,
@@ -106,26 +106,26 @@ class Caller(Protocol):
         """
         ...
 
-    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
         """Call ``function(*args)``."""
         ...
 
-    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
+    def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         """The value of a key of a Dask graph."""
         ...
 
-    def places(self, read: Read) -> Places | None:
+    def places(self, read: Read) -> SplitLocations | None:
         """What tells for each split of a source where its data lies already; None where nothing is known of that."""
         ...
 
-    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         """The payload of the only split of a source, where it is kept for all passes; asked for on worker ``on``.
 
         None where it is given anew to each call that needs it.
         """
         ...
 
-    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+    def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         """Call ``take()`` in this thread, at once; what it raises passes through."""
         ...
 

@@ -57,7 +57,7 @@ def to_jax(x: Any) -> Any:
         if not isinstance(leaf, (np.ndarray, np.generic)) and hasattr(leaf, "__dlpack__"):
             made = handed_over(leaf, "JAX", jax.dlpack.from_dlpack)
             if (device := device_of(leaf)) is not None and not device.is_host:
-                channel_of(name_of(device)).mind_unknown(partial(_wait_for_jax, next(iter(made.devices()))))
+                channel_of(name_of(device)).add_unknown_consumers(partial(_wait_for_jax, next(iter(made.devices()))))
             _check_range(leaf, made)
             return made
         array = as_numbers(leaf)

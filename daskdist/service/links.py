@@ -9,7 +9,7 @@ from typing import Any
 from distributed.comm import Comm, connect
 
 from daskdist.config import seconds
-from daskdist.execute.messages.outbox import Outbox, unpacked
+from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.service.address import ServiceAddress
 from daskdist.service.compression import readable
 from daskdist.service.messages import READ_OPERATION
@@ -72,7 +72,7 @@ class Link:
             outbox.kick()
             writing = asyncio.ensure_future(outbox.write_all())
             while True:
-                for message in unpacked(await comm.read()):
+                for message in unpack_messages(await comm.read()):
                     self._got(self, message)
         except (OSError, asyncio.CancelledError):
             pass

@@ -16,7 +16,7 @@ from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, ShardingError
-from daskdist.execute.messages.pickling import culprit
+from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.pieces import pieces_of
@@ -179,7 +179,7 @@ def _pickled(node: Node) -> bytes:
         pickled: bytes = cloudpickle.dumps(node)
     except Exception as error:
         raise ArgumentError(
-            f"serve: the dataset cannot be sent to workers: {type(error).__name__}: {error}{culprit(node)}"
+            f"serve: the dataset cannot be sent to workers: {type(error).__name__}: {error}{describe_unpicklable(node)}"
         ) from error
     return pickled
 

@@ -12,7 +12,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from daskdist.execute.messages.outbox import Outbox, unpacked
+from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.service.commands import TaskSpec
 from daskdist.service.compression import compress
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION
@@ -124,7 +124,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
 
     async def _receive(self, comm: Comm, consumer: str, outbox: Outbox) -> None:
         while True:
-            for kind, *args in unpacked(await comm.read()):
+            for kind, *args in unpack_messages(await comm.read()):
                 if self._outboxes.get(consumer) is not outbox:
                     return
                 if kind == "leave":

@@ -30,12 +30,12 @@ class ResultSource(Protocol):
         ...
 
     @property
-    def roster(self) -> Any:
+    def live_workers(self) -> Any:
         """The workers without which results do not come: their addresses, or what tells them; empty in this process."""
         ...
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, worker: str | None = None, name: str
     ) -> Handle:
         """Call ``function(results of the handles, *args)`` once: on a worker, or in this process if it is None."""
         ...

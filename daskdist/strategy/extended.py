@@ -356,7 +356,9 @@ class StrategyExtended:
         wired = [wiring.wire(sent[number]) for number in numbers]
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
-        handle = strategy._backend.call(put, wiring.handles, wiring.picks, wired, device, on=worker, name="broadcast")
+        handle = strategy._backend.call(
+            put, wiring.handles, wiring.picks, wired, device, worker=worker, name="broadcast"
+        )
         for number, leaf in zip(numbers, strategy._returned.leaves(handle, len(numbers)), strict=True):
             sent[number] = leaf
         return sent

@@ -167,7 +167,7 @@ def _check_part(spec: TensorSpec, part: Any, what: str, current: Capture) -> Non
     wired = wiring.wire_leaf(part)
     if wiring.caller is not None:
         seen = wiring.caller.call(
-            check_spec, wiring.handles, wiring.picks, wired, spec, what, on=wiring.worker, name="check"
+            check_spec, wiring.handles, wiring.picks, wired, spec, what, worker=wiring.worker, name="check"
         )
         caller = wiring.caller
         current.wait_for(lambda: caller.result(seen))

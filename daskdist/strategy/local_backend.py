@@ -36,7 +36,7 @@ class LocalBackend:
     defers = False
     client = None
     in_doubt = False
-    roster: Sequence[str] = ()
+    live_workers: Sequence[str] = ()
 
     def __init__(
         self, strategy: Callable[[], Strategy | None], places: Sequence[Replica], store: VariableStore
@@ -67,7 +67,7 @@ class LocalBackend:
             del self._under_way[calls]
 
     def call(
-        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, on: str | None = None, name: str
+        self, function: Callable[..., Any], handles: Sequence[Handle], *args: Any, worker: str | None = None, name: str
     ) -> Any:
         """Call ``function(handles, *args)``."""
         if self._is_closed:

@@ -91,10 +91,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             team = ReplicaGroup(
                 new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id
             )
-            roster = LiveWorkers(team.workers)
-            submit = Submit(self.client, roster)
+            live_workers = LiveWorkers(team.workers)
+            submit = Submit(self.client, live_workers)
             # Which ones they are, in case others come to be at their addresses.
             submit.missing()
-            backend = ClusterBackend(self.client, roster, submit)
+            backend = ClusterBackend(self.client, live_workers, submit)
             backend.open(team, opened.pop_all())
         super().__init__(team, backend, ClusterInput(submit, backend))

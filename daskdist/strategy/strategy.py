@@ -403,7 +403,7 @@ class Strategy(Viewed):
         wiring = Wiring()
         wired = wiring.wire([list(leaf.values) for leaf in spread])
         handle = self._backend.call(
-            put_together, wiring.handles, wiring.picks, wired, on=self._team.now.worker_of[0], name="gather-values"
+            put_together, wiring.handles, wiring.picks, wired, worker=self._team.now.worker_of[0], name="gather-values"
         )
         found = iter(self._returned.leaves(handle, len(spread)))
         gathered = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]

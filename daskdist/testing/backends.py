@@ -106,10 +106,10 @@ class BackendLaws:
     def test_calls_between_replicas(self) -> None:
         with _program(self) as program:
             handles = program.run(_number, 10)
-            total = program.backend.call(_total_of, list(handles), 100, on=program.team.worker_of[-1], name="total")
+            total = program.backend.call(_total_of, list(handles), 100, worker=program.team.worker_of[-1], name="total")
             expected = 100 + sum(10 + each for each in range(program.size))
             check(program.backend.result(total) == expected, "of the results of all replicas")
-            more = program.backend.call(_add, [total], 1, on=program.team.worker_of[0], name="add")
+            more = program.backend.call(_add, [total], 1, worker=program.team.worker_of[0], name="add")
             check(program.backend.results([more, total]) == [expected + 1, expected], "of the result of such a call")
 
     def test_structures(self) -> None:
@@ -238,8 +238,8 @@ class BackendLaws:
             program.backend.close()
             calls: list[Callable[[], Sequence[Handle]]] = [
                 lambda: program.run(_number, 10),
-                lambda: [program.backend.call(_total_of, [], 0, on=program.team.worker_of[0], name="total")],
-                lambda: [program.backend.call(_add, [call[0]], 1, on=program.team.worker_of[0], name="add")],
+                lambda: [program.backend.call(_total_of, [], 0, worker=program.team.worker_of[0], name="total")],
+                lambda: [program.backend.call(_add, [call[0]], 1, worker=program.team.worker_of[0], name="add")],
             ]
             for number, make in enumerate(calls):
                 error = program.error_of(make)

@@ -63,10 +63,10 @@ class _SimulatedInput(LocalInput):
         self._backend = backend
 
     def reader(self, dataset: Dataset) -> Caller:
-        return _Reader(self._backend)
+        return _SimulatedReader(self._backend)
 
 
-class _Reader(Now):
+class _SimulatedReader(Now):
     # As one of a cluster, where those that are not there would be asked for results.
     def __init__(self, backend: Backend) -> None:
         super().__init__()

@@ -10,8 +10,8 @@ from typing import Any
 from daskdist.core.node import Node, walk
 from daskdist.core.primitive import Read, Split
 from daskdist.errors import DaskdistError
-from daskdist.execute.caller import MIB, Caller, Handle, Places
-from daskdist.execute.callers.compute_key import Bring
+from daskdist.execute.caller import MIB, Caller, Handle, SplitLocations
+from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.callers.now import Now
 from daskdist.execute.callers.threads import Threads
 
@@ -33,10 +33,10 @@ class NeverRun:
 
     call = source = upstream = stream = is_done = wait_for_one = report = result = results = _refuse
 
-    def places(self, read: Read) -> Places | None:
+    def places(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
     def close(self) -> None:
@@ -56,10 +56,10 @@ def using(make: Callable[[], Caller]) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def local_caller(node: Node, num_threads: int | None = None, bring: Bring | None = None) -> Caller:
+def local_caller(node: Node, num_threads: int | None = None, fetch: Fetch | None = None) -> Caller:
     """The caller for a pipeline that runs in this process: threads where asked for, or where they gain something."""
     make = _chosen.get()
     if make is not None:
         return make()
     gains = num_threads or any(each.background for each in walk(node))
-    return Threads(num_threads, bring) if gains else Now(bring)
+    return Threads(num_threads, fetch) if gains else Now(fetch)

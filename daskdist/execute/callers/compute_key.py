@@ -11,8 +11,8 @@ from daskdist.errors import ClusterError
 from daskdist.execute.caller import Graph
 
 
-def compute_key(graph: Graph, key: Any, bring: Bring | None = None) -> Any:
-    """One key of a Dask graph, computed in this thread; ``bring`` brings what is `Kept` of it."""
+def compute_key(graph: Graph, key: Any, fetch: Fetch | None = None) -> Any:
+    """One key of a Dask graph, computed in this thread; ``fetch`` brings what is `RemoteResult` of it."""
     from dask.local import get_sync
     from dask.optimization import cull
 
@@ -20,22 +20,22 @@ def compute_key(graph: Graph, key: Any, bring: Bring | None = None) -> Any:
     # What is on a cluster is brought here, straight from the workers.
     brought: Graph = {}
     for name, task in wanted.items():
-        if is_future(task) and task.client is None and bring is not None:
+        if is_future(task) and task.client is None and fetch is not None:
             # It came to a worker with a function that has it from around it.
-            brought[name] = (partial(bring, Kept(task.key, ())),)
+            brought[name] = (partial(fetch, RemoteResult(task.key, ())),)
         elif is_future(task):
             if task.client is None or task.cancelled():
-                raise gone(name)
-            brought[name] = (Brought(task),)
-        elif type(task) is Kept:
-            if bring is None:
-                raise gone(name)
-            brought[name] = (partial(bring, task),)
+                raise lost_data_error(name)
+            brought[name] = (FutureResult(task),)
+        elif type(task) is RemoteResult:
+            if fetch is None:
+                raise lost_data_error(name)
+            brought[name] = (partial(fetch, task),)
     return get_sync({**wanted, **brought}, key)
 
 
 @dataclass(frozen=True)
-class Kept:
+class RemoteResult:
     """Stands in a Dask graph for what the cluster has on whose worker the graph is.
 
     Parameters
@@ -50,11 +50,11 @@ class Kept:
     workers: tuple[str, ...]
 
 
-Bring = Callable[[Kept], Any]
+Fetch = Callable[[RemoteResult], Any]
 
 
 @dataclass(frozen=True)
-class Brought:
+class FutureResult:
     """The result of a future of a cluster, waited for."""
 
     future: Any
@@ -70,7 +70,7 @@ def is_future(task: Any) -> bool:
     return type(task).__name__ == "Future" and type(task).__module__ == "distributed.client"
 
 
-def gone(key: Any) -> ClusterError:
+def lost_data_error(key: Any) -> ClusterError:
     """What is raised where data was on a cluster only, and is no longer."""
     return ClusterError(
         f"{key} is no longer on the cluster: the strategy that put it there is closed, or the worker that had it is "

@@ -15,7 +15,7 @@ from distributed.core import Status
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ArgumentError, ClusterError
-from daskdist.execute.callers.compute_key import Kept, gone, is_future
+from daskdist.execute.callers.compute_key import RemoteResult, is_future, lost_data_error
 from daskdist.execute.callers.submit import Submit
 
 # Seconds between two looks at whether what is waited for can still come.
@@ -26,7 +26,7 @@ _ASK_AGAIN_S: Final = 0.05
 _ENDED: Final = (Status.closing, Status.closed, Status.failed)
 
 
-class WithKept:
+class WithRemoteResults:
     """A value that goes to workers, in which futures of their cluster are told of by key: the data does not go along.
 
     Parameters
@@ -46,22 +46,22 @@ class WithKept:
 
     def __reduce__(self) -> Any:
         file = io.BytesIO()
-        _Pickler(file, self.holders).dump(self.value)
+        _RemoteResultPickler(file, self.holders).dump(self.value)
         return cloudpickle.loads, (file.getvalue(),)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _RemoteResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, holders: Mapping[Any, Sequence[str]]) -> None:
         super().__init__(file, protocol=5)
         self._holders = holders
 
     def reducer_override(self, obj: Any) -> Any:
         if is_future(obj) and obj.key in self._holders:
-            return Kept, (obj.key, tuple(self._holders[obj.key]))
+            return RemoteResult, (obj.key, tuple(self._holders[obj.key]))
         return super().reducer_override(obj)
 
 
-def holders_of(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any, Sequence[str]]:
+def workers_with_data(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any, Sequence[str]]:
     """The workers that have data of a cluster, by key; what is still being made is waited for.
 
     Raises
@@ -76,7 +76,7 @@ def holders_of(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any, Seque
     client = submit.client
     for key, future in futures.items():
         if future.cancelled():
-            raise gone(key)
+            raise lost_data_error(key)
         if future.client.scheduler.address != client.scheduler.address:
             raise ArgumentError(
                 f"run: {key} lies on another cluster, at {future.client.scheduler.address}, and replicas read their "
@@ -91,7 +91,7 @@ def holders_of(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any, Seque
     return found
 
 
-class Bring:
+class WorkerFetch:
     """Brings what the cluster has to the thread that calls it, on a worker; from another worker where it is there.
 
     Parameters
@@ -103,7 +103,7 @@ class Bring:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def __call__(self, kept: Kept) -> Any:
+    def __call__(self, kept: RemoteResult) -> Any:
         """The data.
 
         Raises
@@ -115,10 +115,10 @@ class Bring:
         while not futures_wait([task], timeout=_LOOK_EVERY_S).done:
             if self._worker.status in _ENDED:
                 task.cancel()
-                raise gone(kept.key)
+                raise lost_data_error(kept.key)
         return task.result()
 
-    async def _brought(self, kept: Kept) -> Any:
+    async def _brought(self, kept: RemoteResult) -> Any:
         worker, key = self._worker, kept.key
         holders: Sequence[str] = kept.workers
         end = time.monotonic() + _PATIENCE_S
@@ -131,7 +131,7 @@ class Bring:
                 return found[key]
             status = (await worker.scheduler.get_task_status(keys=[key]))[key]
             if status in (None, "released", "forgotten", "erred") or time.monotonic() > end:
-                raise gone(key)
+                raise lost_data_error(key)
             await asyncio.sleep(_ASK_AGAIN_S)
             holders = await self._holders(key)
 

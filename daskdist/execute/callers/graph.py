@@ -11,21 +11,20 @@ from dask import threaded
 
 # Not public, and where graphs are made of: kept to this file.
 from dask._task_spec import GraphNode, List, Task, TaskRef
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from daskdist.core.block import Bundle, Rows
 from daskdist.core.node import Source
 from daskdist.core.primitive import Arrange, Chain, Compute, EndlessSplits, Fact, Primitive, Read, Split, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import UnknownLengthError
-from daskdist.execute.caller import MIB, Graph, Handle, Places, Report
+from daskdist.execute.caller import MIB, Graph, Handle, Report, SplitLocations
 from daskdist.execute.callers.compute_key import is_future
 from daskdist.execute.callers.now import Now
 from daskdist.execute.stream.bundle_builder import BundleBuilder
 from daskdist.execute.stream.interpreter import Interpreter
 
 
-class Record:
+class RecordCaller:
     """Writes each call as a task of a graph.
 
     Parameters
@@ -54,34 +53,34 @@ class Record:
         function: Callable[..., Any],
         handles: Sequence[Handle],
         *args: Any,
-        on: str | None = None,
+        worker: str | None = None,
         is_pinned: bool = False,
         is_cheap: bool = False,
         name: str,
     ) -> Handle:
-        return self._write(name, function, List(*handles), *args)
+        return self.write_task(name, function, List(*handles), *args)
 
-    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
-        return self._write(name, function, *args)
+    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
+        return self.write_task(name, function, *args)
 
-    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
+    def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         # The collection's own graph goes in as it is: its tasks and ours are one graph.
         if key not in self.graph:
             self.graph.update(graph())
         return TaskRef(key)
 
-    def places(self, read: Read) -> Places | None:
+    def places(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
-    def _write(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
+    def write_task(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
         key = (f"{name}-{self.token}", len(self.graph))
         self.graph[key] = Task(key, function, *args)
         return TaskRef(key)
 
-    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+    def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         raise UnknownLengthError(f"how much {name} gives is known only when it has run")
 
     def is_done(self, handle: Handle) -> bool:
@@ -141,11 +140,11 @@ def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
     fused with it are a task a split, and one task arranges what they give: its value lists all elements.
     """
     token = name.rpartition("-")[2]
-    caller = Record(token)
+    caller = RecordCaller(token)
     try:
         keys = list(_record_elements(primitive, name, iteration, caller))
     except UnknownLengthError:
-        caller = Record(token)
+        caller = RecordCaller(token)
         sources: list[TaskRef] = []
         rest = _with_blocks_read(primitive, caller, sources)
         key = (name, 0)
@@ -154,10 +153,12 @@ def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
     return Recorded(caller.graph, keys, is_split=True)
 
 
-def _record_elements(primitive: Primitive, name: str, iteration: int, caller: Record) -> Iterator[tuple[str, int]]:
+def _record_elements(
+    primitive: Primitive, name: str, iteration: int, caller: RecordCaller
+) -> Iterator[tuple[str, int]]:
     number = 0
-    for stretch in BundleBuilder(Interpreter(caller), primitive, (iteration,)):
-        (lane,) = stretch.lanes
+    for bundle in BundleBuilder(Interpreter(caller), primitive, (iteration,)):
+        (lane,) = bundle.lanes
         for place in lane.places:
             key = (name, number)
             caller.graph[key] = Task(key, _element, lane.ref.handle, place)  # type: ignore[union-attr]
@@ -169,7 +170,7 @@ def _element(rows: Rows, place: int) -> Any:
     return rows.structure.pack(rows.item(place))
 
 
-def _with_blocks_read(primitive: Primitive, caller: Record, sources: list[TaskRef]) -> Primitive:
+def _with_blocks_read(primitive: Primitive, caller: RecordCaller, sources: list[TaskRef]) -> Primitive:
     # The same stream, its reads replaced by reads of what tasks have read: filled in by _arrange_all.
     if isinstance(primitive, Arrange):
         return replace(primitive, inputs=tuple(_with_blocks_read(each, caller, sources) for each in primitive.inputs))
@@ -187,7 +188,7 @@ def _with_blocks_read(primitive: Primitive, caller: Record, sources: list[TaskRe
             sources.append(caller.source(primitive.function, split, name=primitive.name))
         else:
             value = caller.upstream(primitive.graph, split.payload)
-            sources.append(caller._write(primitive.name, primitive.function, split, value))
+            sources.append(caller.write_task(primitive.name, primitive.function, split, value))
     return Read(ReadBlocks(range(first, len(sources))), operator.attrgetter("payload"), primitive.name)
 
 
@@ -216,8 +217,8 @@ def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> li
 
     caller = Now()
     elements: list[Any] = []
-    for stretch in BundleBuilder(Interpreter(caller), filled(primitive), (iteration,)):
-        (lane,) = stretch.lanes
+    for bundle in BundleBuilder(Interpreter(caller), filled(primitive), (iteration,)):
+        (lane,) = bundle.lanes
         rows: Rows = caller.result(lane.ref.handle)  # type: ignore[union-attr]
         elements += rows.elements(lane.places[0], lane.places[-1] + 1)
     return elements
@@ -264,7 +265,7 @@ class FromGraph(Source):
         value = self.recorded.graph[self.recorded.keys[0]]
         if is_future(value):
             return int(value.client.submit(len, value).result())
-        return self.known_cardinality if is_undone(value) else len(value)
+        return self.known_cardinality if is_unfinished_task(value) else len(value)
 
     def splits(self) -> Sequence[Split]:
         num_rows = 1 if self.recorded.is_split else None
@@ -274,12 +275,12 @@ class FromGraph(Source):
         return self.recorded.graph
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        function = Bundled(self.known_spec, self.recorded.is_split)
+        function = AsBundle(self.known_spec, self.recorded.is_split)
         return Read(self.splits, function, self.name, graph=self.graph)
 
 
 @dataclass(frozen=True)
-class Bundled:
+class AsBundle:
     """What a key holds, one element or a list of them, as a bundle."""
 
     spec: ElementSpec
@@ -296,53 +297,7 @@ def one_task(key: Any, function: Callable[..., Any], handles: Sequence[Handle], 
     return {**{handle.key: handle for handle in handles}, key: Task(key, function, List(*handles), *args)}
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A task and where it is to run.
-
-    Parameters
-    ----------
-    key
-        Its key.
-    needs
-        Futures, and keys of the same graph.
-    function, args
-        Called as ``function(results of the needs, *args)``.
-    worker
-        The address of the worker it is to run on; None for any.
-    is_pinned
-        Whether no other will do.
-    """
-
-    key: str
-    needs: Sequence[Any]
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    worker: str | None
-    is_pinned: bool
-
-
-def placed_graph(tasks: Sequence[Placed]) -> HighLevelGraph:
-    """The graph of some tasks, which are to run each on its worker."""
-    layers: dict[str, dict[str, Task]] = {}
-    annotations: dict[str, dict[str, Any]] = {}
-    layer_of: dict[str, str] = {}
-    for task in tasks:
-        name = f"{task.worker} {task.is_pinned}"
-        layer_of[task.key] = name
-        needs = [TaskRef(need) if isinstance(need, str) else need for need in task.needs]
-        layers.setdefault(name, {})[task.key] = Task(task.key, task.function, List(*needs), *task.args)
-        if task.worker is not None:
-            annotations[name] = {"workers": [task.worker], "allow_other_workers": not task.is_pinned}
-    dependencies: dict[str, set[str]] = {name: set() for name in layers}
-    for task in tasks:
-        own = layer_of[task.key]
-        dependencies[own] |= {layer_of[need] for need in task.needs if isinstance(need, str)} - {own}
-    made = {name: MaterializedLayer(layer, annotations.get(name)) for name, layer in layers.items()}
-    return HighLevelGraph(made, dependencies)
-
-
-def is_undone(task: Any) -> bool:
+def is_unfinished_task(task: Any) -> bool:
     """Whether this, found in a graph, is something still to be called, not what came of it."""
     return isinstance(task, GraphNode) and not is_future(task)
 

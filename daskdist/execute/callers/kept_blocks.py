@@ -22,7 +22,7 @@ _MOST_BYTES_IN_ALL: Final = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _KeptBlock:
     handle: Handle
     # A copy that is as what was sent: the program may write into its arrays between two passes.
     block: Block
@@ -40,7 +40,7 @@ class KeptBlocks:
 
     def __init__(self, is_there: Callable[[Handle], bool]) -> None:
         self._is_there = is_there
-        self._by_owner: WeakKeyDictionary[object, _Kept] = WeakKeyDictionary()
+        self._by_owner: WeakKeyDictionary[object, _KeptBlock] = WeakKeyDictionary()
         self._changing = Lock()
 
     def handle_of(self, owner: object, block: object, send: Callable[[Block], Handle]) -> Handle | None:
@@ -68,7 +68,7 @@ class KeptBlocks:
             kept = self._by_owner.pop(owner, None)
             if kept is None or not self._is_there(kept.handle) or not _is_same(kept.block, block):
                 copied = Block(block.structure, [_copy(leaf) for leaf in block.leaves], block.label, block.origin)
-                kept = _Kept(send(copied), copied, num_bytes)
+                kept = _KeptBlock(send(copied), copied, num_bytes)
             # The one that was used last is the last.
             self._by_owner[owner] = kept
             self._make_room()

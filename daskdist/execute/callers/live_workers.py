@@ -48,10 +48,10 @@ class LiveWorkers:
         there
             What the scheduler knows of each worker, by address.
 
-        >>> roster = LiveWorkers(["tcp://a:1", "tcp://b:1"])
-        >>> roster.missing({"tcp://a:1": {"local_directory": "/tmp/1"}})
+        >>> live_workers = LiveWorkers(["tcp://a:1", "tcp://b:1"])
+        >>> live_workers.missing({"tcp://a:1": {"local_directory": "/tmp/1"}})
         ['tcp://b:1']
-        >>> roster.missing({"tcp://a:1": {"local_directory": "/tmp/2"}})
+        >>> live_workers.missing({"tcp://a:1": {"local_directory": "/tmp/2"}})
         ['tcp://a:1', 'tcp://b:1']
         """
         known = self._directories
@@ -62,12 +62,12 @@ class LiveWorkers:
             or known.setdefault(worker, there[worker]["local_directory"]) != there[worker]["local_directory"]
         ]
 
-    def strike(self, addresses: Collection[str]) -> None:
+    def drop(self, addresses: Collection[str]) -> None:
         """Go on without some.
 
-        >>> roster = LiveWorkers(["tcp://a:1", "tcp://b:1"])
-        >>> roster.strike(["tcp://a:1"])
-        >>> roster.present, roster.lost
+        >>> live_workers = LiveWorkers(["tcp://a:1", "tcp://b:1"])
+        >>> live_workers.drop(["tcp://a:1"])
+        >>> live_workers.present, live_workers.lost
         (('tcp://b:1',), ('tcp://a:1',))
         """
         present, lost = self._both
@@ -77,7 +77,7 @@ class LiveWorkers:
         )
 
 
-def give_up(addresses: Sequence[str], client: str, *, dask_scheduler: Scheduler) -> None:
+def cancel_lost_tasks(addresses: Sequence[str], client: str, *, dask_scheduler: Scheduler) -> None:
     """Cancel what can be made on lost workers only, and what waits for it: Dask would wait without end."""
     # One that was started anew at its address makes what others want of it.
     lost = set(addresses) - set(dask_scheduler.workers)

@@ -7,8 +7,8 @@ from typing import Any
 
 from daskdist.core.block import Rows
 from daskdist.core.primitive import Read, Split
-from daskdist.execute.caller import MIB, Graph, Handle, Places, Report, report_of
-from daskdist.execute.callers.compute_key import Bring, compute_key
+from daskdist.execute.caller import MIB, Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
 class Now:
@@ -16,7 +16,7 @@ class Now:
 
     Parameters
     ----------
-    bring
+    fetch
         Brings what a cluster has, on a worker of that.
     """
 
@@ -28,8 +28,8 @@ class Now:
     divides = True
     home: Hashable | None = "now"
 
-    def __init__(self, bring: Bring | None = None) -> None:
-        self._bring = bring
+    def __init__(self, fetch: Fetch | None = None) -> None:
+        self._fetch = fetch
 
     @property
     def backend(self) -> Any:
@@ -41,26 +41,26 @@ class Now:
         function: Callable[..., Any],
         handles: Sequence[Handle],
         *args: Any,
-        on: str | None = None,
+        worker: str | None = None,
         is_pinned: bool = False,
         is_cheap: bool = False,
         name: str,
     ) -> Handle:
         return function(handles, *args)
 
-    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
         return function(*args)
 
-    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
-        return compute_key(graph(), key, self._bring)
+    def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
+        return compute_key(graph(), key, self._fetch)
 
-    def places(self, read: Read) -> Places | None:
+    def places(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
-    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+    def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         return take()
 
     def is_done(self, handle: Handle) -> bool:

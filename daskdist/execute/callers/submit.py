@@ -25,11 +25,11 @@ from daskdist.core.block import Block, Rows
 from daskdist.core.primitive import Read, Split, payload_itself, value_itself
 from daskdist.devices import are_loaded
 from daskdist.errors import ClusterError
-from daskdist.execute.caller import Graph, Handle, Places, Report, report_of
-from daskdist.execute.callers.compute_key import gone
+from daskdist.execute.caller import Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.data_locations import DataLocations
 from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks
-from daskdist.execute.callers.live_workers import LiveWorkers, give_up
+from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
 
 # Which result each part is of, and what takes it out.
@@ -118,7 +118,7 @@ class Submit:
         self.client = client
         self.backend = self if backend is None else backend
         self.home: Hashable | None = home or ("cluster", uuid.uuid4().hex)
-        self.roster = workers if isinstance(workers, LiveWorkers) else LiveWorkers(workers)
+        self.live_workers = workers if isinstance(workers, LiveWorkers) else LiveWorkers(workers)
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
@@ -132,28 +132,28 @@ class Submit:
     @property
     def workers(self) -> tuple[str, ...]:
         """The addresses of the workers that take part."""
-        return self.roster.present
+        return self.live_workers.present
 
     def call(
         self,
         function: Callable[..., Any],
         handles: Sequence[Handle],
         *args: Any,
-        on: str | None = None,
+        worker: str | None = None,
         is_pinned: bool = False,
         is_cheap: bool = False,
         name: str,
     ) -> Handle:
-        return self._submit(name, on, function, list(handles), *args, is_pinned=is_pinned)
+        return self._submit(name, worker, function, list(handles), *args, is_pinned=is_pinned)
 
-    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
         # Much data is sent to its worker, where a task of its size would have to go by way of the scheduler. That is
         # waited for, and so takes longer than a task with little data.
-        placed = [self.place(arg, on) if _has_much_data(arg) else arg for arg in args]
-        is_there = on is not None and any(isinstance(arg, Split) and on in self._places_of(arg) for arg in args)
-        return self._submit(name, on, function, *placed, is_pinned=is_there)
+        placed = [self.place(arg, worker) if _has_much_data(arg) else arg for arg in args]
+        is_there = worker is not None and any(isinstance(arg, Split) and worker in self._places_of(arg) for arg in args)
+        return self._submit(name, worker, function, *placed, is_pinned=is_there)
 
-    def places(self, read: Read) -> Places | None:
+    def places(self, read: Read) -> SplitLocations | None:
         self._check_open()
         held = None if read.graph is None else DataLocations(self.client, read.graph(), self.workers)
         if held:
@@ -165,7 +165,7 @@ class Submit:
             return ()
         return [worker for worker in self._located(split.path) if worker in self.workers]
 
-    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         self._check_open()
         if read.kept_for is None:
             return None
@@ -177,20 +177,20 @@ class Submit:
 
         def send(block: Block) -> Future:
             # As a task, which is made again where its worker is lost, and goes to every worker that needs it once.
-            return self._submit(read.name, on, payload_itself, replace(split, payload=block))
+            return self._submit(read.name, worker, payload_itself, replace(split, payload=block))
 
         return self.kept_blocks.handle_of(read.kept_for, split.payload, send)
 
-    def place(self, data: Any, on: str | None = None) -> Future:
+    def place(self, data: Any, worker: str | None = None) -> Future:
         """Send data to a worker, or to all, straight where it can be reached and not by way of the scheduler."""
         self._check_open()
-        workers = [on] if on else None
+        workers = [worker] if worker else None
         try:
             future = self.client.scatter(
                 data,
                 workers=workers,
-                broadcast=on is None,
-                direct=self.roster.is_direct,
+                broadcast=worker is None,
+                direct=self.live_workers.is_direct,
                 hash=False,
                 timeout=LOOK_EVERY_S,
             )
@@ -200,7 +200,7 @@ class Submit:
         self.futures.add(future)
         return future
 
-    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
+    def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         there = graph()[key]
         if isinstance(there, Future) and there.client is self.client:
             # It is not ours to let go of.
@@ -211,8 +211,8 @@ class Submit:
         self.futures.add(future)
         return future
 
-    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
-        return self.place(take(), on)
+    def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
+        return self.place(take(), worker)
 
     def is_done(self, handle: Future) -> bool:
         return bool(handle.done())
@@ -221,7 +221,7 @@ class Submit:
         self.wait(handles, is_one_enough=True)
 
     def _submit(
-        self, name: str, on: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
+        self, name: str, worker: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
     ) -> Future:
         self._check_open()
         # Dask unpickles what tasks are made of while it reads a worker's messages: an error there, as of a module that
@@ -233,8 +233,8 @@ class Submit:
             dumps_on_host((function, rest), by_value=True) if are_loaded() else dumps((function, rest)),
             *[arg if has else None for arg, has in zip(args, has_futures, strict=True)],
             key=self.key_of(name),
-            workers=[on] if on else None,
-            allow_other_workers=bool(on) and not is_pinned,
+            workers=[worker] if worker else None,
+            allow_other_workers=bool(worker) and not is_pinned,
             pure=False,
         )
         self.futures.add(future)
@@ -264,7 +264,7 @@ class Submit:
         for handle in handles:
             if handle.status == "error":
                 # Of several errors the first in order, whichever came first. A lost worker may be what it comes of.
-                self.roster.in_doubt = True
+                self.live_workers.in_doubt = True
                 handle.result()
         # Straight from the workers that have them: by way of the scheduler it would be five times slower.
         try:
@@ -275,7 +275,7 @@ class Submit:
 
     def _gathered(self, handles: Sequence[Future]) -> list[Any]:
         loop = self.client.loop.asyncio_loop
-        gathering = self.client.gather(list(handles), direct=self.roster.is_direct, asynchronous=True)
+        gathering = self.client.gather(list(handles), direct=self.live_workers.is_direct, asynchronous=True)
         task = asyncio.run_coroutine_threadsafe(gathering, loop)
         try:
             while not futures_wait([task], timeout=LOOK_EVERY_S).done:
@@ -350,7 +350,7 @@ class Submit:
         return handles, picks
 
     def check(self, handles: Sequence[Future]) -> None:
-        """Refuse what would be waited for without end, or has gone.
+        """Refuse what would be waited for without end, or is gone.
 
         Raises
         ------
@@ -367,7 +367,7 @@ class Submit:
     def _check_open(self) -> None:
         if self.client.status != "running":
             raise ClusterError(
-                "the connection to the cluster is closed, and what was computed there is gone with it; bring results "
+                "the connection to the cluster is closed, and what was computed there is gone with it; fetch results "
                 "here, with local_results say, before the strategy or its client is closed"
             )
 
@@ -375,25 +375,25 @@ class Submit:
         self._check_open()
         lost = self.missing()
         if lost:
-            self.roster.in_doubt = True
+            self.live_workers.in_doubt = True
             rest = "no worker is left, make a new strategy"
             if len(lost) < len(self.workers):
                 rest = "what needs those fails, and the next call goes on with the replicas that are left"
             raise ClusterError(f"lost {', '.join(lost)}, on which replicas were; {rest}")
-        if self.roster.lost:
-            self.client.run_on_scheduler(give_up, self.roster.lost, self.client.id)
+        if self.live_workers.lost:
+            self.client.run_on_scheduler(cancel_lost_tasks, self.live_workers.lost, self.client.id)
 
     def missing(self) -> list[str]:
         """The workers that take part, and are not there or were started anew."""
-        return self.roster.missing(workers_of(self.client))
+        return self.live_workers.missing(workers_of(self.client))
 
     def _gone(self, key: Any) -> ClusterError:
-        self.roster.in_doubt = True
-        return self.without_lost(key) if self.roster.lost else gone(key)
+        self.live_workers.in_doubt = True
+        return self.without_lost(key) if self.live_workers.lost else lost_data_error(key)
 
     def without_lost(self, what: Any) -> ClusterError:
         """What is raised where something needs a worker without which the others went on."""
-        return ClusterError(f"lost {', '.join(self.roster.lost)}, which {what} needs; make it anew")
+        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; make it anew")
 
     def close(self) -> None:
         # What a consumer still has of its results stays; what it has let go of, Dask has let go of too.

@@ -12,8 +12,8 @@ from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.core.loop_limit import LoopPool
 from daskdist.core.primitive import Read, Split
-from daskdist.execute.caller import MIB, Graph, Handle, Places, Report, report_of
-from daskdist.execute.callers.compute_key import Bring, compute_key
+from daskdist.execute.caller import MIB, Graph, Handle, Report, SplitLocations, report_of
+from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
 class Threads:
@@ -23,7 +23,7 @@ class Threads:
     ----------
     number
         How many there are; the setting ``daskdist.num-threads`` if None.
-    bring
+    fetch
         Brings what a cluster has, on a worker of that.
     """
 
@@ -35,8 +35,8 @@ class Threads:
     home: Hashable | None = "threads"
     backend: Any = None
 
-    def __init__(self, number: int | None = None, bring: Bring | None = None) -> None:
-        self._bring = bring
+    def __init__(self, number: int | None = None, fetch: Fetch | None = None) -> None:
+        self._fetch = fetch
         number = self.num_ahead = number or num_threads()
         self._pool = ThreadPoolExecutor(number, "daskdist")
         self._loops = LoopPool(number)
@@ -46,7 +46,7 @@ class Threads:
         function: Callable[..., Any],
         handles: Sequence[Handle],
         *args: Any,
-        on: str | None = None,
+        worker: str | None = None,
         is_pinned: bool = False,
         is_cheap: bool = False,
         name: str,
@@ -83,19 +83,19 @@ class Threads:
             self._pool.submit(self._loops.run, _run, *call.pop())
         return result
 
-    def source(self, function: Callable[..., Rows], *args: Any, on: str | None = None, name: str) -> Handle:
+    def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
         return self._pool.submit(self._loops.run, function, *args)
 
-    def upstream(self, graph: Callable[[], Graph], key: Any, on: str | None = None) -> Handle:
-        return self._pool.submit(self._loops.run, compute_key, graph(), key, self._bring)
+    def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
+        return self._pool.submit(self._loops.run, compute_key, graph(), key, self._fetch)
 
-    def places(self, read: Read) -> Places | None:
+    def places(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, on: str | None = None) -> Handle | None:
+    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
-    def stream(self, take: Callable[[], Rows], on: str | None = None, *, name: str) -> Handle:
+    def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
         result: Future[Rows] = Future()
         result.set_result(take())
         return result

@@ -63,7 +63,7 @@ def _chain_of(error: BaseException | None) -> list[tuple[BaseException, Any]]:
     return found
 
 
-def pickled_apart(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def pickle_with_buffers(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Pickle a value with its buffers apart; what the program itself defines goes by value.
 
     Returns

@@ -64,14 +64,14 @@ class Outbox:
             while self._messages:
                 batch = [self._messages.popleft() for _ in range(len(self._messages))]
                 num_added = self._num_added
-                await self._comm.write(packed(batch, self._comm))
+                await self._comm.write(pack_messages(batch, self._comm))
                 if num_added > self._num_written:
                     # Writing only puts it into a buffer.
-                    await flushed(self._comm)
+                    await flush(self._comm)
                 self._num_written = num_added
 
 
-async def flushed(comm: Comm) -> None:
+async def flush(comm: Comm) -> None:
     """Wait until what was written is on its way, where a comm writes into a buffer."""
     stream = getattr(comm, "stream", None)
     if stream is not None:
@@ -81,7 +81,7 @@ async def flushed(comm: Comm) -> None:
             raise CommClosedError(str(error)) from error
 
 
-def packed(batch: Sequence[Any], comm: Comm | None = None) -> dict[str, Any]:
+def pack_messages(batch: Sequence[Any], comm: Comm | None = None) -> dict[str, Any]:
     """Return messages as one message of a comm."""
     # That passes buffers on as they are, and each side may change its own.
     is_shared = comm is not None and comm.peer_address.startswith("inproc://")
@@ -100,7 +100,7 @@ def packed(batch: Sequence[Any], comm: Comm | None = None) -> dict[str, Any]:
     return {"m": pickled, "f": list(map(to_serialize, buffers))}
 
 
-def unpacked(message: dict[str, Any]) -> list[Any]:
+def unpack_messages(message: dict[str, Any]) -> list[Any]:
     """Return the messages of a message of a comm."""
     found: list[Any] = pickle.loads(message["m"], buffers=message["f"])
     return found

@@ -18,7 +18,7 @@ from daskdist.errors import ClusterError
 from daskdist.execute.callers.compute_key import is_future
 
 
-def culprit(value: Any) -> str:
+def describe_unpicklable(value: Any) -> str:
     """Words for what in a function or an object it is that does not pickle, as far down as it can be told."""
     path, seen = "", {id(value)}
     while True:
@@ -29,7 +29,7 @@ def culprit(value: Any) -> str:
                 seen.add(id(part))
                 break
         else:
-            return f"; it is because of {path.lstrip('.')} ({kind_of(value)})" if path else ""
+            return f"; it is because of {path.lstrip('.')} ({type_name(value)})" if path else ""
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
@@ -66,13 +66,13 @@ def _pickles(value: Any) -> bool:
     return True
 
 
-def kind_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """The name of a value's type."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-class _Finder(cloudpickle.Pickler):  # type: ignore[misc]
+class _FutureFinder(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self) -> None:
         # What arrays hold is of no interest, and not copied.
         super().__init__(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
@@ -82,7 +82,7 @@ class _Finder(cloudpickle.Pickler):  # type: ignore[misc]
         if is_future(obj):
             self.found[obj.key] = obj
         if is_on_device(obj):
-            return _arrived, (None,)
+            return _put_on_target, (None,)
         return super().reducer_override(obj)
 
 
@@ -134,19 +134,19 @@ def _on_host(value: Any) -> tuple[Any, ...] | None:
     with device.using():
         stream.wait(device.current_stream().record())
     with device.using(stream):
-        return _arrived, (device.get(value),)
+        return _put_on_target, (device.get(value),)
 
 
-class _Landing(threading.local):
+class _TargetDevice(threading.local):
     # Where arrays come to that were on a device; None for the host.
     device: Device | None = None
 
 
-_landing: Final = _Landing()
+_target: Final = _TargetDevice()
 
 
-def _arrived(array: Any) -> Any:
-    return array if _landing.device is None else _landing.device.put(array)
+def _put_on_target(array: Any) -> Any:
+    return array if _target.device is None else _target.device.put(array)
 
 
 class ForDevices:
@@ -155,7 +155,7 @@ class ForDevices:
     Parameters
     ----------
     pickled
-        As `sealed` gives it.
+        As `pickle_for_devices` gives it.
     """
 
     def __init__(self, pickled: bytes) -> None:
@@ -175,11 +175,11 @@ class ForDevices:
         if device.is_host:
             return self.on_host()
         with device.using(stream_of(device)):
-            _landing.device = device
+            _target.device = device
             try:
                 return cloudpickle.loads(self._pickled)
             finally:
-                _landing.device = None
+                _target.device = None
 
     def on_host(self) -> Any:
         """The value anew, with those arrays as NumPy's."""
@@ -193,7 +193,7 @@ class ForDevices:
         return ForDevices, (self._pickled,)
 
 
-def sealed(value: Any) -> tuple[bytes, bool]:
+def pickle_for_devices(value: Any) -> tuple[bytes, bool]:
     """A pickle as `dumps_on_host` makes it, with what the program defines, and whether it is for `ForDevices`."""
     if not are_loaded():
         return cloudpickle.dumps(value), False
@@ -224,7 +224,7 @@ def load_sent(pickled: bytes) -> Any:
 
 def futures_in(value: Any) -> dict[Any, Any]:
     """The futures that something refers to, by key; as far as it pickles."""
-    finder = _Finder()
+    finder = _FutureFinder()
     with contextlib.suppress(Exception):
         finder.dump(value)
     return finder.found

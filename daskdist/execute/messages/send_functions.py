@@ -10,7 +10,7 @@ from daskdist.core.functions.fixed_values import with_views
 from daskdist.core.functions.user_function import functions_of, location
 from daskdist.core.node import Node
 from daskdist.errors import ArgumentError
-from daskdist.execute.messages.pickling import culprit, dumps_on_host, kind_of
+from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 
 
 def check_functions(node: Node) -> None:
@@ -69,6 +69,6 @@ def _check_pickles(function: Any, name: str) -> None:
         dumps_on_host(function, by_value=True, buffer_callback=lambda _: False)
     except Exception as error:
         raise ArgumentError(
-            f"{name} ({kind_of(function)}) does not pickle, and so cannot be sent to a worker{culprit(function)}: "
-            f"{error}"
+            f"{name} ({type_name(function)}) does not pickle, and so cannot be sent to a worker"
+            f"{describe_unpicklable(function)}: {error}"
         ) from None

@@ -21,7 +21,7 @@ from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle, lengths_of
 from daskdist.execute.stream.gather import CHEAP_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes
 from daskdist.execute.stream.interpreter import Gather, Interpreter
-from daskdist.execute.transfer.gather_on_device import CompactedOnDevices, OnDevice
+from daskdist.execute.transfer.gather_on_device import CompactOnDevices, DeviceGather
 
 _MANY_CUTS = 8
 # Bundles built before one is handed out: the first element is not to wait until the window is full.
@@ -34,7 +34,7 @@ _KEPT_BYTES = 2**20
 
 @dataclass(slots=True)
 class Lane:
-    """One consumer's part of a stretch.
+    """One consumer's part of a bundle.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Stretch:
+class StepBundle:
     """Some consecutive steps: in each, every lane has one element.
 
     Parameters
@@ -101,7 +101,7 @@ class BundleBuilder:
     empty
         Makes the arrays into which elements are copied, by shape and dtype: in memory of the consumers' choice. Only
         for what runs in this process; it may be called from several threads at a time. NumPy's if None.
-    on_devices
+    device_gathers
         For each consumer what puts its elements together on its device instead; None for those where it is done here.
     as_views
         Whether consumers, all in this process, may be given batches as they lie in their blocks, which stay for as long
@@ -119,7 +119,7 @@ class BundleBuilder:
         num_steps_ahead: int = 1,
         wanted: Collection[int] | None = None,
         empty: Empty | None = None,
-        on_devices: Sequence[OnDevice | None] = (),
+        device_gathers: Sequence[DeviceGather | None] = (),
         as_views: bool = False,
     ) -> None:
         self.interpreter = interpreter
@@ -129,18 +129,18 @@ class BundleBuilder:
         self.workers = workers
         self.source: Cursor = interpreter.open(primitive)(epoch)
         self.waiting = RunQueue()
-        self.ready: deque[Stretch] = deque()
+        self.ready: deque[StepBundle] = deque()
         self.is_over = False
         # Bundles begin small, so that the first elements come soon, and double.
         self.num_steps = 1
         here: Gather = gather if empty is None else partial(gather, empty=empty)
-        self._on_devices = [each for each in on_devices if each is not None]
+        self._device_gathers = [each for each in device_gathers if each is not None]
         self._by = [
-            here if each is None else partial(each, empty=empty) for each in on_devices or [None] * len(workers)
+            here if each is None else partial(each, empty=empty) for each in device_gathers or [None] * len(workers)
         ]
-        if self._on_devices:
-            interpreter.compact_by = CompactedOnDevices(self._on_devices)
-        self._as_views = partial(here, as_views=True) if as_views and not self._on_devices else None
+        if self._device_gathers:
+            interpreter.compact_by = CompactOnDevices(self._device_gathers)
+        self._as_views = partial(here, as_views=True) if as_views and not self._device_gathers else None
         self._reached = _Reached(lambda: None, 0, 0)
         # Steps that were handed out.
         self._num_used = 0
@@ -148,15 +148,15 @@ class BundleBuilder:
         self._num_at_hand = 0
         self.failure: Exception | None = None
 
-    def __iter__(self) -> Iterator[Stretch]:
+    def __iter__(self) -> Iterator[StepBundle]:
         while True:
             try:
                 yield self.pull()
             except Exhausted:
                 return
 
-    def pull(self) -> Stretch:
-        """The next stretch; more are built while it is in use.
+    def pull(self) -> StepBundle:
+        """The next bundle; more are built while it is in use.
 
         Raises
         ------
@@ -165,9 +165,9 @@ class BundleBuilder:
         """
         self._build_ahead()
         if self.ready:
-            stretch = self.ready.popleft()
-            self._num_used += len(stretch)
-            return stretch
+            bundle = self.ready.popleft()
+            self._num_used += len(bundle)
+            return bundle
         failure, self.failure = self.failure, None
         if failure is None:
             raise Exhausted
@@ -196,7 +196,7 @@ class BundleBuilder:
         interpreter = self.interpreter
         if num_built >= _BUILT_AT_ONCE or len(self.ready) > interpreter.caller.num_ahead:
             return False
-        num_asked = sum(stretch.num_asked for stretch in self.ready)
+        num_asked = sum(bundle.num_asked for bundle in self.ready)
         is_wanted = num_ready < self._most_ahead and num_asked < interpreter.most_asked
         return is_wanted and interpreter.bundles.has_room()
 
@@ -204,14 +204,14 @@ class BundleBuilder:
     def _most_ahead(self) -> int:
         return max(2 * self._num_used, _FEW_STEPS, 2 * self._num_at_hand)
 
-    def _build(self) -> Stretch:
+    def _build(self) -> StepBundle:
         interpreter = self.interpreter
         before = interpreter.num_asked
-        stretch = self._built(lambda: interpreter.num_asked - before >= interpreter.most_asked)
-        stretch.num_asked = interpreter.num_asked - before
-        return stretch
+        bundle = self._built(lambda: interpreter.num_asked - before >= interpreter.most_asked)
+        bundle.num_asked = interpreter.num_asked - before
+        return bundle
 
-    def _built(self, has_asked_enough: Callable[[], bool]) -> Stretch:
+    def _built(self, has_asked_enough: Callable[[], bool]) -> StepBundle:
         num_lanes, waiting, pull = len(self.workers), self.waiting, self._pulled
         # Waited for is only what the consumer needs now; a bundle may hold more steps if they are there.
         self.interpreter.waits, self.interpreter.is_brief = not self.ready, True
@@ -269,7 +269,7 @@ class BundleBuilder:
 
     def _lies_here(self, run: Run) -> bool:
         # Rows one after the other in a block that lies where they are wanted need no gathering.
-        if len(self.workers) > 1 or self._on_devices or not is_view(run):
+        if len(self.workers) > 1 or self._device_gathers or not is_view(run):
             return False
         if isinstance(run, Groups):
             # Batches of them are cuts, of which few are not worth a bundle of their own.
@@ -277,16 +277,16 @@ class BundleBuilder:
         (ref,) = run.blocks
         return self.workers[0] in (None, ref.worker)
 
-    def _as_it_lies(self, run: Run) -> Stretch:
+    def _as_it_lies(self, run: Run) -> StepBundle:
         if isinstance(run, Groups):
             return self._gathered(run)
         (ref,) = run.blocks
         # From here on it is a bundle: what is ready counts against the bundles' share of the window.
         bundles = self.interpreter.bundles
         ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, bundles, ref.lineage)
-        return Stretch([Lane(ready, run.rows, self._lengths(ready))])  # type: ignore[arg-type]
+        return StepBundle([Lane(ready, run.rows, self._lengths(ready))])  # type: ignore[arg-type]
 
-    def _gathered(self, run: Run) -> Stretch:
+    def _gathered(self, run: Run) -> StepBundle:
         num_lanes = len(self.workers)
         num_steps = -(-len(run) // num_lanes)
         parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
@@ -297,7 +297,7 @@ class BundleBuilder:
             # At least half of each block that stays is to be what somebody here has.
             if 2 * num_rows * len(wanted) >= num_lanes * (num_rows + num_passed_over):
                 all_by = [self._as_views] * num_lanes
-        return Stretch(
+        return StepBundle(
             [
                 self._lane(part, worker, num_steps, by, is_wanted=number in wanted)
                 for number, (part, worker, by) in enumerate(zip(parts, self.workers, all_by, strict=True))
@@ -330,10 +330,10 @@ class BundleBuilder:
             return Lane(None, places)
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(np.array(full))
-        ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles, by=by)
+        ref = interpreter.gather(run, worker=worker, name="gather", windows=interpreter.bundles, by=by)
         return Lane(ref, places, self._lengths(ref))
 
     def _lengths(self, ref: BlockRef) -> Handle | None:
         if not self.asks_lengths:
             return None
-        return self.interpreter.caller.call(lengths_of, [ref.handle], on=ref.worker, name="lengths")
+        return self.interpreter.caller.call(lengths_of, [ref.handle], worker=ref.worker, name="lengths")

@@ -11,7 +11,7 @@ from daskdist.core.primitive import Split
 
 
 @dataclass(frozen=True)
-class OnValue:
+class ReadGraphValue:
     """A reader of values of a Dask graph."""
 
     function: Callable[..., Any]
@@ -21,7 +21,7 @@ class OnValue:
 
 
 @dataclass(frozen=True)
-class OnKept:
+class ReadKeptSplit:
     """A reader of data that is kept on a cluster.
 
     The split comes without its data; ``divide`` gives the part to read, where that is not all of it.
@@ -36,7 +36,7 @@ class OnKept:
 
 
 @dataclass(frozen=True)
-class OnCarried:
+class CallWithCarry:
     """A function of rows and what is carried on."""
 
     function: Callable[[Rows, Any], Any]
@@ -46,7 +46,7 @@ class OnCarried:
 
 
 @dataclass(frozen=True)
-class Part:
+class GetItem:
     """One part of a result."""
 
     number: int

@@ -1,4 +1,4 @@
-"""Places in the streams of primitives whose elements calls make."""
+"""SplitLocations in the streams of primitives whose elements calls make."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from daskdist.core.primitive import (
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
-from daskdist.execute.caller import Handle, Places
-from daskdist.execute.stream.calls import OnCarried, OnKept, OnValue, Part, pulled
+from daskdist.execute.caller import Handle, SplitLocations
+from daskdist.execute.stream.calls import CallWithCarry, GetItem, ReadGraphValue, ReadKeptSplit, pulled
 from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
 from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
 from daskdist.execute.stream.gather import bundle_size, run_bytes
-from daskdist.execute.stream.lineage import Key, Lineage, Path, described
+from daskdist.execute.stream.lineage import Lineage, Path, PathKey, with_lineages
 
 if TYPE_CHECKING:
     from daskdist.execute.stream.interpreter import Interpreter
@@ -95,7 +95,7 @@ class BlockCursor:
         self.pending: deque[BlockRef] = deque()
         self.is_over = False
         # One that an operation opened for an element comes but once.
-        self._is_lasting = not any(isinstance(step, Key) for step in path)
+        self._is_lasting = not any(isinstance(step, PathKey) for step in path)
         self._sizes = interpreter.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
         self.failure: FailedElement | None = None
         # Of the block that is handed on the elements behind one that failed, and the places of others there.
@@ -200,12 +200,14 @@ class BlockCursor:
                 sizes.sample, sizes.are_known = None, True
 
     def _refer(
-        self, handle: Any, num_rows: int | None, num_bytes: int, on: str | None, extent: Any = None, run: Any = None
+        self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None, extent: Any = None, run: Any = None
     ) -> BlockRef:
         interpreter = self.interpreter
         num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
-        lineage = Lineage(self.path, self.epoch, extent, None if run is None else described(run))
-        return interpreter.refer(handle, num_rows, int(num_bytes * self._sizes.growth), on, interpreter.reads, lineage)
+        lineage = Lineage(self.path, self.epoch, extent, None if run is None else with_lineages(run))
+        return interpreter.refer(
+            handle, num_rows, int(num_bytes * self._sizes.growth), worker, interpreter.reads, lineage
+        )
 
     def _ask(self) -> BlockRef:
         raise NotImplementedError
@@ -229,7 +231,7 @@ class ReadCursor(BlockCursor):
         self._splits: Iterator[Split] | None = None
         self._split: Split | None = None
         # Where the data of splits lies already, and how many each worker was given for that.
-        self._places: Places | None = None
+        self._places: SplitLocations | None = None
         self._has_asked = False
         self._num_given: Counter[str] = Counter()
         # Stands for the data of the only split, where that is kept for all passes.
@@ -263,9 +265,9 @@ class ReadCursor(BlockCursor):
         if self._kept is None:
             handle = self._handle(part, worker)
         else:
-            function, without = OnKept(TryEachRead(read.function), divide), replace(split, payload=None)
+            function, without = ReadKeptSplit(TryEachRead(read.function), divide), replace(split, payload=None)
             call = self.interpreter.caller.call
-            handle = call(function, [self._kept], without, start, stop, on=worker, name=read.name)
+            handle = call(function, [self._kept], without, start, stop, worker=worker, name=read.name)
         ref = self._refer(handle, part.num_rows, num_bytes, worker, (number, start, stop))
         ref.is_kept = read.kept_for is not None and read.function is value_itself
         return ref
@@ -273,11 +275,11 @@ class ReadCursor(BlockCursor):
     def _handle(self, split: Split, worker: str | None) -> Handle:
         read, caller = self.read, self.interpreter.caller
         if read.graph is None:
-            return caller.source(TryEachRead(read.function), split, on=worker, name=read.name)
-        value = caller.upstream(read.graph, split.payload, on=worker)
+            return caller.source(TryEachRead(read.function), split, worker=worker, name=read.name)
+        value = caller.upstream(read.graph, split.payload, worker=worker)
         if read.function is value_itself:
             return value
-        return caller.call(OnValue(TryEachRead(read.function)), [value], split, on=worker, name=read.name)
+        return caller.call(ReadGraphValue(TryEachRead(read.function)), [value], split, worker=worker, name=read.name)
 
     def _kept_data(self, split: Split) -> Handle | None:
         read, interpreter = self.read, self.interpreter
@@ -360,7 +362,7 @@ class StreamCursor(BlockCursor):
         self._number = self._num_taken = 0
         self._reader: RowReader | None = None
         # Of one that an operation opened for an element: the place of that operation, whatever the element.
-        self._place = tuple([step for step in path if not isinstance(step, Key)])
+        self._place = tuple([step for step in path if not isinstance(step, PathKey)])
         self._is_nested = len(self._place) < len(path)
 
     def _ask(self) -> BlockRef:
@@ -410,7 +412,7 @@ class StreamCursor(BlockCursor):
             found.append(take())
             return found[0]
 
-        handle = interpreter.caller.stream(rows, on=worker, name=self.stream.name)
+        handle = interpreter.caller.stream(rows, worker=worker, name=self.stream.name)
         (block,) = found
         first, self._number = self._number, self._number + len(block)
         self._num_taken += len(block)
@@ -438,7 +440,7 @@ class StreamCursor(BlockCursor):
         self._pass_over(saved["number"])
 
 
-class HeldCursor(BlockCursor):
+class WorkerStreamCursor(BlockCursor):
     """The blocks of a stream that is on a worker: each is pulled after the one before; one without rows is the end."""
 
     def __init__(self, interpreter: Interpreter, stream: Stream, path: Path, epoch: Epoch) -> None:
@@ -459,10 +461,10 @@ class HeldCursor(BlockCursor):
         if self._pass is None:
             begin: Any = stream.begin
             name, worker = f"{stream.name}-begin", self._worker
-            self._pass = caller.call(begin, [stream.held], self.epoch, on=worker, is_pinned=True, name=name)
+            self._pass = caller.call(begin, [stream.held], self.epoch, worker=worker, is_pinned=True, name=name)
         num_rows = max(min(self.num_taken, int(caller.bundle_bytes // max(self.row_bytes, 1))), 1)
         handles = [self._pass] if self._latest is None else [self._pass, self._latest]
-        handle = caller.call(pulled, handles, num_rows, on=self._worker, is_pinned=True, name=stream.name)
+        handle = caller.call(pulled, handles, num_rows, worker=self._worker, is_pinned=True, name=stream.name)
         self._latest = handle
         return self._refer(handle, None, int(num_rows * self.row_bytes), self._worker)
 
@@ -496,7 +498,7 @@ class ComputeCursor(BlockCursor):
         interpreter, compute = self.interpreter, self.compute
         worker = interpreter.near(run)
         function = same if compute.function is same else TryEach(compute.function, compute.factor)
-        handle = interpreter.ask(run, on=worker, name=compute.name, function=function, unstacked=compute.unstacked)
+        handle = interpreter.ask(run, worker=worker, name=compute.name, function=function, unstacked=compute.unstacked)
         return self._refer(handle, len(run), int(run_bytes(run)), worker, None, run)
 
 
@@ -518,25 +520,25 @@ class ChainCursor(BlockCursor):
         if self._carried is None:
             self._carried = self._given(self.chain.initial, worker)
         before, both = self._carried, self._both(run, self._carried, worker)
-        self._carried = caller.call(Part(1), [both], on=worker, name=f"{self.chain.name}-carried")
-        return self._rows(run, both, worker, Carried(before))
+        self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
+        return self._rows(run, both, worker, CarryHandle(before))
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
         worker = self.interpreter.near(run)
         return self._rows(run, self._both(run, self._given(extent, worker), worker), worker, extent)
 
     def _given(self, carried: Any, worker: str | None) -> Handle:
-        return self.interpreter.caller.source(Given(carried), on=worker, name=f"{self.chain.name}-initial")
+        return self.interpreter.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
     def _both(self, run: Any, carried: Handle, worker: str | None) -> Handle:
         interpreter, chain = self.interpreter, self.chain
         # With a function, if one that does nothing, rows know where they are from.
-        rows = interpreter.ask(run, on=worker, name="gather", function=same)
-        function = OnCarried(TryEachCarried(chain.function))
-        return interpreter.caller.call(function, [rows, carried], on=worker, name=chain.name)
+        rows = interpreter.ask(run, worker=worker, name="gather", function=same)
+        function = CallWithCarry(TryEachCarried(chain.function))
+        return interpreter.caller.call(function, [rows, carried], worker=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None, extent: Any) -> BlockRef:
-        handle = self.interpreter.caller.call(Part(0), [both], on=worker, name=f"{self.chain.name}-rows")
+        handle = self.interpreter.caller.call(GetItem(0), [both], worker=worker, name=f"{self.chain.name}-rows")
         return self._refer(handle, len(run), int(run_bytes(run)), worker, extent, run)
 
     def saved(self) -> dict[str, Any]:
@@ -562,14 +564,14 @@ def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor, *, 
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarryHandle:
     """The handle of what was carried on to a block; in a position, the value."""
 
     handle: Handle
 
 
 @dataclass(frozen=True)
-class Given:
+class Constant:
     """A value as what a call gives."""
 
     value: Any

@@ -23,7 +23,7 @@ MOST_ROWS: Final = 16_384
 _END_S: Final = 1.0
 
 
-class _Buffer:
+class _ElementBuffer:
     """Elements between the thread that pulls them and the consumer, which alone takes them.
 
     The thread holds this and nothing else, so that the reader can be let go of while it runs.
@@ -114,7 +114,7 @@ class ElementReader:
     """
 
     def __init__(self, start: Callable[[], ElementStream], limit_bytes: int, *, is_ahead: bool) -> None:
-        self._buffer = buffer = _Buffer(start, limit_bytes)
+        self._buffer = buffer = _ElementBuffer(start, limit_bytes)
         self._is_ahead = is_ahead
         self._num_taken = 0
         context = contextvars.copy_context()
@@ -205,7 +205,7 @@ def bytes_of(leaves: Leaves) -> int:
     return sum([getattr(leaf, "nbytes", 0) for leaf in leaves])
 
 
-def _stop(buffer: _Buffer, thread: threading.Thread) -> None:
+def _stop(buffer: _ElementBuffer, thread: threading.Thread) -> None:
     buffer.is_stopped = True
     with buffer.changed:
         buffer.changed.notify_all()

@@ -14,9 +14,9 @@ from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
-from daskdist.execute.stream.calls import Part
+from daskdist.execute.stream.calls import GetItem
 from daskdist.execute.stream.gather import run_bytes
-from daskdist.execute.stream.lineage import Lineage, Path, described
+from daskdist.execute.stream.lineage import Lineage, Path, with_lineages
 
 if TYPE_CHECKING:
     from daskdist.execute.stream.interpreter import Interpreter
@@ -127,24 +127,24 @@ class FactCursor:
 
     def _call(self, given: Run) -> None:
         fact, worker = self.fact, self.interpreter.near(given)
-        handle = self.interpreter.ask(given, on=worker, name=fact.name, function=fact.function)
+        handle = self.interpreter.ask(given, worker=worker, name=fact.name, function=fact.function)
         if not fact.makes_rows:
             self._pending.append((given, given, handle))
             return
-        asked = self.interpreter.caller.call(with_report, [handle], on=worker, name=f"{fact.name}-fact")
+        asked = self.interpreter.caller.call(with_report, [handle], worker=worker, name=f"{fact.name}-fact")
         run = Selection((self._rows(given, handle, worker),), range(0))
         self._pending.append((given, run, asked))
 
     def _rows(self, given: Run, handle: Handle, worker: str | None) -> BlockRef:
         interpreter = self.interpreter
-        rows = interpreter.caller.call(Part(0), [handle], on=worker, name=f"{self.fact.name}-rows")
-        lineage = Lineage(self.path, self.epoch, None, described(given))
+        rows = interpreter.caller.call(GetItem(0), [handle], worker=worker, name=f"{self.fact.name}-rows")
+        lineage = Lineage(self.path, self.epoch, None, with_lineages(given))
         return interpreter.refer(rows, -1, int(run_bytes(given)), worker, interpreter.reads, lineage)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
         """The block of a lineage, asked for again."""
         fact, worker = self.fact, self.interpreter.near(run)
-        return self._rows(run, self.interpreter.ask(run, on=worker, name=fact.name, function=fact.function), worker)
+        return self._rows(run, self.interpreter.ask(run, worker=worker, name=fact.name, function=fact.function), worker)
 
     def saved(self) -> dict[str, Any]:
         """What a position takes besides the fields that are data: the elements that facts were asked of."""

@@ -25,10 +25,17 @@ from daskdist.core.selection.lazy_shuffle import ShuffledSelection
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 from daskdist.execute.caller import Caller
-from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, HeldCursor, ReadCursor, Sizes, StreamCursor
+from daskdist.execute.stream.cursors import (
+    ChainCursor,
+    ComputeCursor,
+    ReadCursor,
+    Sizes,
+    StreamCursor,
+    WorkerStreamCursor,
+)
 from daskdist.execute.stream.fact_cursor import FactCursor
 from daskdist.execute.stream.gather import CHEAP_BYTES, Joins, Picks, blocks_of, gather, is_view, run_bytes
-from daskdist.execute.stream.lineage import Key, Lineage, Path, described, traced_back
+from daskdist.execute.stream.lineage import Lineage, Path, PathKey, with_lineages, without_moves
 from daskdist.execute.stream.window import Windows
 
 logger: Final = logging.getLogger("daskdist")
@@ -121,7 +128,7 @@ class Interpreter:
             case Read():
                 return lambda epoch: ReadCursor(self, primitive, path, epoch)
             case Stream():
-                cursor = StreamCursor if primitive.begin is None else HeldCursor
+                cursor = StreamCursor if primitive.begin is None else WorkerStreamCursor
                 return lambda epoch: cursor(self, primitive, path, epoch)
             case Compute() | Chain() | Fact():
                 source = self.open(primitive.source, (*path, 0))
@@ -129,7 +136,7 @@ class Interpreter:
                 return lambda epoch: kind(self, primitive, path, epoch, source(epoch))
             case Arrange():
                 inputs = [self.open(each, (*path, number)) for number, each in enumerate(primitive.inputs)]
-                context = Here(self, primitive.arrangement, path)
+                context = ArrangementContext(self, primitive.arrangement, path)
                 return lambda epoch: primitive.arrangement.open(inputs, epoch, context)
 
     def note_skipped(self, notes: Sequence[Skipped]) -> None:
@@ -159,18 +166,18 @@ class Interpreter:
         """The worker whose turn it is."""
         return next(self._turns)
 
-    def gather(self, run: Run, *, on: str | None, name: str, windows: Windows, by: Gather = gather) -> BlockRef:
+    def gather(self, run: Run, *, worker: str | None, name: str, windows: Windows, by: Gather = gather) -> BlockRef:
         """The rows of a run as one block, on a worker; put together by what does so as `gather` does."""
-        run = _with_used(run, on)
-        return self._put_together(self._brought_to(run, on), described(run), on, name, windows, by)
+        run = _with_used(run, worker)
+        return self._put_together(self._brought_to(run, worker), with_lineages(run), worker, name, windows, by)
 
     def _put_together(
-        self, run: Run, lineages: Any, on: str | None, name: str, windows: Windows, by: Gather = gather
+        self, run: Run, lineages: Any, worker: str | None, name: str, windows: Windows, by: Gather = gather
     ) -> BlockRef:
         handles, num_bytes = [ref.handle for ref in blocks_of(run)], run_bytes(run)
         is_cheap = num_bytes <= CHEAP_BYTES or is_view(run)
-        handle = self.caller.call(by, handles, Picks.of(run), on=on, is_cheap=is_cheap, name=name)
-        return self.refer(handle, len(run), int(num_bytes), on, windows, Lineage(None, (), None, lineages))
+        handle = self.caller.call(by, handles, Picks.of(run), worker=worker, is_cheap=is_cheap, name=name)
+        return self.refer(handle, len(run), int(num_bytes), worker, windows, Lineage(None, (), None, lineages))
 
     def near(self, run: Run | Zipped) -> str | None:
         """The worker that has all blocks of a run, else the one whose turn it is."""
@@ -181,42 +188,42 @@ class Interpreter:
         self,
         run: Run | Zipped,
         *,
-        on: str | None,
+        worker: str | None,
         name: str,
         function: Callable[[Any], Any],
         unstacked: bool = False,
     ) -> Any:
         """Ask for what a function makes of the rows of a run, as one block, on a worker."""
         if isinstance(run, Zipped):
-            run = Zipped(tuple(self._brought_to(_with_used(part, on), on) for part in run.parts), run.structure)
+            run = Zipped(tuple(self._brought_to(_with_used(part, worker), worker) for part in run.parts), run.structure)
             picks: Joins | Picks = Joins.of(run)
         else:
-            run = self._brought_to(_with_used(run, on), on)
+            run = self._brought_to(_with_used(run, worker), worker)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
-        return self.caller.call(gather, handles, picks, function, unstacked, on=on, name=name)
+        return self.caller.call(gather, handles, picks, function, unstacked, worker=worker, name=name)
 
     def refer(
-        self, handle: Any, num_rows: int, nbytes: int, on: str | None, windows: Windows, lineage: Lineage
+        self, handle: Any, num_rows: int, nbytes: int, worker: str | None, windows: Windows, lineage: Lineage
     ) -> BlockRef:
         """A reference that holds its bytes of a window for as long as it lives."""
         self.num_asked += 1
-        window = windows[on]
+        window = windows[worker]
         window.acquire(nbytes)
-        return BlockRef(handle, num_rows, nbytes, on, window.release, lineage)
+        return BlockRef(handle, num_rows, nbytes, worker, window.release, lineage)
 
-    def _brought_to(self, run: Run, on: str | None) -> Run:
+    def _brought_to(self, run: Run, worker: str | None) -> Run:
         # Rows cross workers, blocks do not: what lies elsewhere is first reduced to the rows wanted, there.
         if isinstance(run, Groups):
-            return Groups(self._rows_brought_to(run.flat, on), run.bounds, run.inners)
-        return self._rows_brought_to(run, on)
+            return Groups(self._rows_brought_to(run.flat, worker), run.bounds, run.inners)
+        return self._rows_brought_to(run, worker)
 
-    def _rows_brought_to(self, selection: Selection, on: str | None) -> Selection:
-        if not on or not len(selection):
+    def _rows_brought_to(self, selection: Selection, worker: str | None) -> Selection:
+        if not worker or not len(selection):
             return selection
         elsewhere: dict[str | None, list[int]] = {}
         for place, ref in enumerate(selection.blocks):
-            if ref.worker not in (None, on):
+            if ref.worker not in (None, worker):
                 elsewhere.setdefault(ref.worker, []).append(place)
         return self._merged(selection, elsewhere, "take", self.bundles, gather) if elsewhere else selection
 
@@ -246,7 +253,7 @@ class Interpreter:
             part = RowIntervals(ranks[at] - first_rank, intervals.starts[at], bounds[start : stop + 1] - bounds[start])
             # A view would keep the whole block.
             rows = Selection.of(tuple([selection.blocks[place] for place in own]), part, is_view=False)
-            blocks.append(self._put_together(rows, traced_back(described(rows)), worker, name, windows, by))
+            blocks.append(self._put_together(rows, without_moves(with_lineages(rows)), worker, name, windows, by))
         return Selection.of(tuple(blocks), RowIntervals(block_index, starts, intervals.bounds)).without_unused()
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
@@ -274,11 +281,11 @@ class Interpreter:
         return self._merged(selection, worthy, "compact", self.reads, self.compact_by)
 
 
-def _with_used(run: Run, on: str | None) -> Run:
+def _with_used(run: Run, worker: str | None) -> Run:
     # To know which blocks rows in a random order are of, that has to be worked out. Where nothing is brought anywhere,
     # that can wait: there are surely some of nearly each of few blocks.
     flat = run.flat if isinstance(run, Groups) else run
-    can_wait = on is None and isinstance(flat, ShuffledSelection) and len(flat) >= _MANY_ROWS * len(flat.blocks)
+    can_wait = worker is None and isinstance(flat, ShuffledSelection) and len(flat) >= _MANY_ROWS * len(flat.blocks)
     return run if can_wait else run.without_unused()
 
 
@@ -294,7 +301,7 @@ def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str
     }
 
 
-class Here:
+class ArrangementContext:
     """What the cursors of one arrangement may ask; see `daskdist.core.primitive.Context`."""
 
     def __init__(self, interpreter: Interpreter, arrangement: Any, path: Path) -> None:
@@ -312,4 +319,4 @@ class Here:
         return self._interpreter.caller.home
 
     def open(self, key: Any) -> Opener:
-        return self._interpreter.open(self._arrangement.primitive_of(key), (*self._path, Key(key)))
+        return self._interpreter.open(self._arrangement.primitive_of(key), (*self._path, PathKey(key)))

@@ -30,10 +30,10 @@ from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import RunQueue, Zipped
 from daskdist.core.selection.shuffle_buffer import BatchBuffer, RowBuffer, buffer_of
 from daskdist.core.structure import Nested
-from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, Stretch
-from daskdist.execute.stream.cursors import Carried, StreamCursor
+from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
+from daskdist.execute.stream.cursors import CarryHandle, StreamCursor
 from daskdist.execute.stream.interpreter import Interpreter
-from daskdist.execute.stream.lineage import Key, Lineage, Path, lineage_of, with_blocks
+from daskdist.execute.stream.lineage import Lineage, Path, PathKey, lineage_of, with_blocks
 
 _PLAIN: Final = (
     type(None),
@@ -56,7 +56,7 @@ _CONTAINERS: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {list: list, t
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedValue:
     """Something that is put together again where a position is gone on from.
 
     Parameters
@@ -94,33 +94,33 @@ class SavedCursor:
     extra: Any
 
 
-class _NoData(Exception):  # noqa: N818 - a signal
+class _NotSavableError(Exception):
     """Something is of no kind that a position is told by."""
 
 
-class Recorder:
+class StateRecorder:
     """Tells a position."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._caller = interpreter.caller
-        self._recipes: dict[int, tuple[Lineage, Lineage]] = {}
+        self._plain_lineages: dict[int, tuple[Lineage, Lineage]] = {}
 
-    def delivery(self, delivery: BundleBuilder) -> dict[str, Any]:
-        """A delivery's, from what it has not handed out yet on."""
+    def builder(self, builder: BundleBuilder) -> dict[str, Any]:
+        """A builder's, from what it has not handed out yet on."""
         return {
-            "source": self.of(delivery.source),
-            "waiting": self.of(delivery.waiting),
-            "ready": [self.stretch(stretch) for stretch in delivery.ready],
-            "num_steps": delivery.num_steps,
-            "is_over": delivery.is_over,
-            "failure": None if delivery.failure is None else FailedElement(delivery.failure),
+            "source": self.of(builder.source),
+            "waiting": self.of(builder.waiting),
+            "ready": [self.bundle(bundle) for bundle in builder.ready],
+            "num_steps": builder.num_steps,
+            "is_over": builder.is_over,
+            "failure": None if builder.failure is None else FailedElement(builder.failure),
         }
 
-    def stretch(self, stretch: Stretch, first: int = 0) -> list[tuple[Lineage | None, list[int]]]:
-        """A stretch's from a step on: of each lane the lineage of its block, and the places there."""
+    def bundle(self, bundle: StepBundle, first: int = 0) -> list[tuple[Lineage | None, list[int]]]:
+        """A bundle's from a step on: of each lane the lineage of its block, and the places there."""
         return [
             (None if lane.ref is None else self._plain(lineage_of(lane.ref)), list(lane.places[first:]))
-            for lane in stretch.lanes
+            for lane in bundle.lanes
         ]
 
     def of(self, value: Any) -> Any:
@@ -130,24 +130,24 @@ class Recorder:
         if isinstance(value, np.ndarray):
             return value.copy()
         if isinstance(value, np.random.Generator):
-            return Saved("generator", value.bit_generator.state)
+            return SavedValue("generator", value.bit_generator.state)
         if isinstance(value, BlockRef):
-            return Saved("block", self._plain(lineage_of(value)))
+            return SavedValue("block", self._plain(lineage_of(value)))
         if isinstance(value, (Selection, Groups, Zipped)):
-            return Saved("run", with_blocks(value, lambda ref: self._plain(lineage_of(ref))))
+            return SavedValue("run", with_blocks(value, lambda ref: self._plain(lineage_of(ref))))
         if isinstance(value, RunQueue):
-            return Saved("queue", [self.of(run) for run in value.runs])
+            return SavedValue("queue", [self.of(run) for run in value.runs])
         if isinstance(value, (RowBuffer, BatchBuffer)):
-            return Saved("buffer", self.of(value.rest()))
+            return SavedValue("buffer", self.of(value.rest()))
         if isinstance(value, dict):
-            return Saved("dict", [(key, self.of(each)) for key, each in value.items()])
+            return SavedValue("dict", [(key, self.of(each)) for key, each in value.items()])
         if isinstance(value, (list, tuple, deque, set)):
-            return Saved("container", (type(value), [self.of(each) for each in value]))
+            return SavedValue("container", (type(value), [self.of(each) for each in value]))
         if hasattr(value, "born"):
             return self._cursor(value)
         if dataclasses.is_dataclass(value) and not _is_frozen(value):
-            return Saved("object", (type(value), self._fields(value)))
-        raise _NoData
+            return SavedValue("object", (type(value), self._fields(value)))
+        raise _NotSavableError
 
     def _cursor(self, cursor: Any) -> SavedCursor:
         path, epoch = cursor.born
@@ -160,7 +160,7 @@ class Recorder:
             if not name.startswith("_") and name not in ("born", "path", "epoch"):
                 try:
                     fields[name] = self.of(each)
-                except _NoData:
+                except _NotSavableError:
                     if each and isinstance(each, (list, deque, set, dict)):
                         # What was gathered on the way would be missing.
                         raise TypeError(f"{type(value).__name__}.{name} is no data that a position can have") from None
@@ -168,19 +168,19 @@ class Recorder:
 
     def _plain(self, lineage: Lineage) -> Lineage:
         # A copy that holds on to nothing that is no data. One for each, so that a block is made again once.
-        known = self._recipes.get(id(lineage))
+        known = self._plain_lineages.get(id(lineage))
         if known is None:
             run = None if lineage.run is None else with_blocks(lineage.run, self._plain)
             extent = lineage.extent
-            if isinstance(extent, Carried):
+            if isinstance(extent, CarryHandle):
                 extent = self._caller.result(extent.handle)
             plain = Lineage(lineage.path, lineage.epoch, extent, run)
             plain.num_rows, plain.nbytes = lineage.num_rows, lineage.nbytes
-            known = self._recipes[id(lineage)] = lineage, plain
+            known = self._plain_lineages[id(lineage)] = lineage, plain
         return known[1]
 
 
-class Resumer:
+class StateRestorer:
     """Goes on from a position.
 
     Parameters
@@ -200,31 +200,31 @@ class Resumer:
     def streams(self, position: Any) -> None:
         """Make the blocks of streams that a position holds, those of one stream in order: it runs once."""
         found: dict[int, Lineage] = {}
-        for lineage in _recipes_in(position):
+        for lineage in _lineages_in(position):
             if lineage.path is not None and isinstance(self._opened(lineage), StreamCursor):
                 found[id(lineage)] = lineage
         for lineage in sorted(found.values(), key=lambda each: each.extent):
             self.block(lineage)
 
-    def delivery(self, delivery: BundleBuilder, position: dict[str, Any]) -> None:
-        """Have a delivery go on from a position."""
-        delivery.source = self.of(position["source"], delivery.source)
-        delivery.waiting = self.of(position["waiting"], None)
-        delivery.ready = deque(self.stretch(each) for each in position["ready"])
-        delivery.num_steps, delivery.is_over = position["num_steps"], position["is_over"]
+    def builder(self, builder: BundleBuilder, position: dict[str, Any]) -> None:
+        """Have a builder go on from a position."""
+        builder.source = self.of(position["source"], builder.source)
+        builder.waiting = self.of(position["waiting"], None)
+        builder.ready = deque(self.bundle(each) for each in position["ready"])
+        builder.num_steps, builder.is_over = position["num_steps"], position["is_over"]
         # Older positions have none.
         failed = position.get("failure")
-        delivery.failure = None if failed is None else failed.error
+        builder.failure = None if failed is None else failed.error
 
-    def stretch(self, lanes: Sequence[tuple[Lineage | None, list[int]]]) -> Stretch:
-        """A stretch."""
-        return Stretch([Lane(None if lineage is None else self.block(lineage), places) for lineage, places in lanes])
+    def bundle(self, lanes: Sequence[tuple[Lineage | None, list[int]]]) -> StepBundle:
+        """A bundle."""
+        return StepBundle([Lane(None if lineage is None else self.block(lineage), places) for lineage, places in lanes])
 
     def of(self, value: Any, opened: Any) -> Any:
         """Anything; ``opened`` is what stands in its place where nothing has been pulled yet."""
         if isinstance(value, SavedCursor):
             return self._cursor(value)
-        if not isinstance(value, Saved):
+        if not isinstance(value, SavedValue):
             return value.copy() if isinstance(value, np.ndarray) else value
         content = value.content
         match value.kind:
@@ -263,7 +263,7 @@ class Resumer:
             if lineage.path is None:
                 interpreter = self._interpreter
                 worker = interpreter.near(run)
-                ref = interpreter.gather(run, on=worker, name="gather", windows=interpreter.bundles)
+                ref = interpreter.gather(run, worker=worker, name="gather", windows=interpreter.bundles)
             else:
                 ref = self._opened(lineage).remade(lineage.extent, run)
                 if lineage.num_rows >= 0:
@@ -299,7 +299,7 @@ class Resumer:
 def primitive_at(primitive: Primitive, path: Path) -> Primitive:
     """The primitive that a path leads to from the end of a pipeline."""
     for step in path:
-        if isinstance(step, Key):
+        if isinstance(step, PathKey):
             primitive = primitive.arrangement.primitive_of(step.value)  # type: ignore[union-attr]
         elif isinstance(primitive, Arrange):
             primitive = primitive.inputs[step]
@@ -314,27 +314,27 @@ def _is_frozen(value: Any) -> bool:
 
 def _key(place: Lineage | SavedCursor) -> tuple[Any, Epoch]:
     # Elements in a path are told apart by being this one.
-    path = tuple(id(step) if isinstance(step, Key) else step for step in place.path or ())
+    path = tuple(id(step) if isinstance(step, PathKey) else step for step in place.path or ())
     return path, place.epoch
 
 
-def _recipes_in(value: Any) -> Iterator[Lineage]:
+def _lineages_in(value: Any) -> Iterator[Lineage]:
     if isinstance(value, Lineage):
         yield value
-        yield from _recipes_in(value.run)
+        yield from _lineages_in(value.run)
     elif isinstance(value, (Selection, Groups, Zipped)):
         parts = value.parts if isinstance(value, Zipped) else (value,)
         for part in parts:
             for lineage in part.blocks if isinstance(part, Selection) else part.flat.blocks:
-                yield from _recipes_in(lineage)
-    elif isinstance(value, Saved):
-        yield from _recipes_in(value.content)
+                yield from _lineages_in(lineage)
+    elif isinstance(value, SavedValue):
+        yield from _lineages_in(value.content)
     elif isinstance(value, SavedCursor):
-        yield from _recipes_in(value.fields)
-        yield from _recipes_in(value.extra)
+        yield from _lineages_in(value.fields)
+        yield from _lineages_in(value.extra)
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _recipes_in(each)
+            yield from _lineages_in(each)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _recipes_in(each)
+            yield from _lineages_in(each)

@@ -19,7 +19,7 @@ Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Key:
+class PathKey:
     """A step of a path: what an arrangement made a primitive of."""
 
     value: Any
@@ -68,7 +68,7 @@ def with_blocks(run: Any, change: Any) -> Any:
     return run.with_blocks(tuple(map(change, run.blocks)))
 
 
-def described(run: Any) -> Any:
+def with_lineages(run: Any) -> Any:
     """The same elements, of lineages."""
     return with_blocks(run, lineage_of)
 
@@ -80,7 +80,7 @@ def lineage_of(ref: BlockRef) -> Lineage:
     return lineage
 
 
-def traced_back(run: Selection) -> Selection:
+def without_moves(run: Selection) -> Selection:
     """Rows of lineages, where none is of rows that were only put together before: those rows' own instead.
 
     Without it what is moved again and again would keep the account of every move.

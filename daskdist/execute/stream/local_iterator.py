@@ -21,9 +21,9 @@ from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.now import Now
-from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, Stretch
+from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
 from daskdist.execute.stream.interpreter import Interpreter, stats_of
-from daskdist.execute.stream.iterator_state import Recorder, Resumer
+from daskdist.execute.stream.iterator_state import StateRecorder, StateRestorer
 from daskdist.execute.stream.locked import locked
 
 logger: Final = logging.getLogger("daskdist")
@@ -93,7 +93,7 @@ class ElementIterator(Iterator[Any]):
         self._primitive = primitive
         self._epoch = epoch
         self._identity = identity or Identity(lambda: "", [], lambda seeds: primitive, lambda epoch: None)
-        self._delivery: BundleBuilder | None = BundleBuilder(self._interpreter, primitive, epoch, empty=pooled_empty)
+        self._builder: BundleBuilder | None = BundleBuilder(self._interpreter, primitive, epoch, empty=pooled_empty)
         self._current = _Current()
         self._empty = empty
         self._is_writable = is_writable
@@ -114,13 +114,13 @@ class ElementIterator(Iterator[Any]):
         return writable_element(element) if self._is_writable else element
 
     def _next(self) -> Any:
-        delivery, current, interpreter = self._delivery, self._current, self._interpreter
-        while delivery is not None:
-            if current.stretch is not None:
+        builder, current, interpreter = self._builder, self._current, self._interpreter
+        while builder is not None:
+            if current.bundle is not None:
                 with suppress(StopIteration):
                     return current.take(interpreter.caller, self._empty, self._told_spec)
             try:
-                current.begin(delivery.pull())
+                current.begin(builder.pull())
             except Exhausted:
                 if interpreter.num_skipped and not self._is_over:
                     logger.warning("left out %d elements in all", interpreter.num_skipped)
@@ -136,7 +136,7 @@ class ElementIterator(Iterator[Any]):
         A thread that is taking an element is waited for.
         """
         self._interpreter.close()
-        self._delivery, self._current = None, _Current()
+        self._builder, self._current = None, _Current()
 
     @property
     def num_skipped(self) -> int:
@@ -175,10 +175,10 @@ class ElementIterator(Iterator[Any]):
         Going on reads the splits of which rows are still to come and no others; a generator is run again from
         its start.
         """
-        delivery = self._open_delivery("state_dict")
-        recorder = Recorder(self._interpreter)
+        builder = self._open_builder("state_dict")
+        recorder = StateRecorder(self._interpreter)
         current = self._current
-        rest = [] if current.stretch is None else [recorder.stretch(current.stretch, current.place)]
+        rest = [] if current.bundle is None else [recorder.bundle(current.bundle, current.place)]
         return {
             "version": _VERSION,
             "fingerprint": self._identity.fingerprint(),
@@ -186,7 +186,7 @@ class ElementIterator(Iterator[Any]):
             "epoch": self._epoch,
             "number": self._number,
             "current": rest,
-            "delivery": recorder.delivery(delivery),
+            "builder": recorder.builder(builder),
         }
 
     @locked
@@ -198,7 +198,7 @@ class ElementIterator(Iterator[Any]):
         ArgumentError
             It is of another pipeline, or of another version, or this iterator has begun or is closed.
         """
-        delivery = self._open_delivery("load_state_dict")
+        builder = self._open_builder("load_state_dict")
         if self._number:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         if not isinstance(state, dict) or "fingerprint" not in state:
@@ -218,35 +218,35 @@ class ElementIterator(Iterator[Any]):
             # Operations without a seed of their own have drawn others.
             self._identity = replace(self._identity, seeds=state["seeds"])
             self._primitive = self._identity.planned(state["seeds"])
-            delivery.source = self._interpreter.open(self._primitive)(state["epoch"])
-        resumer = Resumer(self._interpreter, self._primitive)
-        resumer.streams([state["current"], state["delivery"]])
+            builder.source = self._interpreter.open(self._primitive)(state["epoch"])
+        resumer = StateRestorer(self._interpreter, self._primitive)
+        resumer.streams([state["current"], state["builder"]])
         self._epoch, self._number = state["epoch"], state["number"]
         self._identity.note_pass(self._epoch)
-        resumer.delivery(delivery, state["delivery"])
+        resumer.builder(builder, state["builder"])
         for lanes in reversed(state["current"]):
-            delivery.ready.appendleft(resumer.stretch(lanes))
+            builder.ready.appendleft(resumer.bundle(lanes))
 
-    def _open_delivery(self, operation: str) -> BundleBuilder:
-        if self._delivery is None:
+    def _open_builder(self, operation: str) -> BundleBuilder:
+        if self._builder is None:
             raise ArgumentError(f"{operation}: this iterator is closed; take the position of one before it is closed")
-        return self._delivery
+        return self._builder
 
 
 class _Current:
-    # What is being handed out: a stretch, the place of the next of its elements, and those from there on.
+    # What is being handed out: a bundle, the place of the next of its elements, and those from there on.
     def __init__(self) -> None:
-        self.stretch: Stretch | None = None
+        self.bundle: StepBundle | None = None
         self.place = 0
         self.elements: Iterator[Any] | None = None
         self.told = ReportedFailures()
 
-    def begin(self, stretch: Stretch) -> None:
-        """Hand out another stretch."""
-        self.stretch, self.place, self.elements = stretch, 0, None
+    def begin(self, bundle: StepBundle) -> None:
+        """Hand out another bundle."""
+        self.bundle, self.place, self.elements = bundle, 0, None
 
     def take(self, caller: Caller, empty: Callable[[], Any] | None, told_spec: Callable[[], ElementSpec | None]) -> Any:
-        """Return the next element; raise `StopIteration` where the stretch is over.
+        """Return the next element; raise `StopIteration` where the bundle is over.
 
         An element that failed is passed over when its error is raised.
         """
@@ -256,7 +256,7 @@ class _Current:
             element = next(self.elements)
         except StopIteration:
             # Nothing of it is still to come, also where no other follows.
-            self.stretch = self.elements = None
+            self.bundle = self.elements = None
             raise
         except Exception as error:
             self.elements = None
@@ -268,7 +268,7 @@ class _Current:
         return element
 
     def _from_here(self, caller: Caller, empty: Callable[[], Any] | None, spec: ElementSpec | None) -> Iterator[Any]:
-        (lane,) = self.stretch.lanes  # type: ignore[union-attr]
+        (lane,) = self.bundle.lanes  # type: ignore[union-attr]
         places = lane.places[self.place :]
         elements = _elements(lane, places, caller, empty)
         if spec is None or any(isinstance(leaf, DatasetSpec) for leaf in spec.leaves):
@@ -339,8 +339,8 @@ def rows_by(
     """
     caller = interpreter.caller
     try:
-        for stretch in BundleBuilder(interpreter, primitive, epoch):
-            (lane,) = stretch.lanes
+        for bundle in BundleBuilder(interpreter, primitive, epoch):
+            (lane,) = bundle.lanes
             places = [place for place in lane.places if place >= 0]
             rows: Rows | None = None
             if lane.ref is not None:

@@ -23,7 +23,7 @@ from daskdist.execute.stream.interpreter import Interpreter
 logger: Final = logging.getLogger("daskdist")
 
 
-class Sized(Protocol):
+class HasNumBytes(Protocol):
     """What a call gives."""
 
     @property
@@ -32,11 +32,11 @@ class Sized(Protocol):
         ...
 
 
-_F = TypeVar("_F", bound=Sized)
+_F = TypeVar("_F", bound=HasNumBytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Portions:
+class PortionSize:
     """How many elements a call is given.
 
     Parameters
@@ -51,10 +51,10 @@ class Portions:
     num_rows: int | None = None
 
 
-def facts_of(
+def side_outputs_of(
     primitive: Primitive,
     function: Callable[[int, Rows], _F],
-    portions: Portions,
+    portion_size: PortionSize,
     caller: Caller,
     workers: Sequence[str | None] = (None,),
     budget_bytes: int | None = None,
@@ -70,7 +70,7 @@ def facts_of(
         The stream.
     function
         ``function(number, rows)``, called where the rows are; ``number`` counts the calls.
-    portions
+    portion_size
         How many elements a call is given.
     caller
         Who makes the calls; closed at the end.
@@ -86,23 +86,25 @@ def facts_of(
     # Nobody waits for the first elements: parts of splits would only have to be put together again.
     caller.divides = False
     interpreter = Interpreter(caller, workers, budget_bytes)
-    portioned = _Portioned(interpreter, primitive, portions, epoch)
+    reader = _PortionReader(interpreter, primitive, portion_size, epoch)
     pending: deque[tuple[Run, Handle]] = deque()
     number = 0
     try:
         while True:
-            while portioned.is_wanted(len(pending)):
+            while reader.is_wanted(len(pending)):
                 try:
-                    run = portioned.pull(waits=not pending)
+                    run = reader.pull(waits=not pending)
                 except (Exhausted, NotReady):
                     break
-                on = interpreter.near(run)
-                pending.append((run, interpreter.ask(run, on=on, name=name, function=Numbered(function, number))))
+                worker = interpreter.near(run)
+                pending.append(
+                    (run, interpreter.ask(run, worker=worker, name=name, function=Numbered(function, number)))
+                )
                 number += 1
             if not pending:
                 break
             fact = caller.result(pending[0][1])
-            portioned.learn(pending.popleft()[0], fact.num_bytes)
+            reader.learn(pending.popleft()[0], fact.num_bytes)
             yield fact
         if interpreter.num_skipped:
             logger.warning("left out %d elements in all", interpreter.num_skipped)
@@ -115,7 +117,7 @@ def facts_of(
         caller.close()
 
 
-def pass_over(
+def run_to_end(
     primitive: Primitive,
     caller: Caller,
     workers: Sequence[str | None] = (None,),
@@ -123,7 +125,7 @@ def pass_over(
     *,
     epoch: Epoch = (0,),
 ) -> None:
-    """Let a stream run to its end, for what its calls do on the way; the parameters are those of `facts_of`."""
+    """Let a stream run to its end, for what its calls do on the way; the parameters are those of `side_outputs_of`."""
     try:
         cursor = Interpreter(caller, workers, budget_bytes).open(primitive)(epoch)
         with suppress(Exhausted):
@@ -144,11 +146,11 @@ class Numbered:
         return self.function(self.number, rows)
 
 
-class _Portioned:
+class _PortionReader:
     # A stream cut into what calls are given.
-    def __init__(self, interpreter: Interpreter, primitive: Primitive, portions: Portions, epoch: Epoch) -> None:
+    def __init__(self, interpreter: Interpreter, primitive: Primitive, portion_size: PortionSize, epoch: Epoch) -> None:
         self.interpreter = interpreter
-        self.portions = portions
+        self.portion_size = portion_size
         self.source = interpreter.open(primitive)(epoch)
         self.waiting = RunQueue()
         self.is_over = False
@@ -168,9 +170,9 @@ class _Portioned:
     def pull(self, *, waits: bool) -> Run:
         """The elements of one call."""
         self.interpreter.waits = waits
-        num_rows = self.portions.num_rows
+        num_rows = self.portion_size.num_rows
         with suppress(Exhausted):
-            while len(self.waiting) < num_rows if num_rows else self._num_bytes() < self.portions.num_bytes / 2:
+            while len(self.waiting) < num_rows if num_rows else self._num_bytes() < self.portion_size.num_bytes / 2:
                 self._pull()
         if not self.waiting:
             raise Exhausted
@@ -207,7 +209,7 @@ class _Portioned:
         return max(self._expected_bytes, self._num_rows * self._first_row_bytes)
 
     def _num_elements(self) -> int:
-        share = self.portions.num_bytes / max(self._num_bytes(), 1)
+        share = self.portion_size.num_bytes / max(self._num_bytes(), 1)
         return len(self.waiting) if share > 0.5 else max(1, int(len(self.waiting) * share))
 
 

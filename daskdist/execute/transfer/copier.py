@@ -17,7 +17,7 @@ from daskdist.errors import DeviceMemoryError
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.transfer.copy_stats import Times
 from daskdist.execute.transfer.deferred_release import DeferredRelease
-from daskdist.execute.transfer.layout import Layout, Placed, Slots
+from daskdist.execute.transfer.layout import CopyLayout, PinnedRing, PlacedLeaf
 
 # Streams of consumers that the copies to a device mind.
 _MOST_STREAMS: Final = 8
@@ -67,7 +67,7 @@ class Channel:
                     each.wait(over)
             self.consumers = (first, *others, stream)
 
-    def mind_unknown(self, wait: Callable[[], None]) -> None:
+    def add_unknown_consumers(self, wait: Callable[[], None]) -> None:
         """Have copies not write to what somebody computes with whose stream is not known.
 
         ``wait``, called in a thread of its own, waits until all that they have been given by then is done.
@@ -76,7 +76,7 @@ class Channel:
             with self._turn:
                 self._holding = self._holding or DeferredRelease(wait)
 
-    def await_unknown(self) -> None:
+    def wait_for_unknown_consumers(self) -> None:
         """Wait until they are done with what was let go of."""
         if self._holding is not None:
             self._holding.await_room(0)
@@ -116,10 +116,10 @@ def _channel_of(name: str) -> Channel:
     return Channel(named(name))
 
 
-class Life:
+class UnitLifetime:
     """Whether anybody still has a view of a unit, as far as the views that were cut tell."""
 
-    def __init__(self, alive: set[Life]) -> None:
+    def __init__(self, alive: set[UnitLifetime]) -> None:
         self._alive = alive
         # By their ids: a reference to what cannot be hashed cannot be hashed either.
         self._refs: dict[int, Any] = {}
@@ -136,10 +136,10 @@ class Life:
             self._alive.discard(self)
 
 
-class Part:
+class ReplicaPart:
     """One replica's part of a unit: on its device, or as it is where that is the host."""
 
-    def __init__(self, steps: list[Any], device: Device | None = None, life: Life | None = None) -> None:
+    def __init__(self, steps: list[Any], device: Device | None = None, life: UnitLifetime | None = None) -> None:
         self.steps = steps
         self.num_bytes = 0
         self._device = device
@@ -167,9 +167,9 @@ class Part:
         if not self._is_over:
             for stream in (channel.consumers[0], current):
                 stream.wait(over)
-        return [self._cut(leaf) if type(leaf) is Placed else leaf for leaf in self.steps[number]]
+        return [self._cut(leaf) if type(leaf) is PlacedLeaf else leaf for leaf in self.steps[number]]
 
-    def _cut(self, leaf: Placed) -> Any:
+    def _cut(self, leaf: PlacedLeaf) -> Any:
         view = self._device.view(self._buffer, leaf.offset, leaf.shape, leaf.dtype)  # type: ignore[union-attr]
         self._life.add(view)  # type: ignore[union-attr]
         return view
@@ -188,7 +188,7 @@ class Part:
         return times
 
 
-class Unit:
+class CopyUnit:
     """Some consecutive steps, copied together.
 
     Parameters
@@ -201,7 +201,7 @@ class Unit:
         What the largest part takes, with what was on its device before.
     """
 
-    def __init__(self, parts: list[Part], num_steps: int, num_bytes: int) -> None:
+    def __init__(self, parts: list[ReplicaPart], num_steps: int, num_bytes: int) -> None:
         self.parts = parts
         self.num_steps = num_steps
         self.num_bytes = num_bytes
@@ -222,7 +222,7 @@ class NoRoomError(Exception):
         self.device = device
         self.num_bytes = num_bytes
 
-    def told(self) -> DeviceMemoryError:
+    def as_user_error(self) -> DeviceMemoryError:
         """The error as users get it."""
         device = self.device
         free_bytes, all_bytes = device.memory_info()
@@ -239,7 +239,7 @@ class Copier:
     def __init__(self, device: Device, num_slots: int, slot_bytes: int) -> None:
         self.device = device
         self._channel = channel_of(name_of(device))
-        self._slots = Slots(device, num_slots, slot_bytes)
+        self._slots = PinnedRing(device, num_slots, slot_bytes)
         self._num_slots = num_slots
         # What is copied from where it lies stays as it is until that is done; as many as slots.
         self._sources: deque[tuple[Event, Any]] = deque()
@@ -255,14 +255,14 @@ class Copier:
         device, channel = self.device, self._channel
         with contextlib.suppress(device.out_of_memory):
             return channel.lend(device, channel.stream, num_bytes)
-        channel.await_unknown()
+        channel.wait_for_unknown_consumers()
         device.free_unused()
         try:
             return channel.lend(device, channel.stream, num_bytes)
         except device.out_of_memory:
             raise NoRoomError(device, num_bytes) from None
 
-    def copy(self, layout: Layout, buffer: Any, part: Part, threads: Callable[[], tuple[Any, int]]) -> None:
+    def copy(self, layout: CopyLayout, buffer: Any, part: ReplicaPart, threads: Callable[[], tuple[Any, int]]) -> None:
         """Begin to copy what a layout has to a buffer."""
         device, stream = self.device, self._channel.stream
         while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):

@@ -54,8 +54,8 @@ class CopyStats:
         found.is_shrunk = bool(found.is_shrunk)
         return found
 
-    def told(self) -> dict[str, Any]:
-        """As users get them.
+    def as_dict(self) -> dict[str, Any]:
+        """Return the sums as users see them.
 
         Returns
         -------
@@ -120,8 +120,8 @@ class CopyTimer:
         """Note that less is ahead than should be."""
         self._figures.is_shrunk = True
 
-    def figures(self) -> CopyStats:
-        """The sums so far."""
+    def stats(self) -> CopyStats:
+        """Return the sums so far."""
         self._sum_up()
         with self._turn:
             return CopyStats.of([self._figures])

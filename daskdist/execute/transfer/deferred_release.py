@@ -29,7 +29,7 @@ class DeferredRelease:
     """
 
     def __init__(self, wait: Callable[[], None]) -> None:
-        self._held = _Held()
+        self._held = _HeldMemory()
         # It ends with this.
         weakref.finalize(self, self._held.let_go.put, _END)
         threading.Thread(target=self._held.release, args=(wait,), name="daskdist holding", daemon=True).start()
@@ -46,7 +46,7 @@ class DeferredRelease:
             held.changed.wait_for(lambda: len(held.memory) <= most)
 
 
-class _Held:
+class _HeldMemory:
     def __init__(self) -> None:
         # Memory is let go of anywhere, in the midst of anything: neither of these takes a lock that anybody has.
         self.memory: deque[Any] = deque()

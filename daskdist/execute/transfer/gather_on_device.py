@@ -39,7 +39,7 @@ from daskdist.errors import DeviceMemoryError
 from daskdist.execute.stream.gather import Empty, Joins, Picks, gather
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.execute.transfer.layout import bytes_of
-from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_for_devices
+from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_device_order
 
 # Columns of one bundle or of several blocks lie in one piece of memory, each from a multiple of this on.
 _ALIGNED_BYTES: Final = 256
@@ -54,13 +54,13 @@ _MOST_BYTES: Final = 256 * 2**20
 _NUMBERS: Final = "biufc"
 
 # Of each leaf the shape of a row and the dtype; None for one that stays on the host.
-Layout = tuple[tuple[tuple[int, ...], Any] | None, ...]
+ColumnKinds = tuple[tuple[tuple[int, ...], Any] | None, ...]
 
 _making: Final = threading.RLock()
 
 
 class RowsOnDevice:
-    """Elements of which some leaves are on a device: what `OnDevice` makes.
+    """Elements of which some leaves are on a device: what `DeviceGather` makes.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class RowsOnDevice:
 
 class _Segment:
     # Rows of several blocks, one array a column.
-    def __init__(self, device: Device, layout: Layout, num_rows: int) -> None:
+    def __init__(self, device: Device, layout: ColumnKinds, num_rows: int) -> None:
         self.num_rows = num_rows
         self.offsets, num_bytes = _offsets(layout, num_rows)
         self.buffer = device.empty((num_bytes,), np.uint8)
@@ -202,7 +202,7 @@ class _Uploads:
             event.synchronize()
 
 
-class OnDevice:
+class DeviceGather:
     """Gathers on a device, as `gather` does on the host; from any thread.
 
     It computes in a stream of its own: of what it gives, `RowsOnDevice.item` makes the current stream wait.
@@ -220,7 +220,7 @@ class OnDevice:
         self._stream = device.stream()
         self._uploads = _Uploads(device, self._stream)
         self._residents: weakref.WeakKeyDictionary[Block, _Resident] = weakref.WeakKeyDictionary()
-        self._segments: dict[Layout, weakref.WeakSet[_Segment]] = {}
+        self._segments: dict[ColumnKinds, weakref.WeakSet[_Segment]] = {}
         # Orders that rows are asked for in, and the segment that they are in: which their blocks keep.
         self._orders: weakref.WeakKeyDictionary[Permutation, tuple[OrderOnDevice, weakref.ref[_Segment]]] = (
             weakref.WeakKeyDictionary()
@@ -296,7 +296,7 @@ class OnDevice:
                     "the shuffle's buffer, blocks or batches smaller, or leave Options(shuffle_on_device=True) out"
                 ) from None
 
-    def _layout(self, block: Block) -> Layout:
+    def _layout(self, block: Block) -> ColumnKinds:
         return tuple([self._kind(leaf) for leaf in block.leaves])
 
     def _kind(self, leaf: Any) -> tuple[tuple[int, ...], Any] | None:
@@ -306,17 +306,17 @@ class OnDevice:
 
     def _order_of(self, blocks: Sequence[Rows], rows: Any) -> tuple[OrderOnDevice, _Segment] | None:
         # What the device works out of these blocks already.
-        if not is_for_devices(rows):
+        if not is_device_order(rows):
             return None
         order, place = self._orders.get(rows.order, (None, None))
         segment = None if place is None else place()
         return (order, segment) if order and segment and order.is_of(blocks) else None
 
     def _put_in_order(
-        self, blocks: Sequence[Block], rows: Any, layout: Layout
+        self, blocks: Sequence[Block], rows: Any, layout: ColumnKinds
     ) -> tuple[OrderOnDevice, _Segment] | None:
         # What the device works out from now on, where all is in one segment.
-        if not is_for_devices(rows):
+        if not is_device_order(rows):
             return None
         residents = self._in_one_piece(blocks, layout)
         segment = residents[0].segment
@@ -328,7 +328,7 @@ class OnDevice:
         self._orders[rows.order] = order, weakref.ref(segment)
         return order, segment
 
-    def _in_one_piece(self, blocks: Sequence[Block], layout: Layout) -> list[_Resident]:
+    def _in_one_piece(self, blocks: Sequence[Block], layout: ColumnKinds) -> list[_Resident]:
         # With those that are not there yet one after the other, if there is room for that.
         missing = {block: len(block) for block in blocks if block not in self._residents}
         places: dict[Block, _Resident] = {}
@@ -340,7 +340,7 @@ class OnDevice:
                 room.num_rows = 0
         return [self._resident(block, layout, places.get(block)) for block in blocks]
 
-    def _resident(self, block: Block, layout: Layout, place: _Resident | None = None) -> _Resident:
+    def _resident(self, block: Block, layout: ColumnKinds, place: _Resident | None = None) -> _Resident:
         resident = self._residents.get(block)
         if resident is not None:
             return resident
@@ -354,7 +354,7 @@ class OnDevice:
         self._residents[block] = resident
         return resident
 
-    def _placed(self, layout: Layout, num_rows: int) -> _Resident:
+    def _placed(self, layout: ColumnKinds, num_rows: int) -> _Resident:
         segments = self._segments.setdefault(layout, weakref.WeakSet())
         there = list(segments)
         for segment in there:
@@ -375,7 +375,7 @@ class OnDevice:
         segments.add(segment)
         return _Resident(segment, segment.place(num_rows) or 0, num_rows)
 
-    def _made_for_consumers(self, layout: Layout, num_rows: int) -> dict[int, Any]:
+    def _made_for_consumers(self, layout: ColumnKinds, num_rows: int) -> dict[int, Any]:
         offsets, num_bytes = _offsets(layout, num_rows)
         buffer = self._channel.lend(self.device, self._stream, num_bytes)
         # What computes at once, as a GPU does not, has to wait for those that had the memory before.
@@ -431,50 +431,50 @@ class OnDevice:
         return self.device.view(buffer, 0, index.shape, index.dtype)
 
 
-class CompactedOnDevices:
+class CompactOnDevices:
     """Blocks made of the few rows that are left of others, on the host and on devices that have those.
 
     Parameters
     ----------
-    on_devices
+    device_gathers
         What gathers there.
     """
 
-    def __init__(self, on_devices: Sequence[OnDevice]) -> None:
-        self._on_devices = tuple(on_devices)
+    def __init__(self, device_gathers: Sequence[DeviceGather]) -> None:
+        self._device_gathers = tuple(device_gathers)
 
     def __call__(self, blocks: Sequence[Rows], picks: Picks) -> Any:
         made = gather(blocks, picks)
         if isinstance(made, Block):
-            for each in self._on_devices:
+            for each in self._device_gathers:
                 each.compacted(blocks, picks, made)
         return made
 
 
-def on_device(device: Device) -> OnDevice:
+def device_gather_of(device: Device) -> DeviceGather:
     """What gathers on a device, in this process."""
     # Two threads that are the first to ask share it, and what is on the device.
     with _making:
-        return _on_device(name_of(device))
+        return _device_gather_of(name_of(device))
 
 
 @functools.lru_cache(maxsize=256)
-def _on_device(name: str) -> OnDevice:
-    return OnDevice(named(name))
+def _device_gather_of(name: str) -> DeviceGather:
+    return DeviceGather(named(name))
 
 
-def on_devices(devices: Sequence[Device | None], primitive: Primitive) -> list[OnDevice | None]:
+def device_gathers(devices: Sequence[Device | None], primitive: Primitive) -> list[DeviceGather | None]:
     """For consumers on devices what gathers there, as `Delivery` takes it: None for each on the host or elsewhere.
 
     Without any, nothing; and where elements are made after their order is known, which is done on the host.
     """
     if not isinstance(primitive, Arrange):
         return []
-    found = [None if device is None or device.is_host else on_device(device) for device in devices]
+    found = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
     return found if any(each is not None for each in found) else []
 
 
-def told(primitive: Primitive, spec: ElementSpec) -> str:
+def describe_row_order(primitive: Primitive, spec: ElementSpec) -> str:
     """What plans say of which rows are put in order on devices."""
     if not isinstance(primitive, Arrange):
         return f"rows are put in order on the host, as {primitive.name} makes elements of them after that"
@@ -487,7 +487,7 @@ def told(primitive: Primitive, spec: ElementSpec) -> str:
     return f"rows are put in order on the devices{beside}"
 
 
-def _gathered_here(blocks: Sequence[Block], picks: Picks, layout: Layout, empty: Empty | None) -> Block | Batches:
+def _gathered_here(blocks: Sequence[Block], picks: Picks, layout: ColumnKinds, empty: Empty | None) -> Block | Batches:
     # The elements, with arrays without bytes in the places of leaves that are on the device.
     if None in layout:
         return gather([_without(block, layout) for block in blocks], picks, empty=empty)  # type: ignore[no-any-return]
@@ -496,7 +496,7 @@ def _gathered_here(blocks: Sequence[Block], picks: Picks, layout: Layout, empty:
     return rows if picks.bounds is None else Batches(rows, picks.bounds.tolist(), picks.inners)
 
 
-def _without(block: Block, layout: Layout) -> Block:
+def _without(block: Block, layout: ColumnKinds) -> Block:
     nothing = np.empty((len(block), 0), np.uint8)
     leaves = [leaf if kind is None else nothing for leaf, kind in zip(block.leaves, layout, strict=True)]
     return Block(block.structure, leaves, block.label, block.origin)
@@ -507,7 +507,7 @@ def _row_bytes(kind: tuple[tuple[int, ...], Any]) -> int:
     return int(np.prod(shape, dtype=np.int64)) * int(dtype.itemsize)
 
 
-def _offsets(layout: Layout, num_rows: int) -> tuple[dict[int, int], int]:
+def _offsets(layout: ColumnKinds, num_rows: int) -> tuple[dict[int, int], int]:
     # Of each column, where in one piece of memory it begins; and how long that is.
     found, end = {}, 0
     for number, kind in enumerate(layout):
@@ -517,7 +517,9 @@ def _offsets(layout: Layout, num_rows: int) -> tuple[dict[int, int], int]:
     return found, end
 
 
-def _columns(device: Device, layout: Layout, num_rows: int, offsets: dict[int, int], buffer: Any) -> dict[int, Any]:
+def _columns(
+    device: Device, layout: ColumnKinds, num_rows: int, offsets: dict[int, int], buffer: Any
+) -> dict[int, Any]:
     # Columns of so many rows, in one piece of memory.
     columns = {}
     for number, offset in offsets.items():

@@ -24,7 +24,7 @@ _DIRECT_BYTES: Final = 2**14
 _LARGE_BYTES: Final = 4 * MIB
 
 
-class Placed(NamedTuple):
+class PlacedLeaf(NamedTuple):
     """Where in a buffer of bytes a leaf goes, and what it is."""
 
     offset: int
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Run:
+class _Contiguous:
     # Leaves that lie one after the other in the memory of one array; or one leaf, wherever it lies.
     first: Any
     num_bytes: int
@@ -59,7 +59,7 @@ class _Run:
         return self.base.reshape(-1).view(np.uint8)[stop - self.num_bytes : stop]
 
 
-class Piece(NamedTuple):
+class MemoryPiece(NamedTuple):
     """Memory of the host, and where on the device it goes."""
 
     memory: Any
@@ -68,13 +68,13 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class Layout:
+class CopyLayout:
     """One replica's part of some steps in one buffer.
 
     Parameters
     ----------
     steps
-        Of each step the leaves: where they are `Placed`, or as they are where they stay on the host.
+        Of each step the leaves: where they are `PlacedLeaf`, or as they are where they stay on the host.
     packed
         What goes through memory that is packed, which is the beginning of the buffer.
     packed_bytes
@@ -86,9 +86,9 @@ class Layout:
     """
 
     steps: list[list[Any]]
-    packed: list[Piece]
+    packed: list[MemoryPiece]
     packed_bytes: int
-    direct: list[Piece]
+    direct: list[MemoryPiece]
     num_bytes: int
 
     def pack(self, memory: Any, threads: Callable[[], tuple[Executor, int]]) -> None:
@@ -130,34 +130,36 @@ def _bytes_of(leaf: Any) -> int:
     return math.prod(leaf.shape) * int(dtype_of(leaf).itemsize) if is_on_device(leaf) else 0
 
 
-def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> Layout:
+def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> CopyLayout:
     """Where the leaves of some steps go."""
     runs = _runs_of(device, steps)
-    packed: list[_Run] = []
-    direct: list[_Run] = []
+    packed: list[_Contiguous] = []
+    direct: list[_Contiguous] = []
     for run in runs:
         is_direct = run.num_bytes >= _DIRECT_BYTES and run.is_plain and device.is_pinned(run.first)
         (direct if is_direct else packed).append(run)
-    found = Layout([list(step) for step in steps], [], 0, [], 0)
+    found = CopyLayout([list(step) for step in steps], [], 0, [], 0)
     for is_direct, part in ((False, packed), (True, direct)):
         pieces = found.direct if is_direct else found.packed
         for run in part:
             for step, number, before in run.members:
                 leaf = steps[step][number]
-                found.steps[step][number] = Placed(found.num_bytes + before, leaf.shape, leaf.dtype.newbyteorder("="))
+                found.steps[step][number] = PlacedLeaf(
+                    found.num_bytes + before, leaf.shape, leaf.dtype.newbyteorder("=")
+                )
             if run.num_bytes:
-                pieces.append(Piece(run.memory, found.num_bytes, run.num_bytes))
+                pieces.append(MemoryPiece(run.memory, found.num_bytes, run.num_bytes))
             found.num_bytes += -(-run.num_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
         if not is_direct:
             found.packed_bytes = found.num_bytes
     return found
 
 
-def _runs_of(device: Device, steps: Sequence[Sequence[Any]]) -> list[_Run]:
+def _runs_of(device: Device, steps: Sequence[Sequence[Any]]) -> list[_Contiguous]:
     # Leaf by leaf: the chunks that one bundle was cut into lie one after the other.
-    runs: list[_Run] = []
+    runs: list[_Contiguous] = []
     for number in range(len(steps[0])):
-        run: _Run | None = None
+        run: _Contiguous | None = None
         for place, step in enumerate(steps):
             leaf = step[number]
             if run is not None and run.base is not None and getattr(leaf, "base", None) is run.base:
@@ -173,7 +175,7 @@ def _runs_of(device: Device, steps: Sequence[Sequence[Any]]) -> list[_Run]:
                 continue
             array = np.asarray(leaf)
             base = array.base if _can_be_followed(array) else None
-            run = _Run(array, array.nbytes, base, 0 if base is None else _address(array) + array.nbytes)
+            run = _Contiguous(array, array.nbytes, base, 0 if base is None else _address(array) + array.nbytes)
             run.members.append((place, number, 0))
             runs.append(run)
     return runs
@@ -189,7 +191,7 @@ def _address(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-class Slot:
+class PinnedSlot:
     """Pinned memory to copy from.
 
     Parameters
@@ -214,7 +216,7 @@ class Slot:
             self.event.synchronize()
 
 
-class Slots:
+class PinnedRing:
     """A ring of slots, of which one is written to while others are copied from.
 
     Parameters
@@ -231,14 +233,14 @@ class Slots:
         self._device = device
         self._most = most
         self._least_bytes = least_bytes
-        self._slots: list[Slot] = []
+        self._slots: list[PinnedSlot] = []
 
-    def take(self, num_bytes: int) -> Slot:
+    def take(self, num_bytes: int) -> PinnedSlot:
         """One of so many bytes at the least, which nothing is copied from any more."""
         slots = self._slots
         found = next((slot for slot in slots if slot.is_free), None)
         if found is None and len(slots) < self._most:
-            found = Slot(self._new(num_bytes))
+            found = PinnedSlot(self._new(num_bytes))
         elif found is None:
             found = slots[0]
         # Also before its memory is given back: who gets that writes to it.

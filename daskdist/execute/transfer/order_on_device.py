@@ -17,7 +17,7 @@ from daskdist.devices import Device
 _FEW: Final = 64
 
 
-def is_for_devices(rows: Any) -> TypeGuard[LazyPermutation]:
+def is_device_order(rows: Any) -> TypeGuard[LazyPermutation]:
     """Whether rows, as `Picks` has them, are for devices to work out: those of an order of many, in a few stretches."""
     return isinstance(rows, LazyPermutation) and rows.order.table is None and 1 <= len(rows.places.starts) <= _FEW
 

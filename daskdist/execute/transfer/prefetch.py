@@ -20,7 +20,7 @@ from typing import Any, Final
 from daskdist.config import num_threads
 from daskdist.core.finalizer import Finalizer
 from daskdist.devices import Device, name_of
-from daskdist.execute.transfer.copier import Copier, Life, NoRoomError, Part, Unit
+from daskdist.execute.transfer.copier import Copier, CopyUnit, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyTimer
 from daskdist.execute.transfer.layout import MIB, bytes_of, layout_of
 
@@ -37,8 +37,11 @@ _PATIENCE_S: Final = 2.0
 _MOST_THREADS: Final = 8
 
 
-class _Feeder:
-    """What the thread and the consumer share. It knows nothing of the `Prefetch`, so that one that is dropped goes."""
+class _PrefetchState:
+    """State shared by the copying thread and the consumer.
+
+    It holds no reference to its `DevicePrefetch`, so that one the program drops is collected while the thread runs.
+    """
 
     def __init__(
         self, source: Iterator[Any], devices: Sequence[Device], num_units: int, num_bytes: int | None, unit_bytes: int
@@ -59,13 +62,13 @@ class _Feeder:
         # Steps, and how many bytes each has for a device.
         self.pending: list[tuple[Any, int]] = []
         self.pending_bytes = 0
-        self.queue: deque[Unit] = deque()
+        self.queue: deque[CopyUnit] = deque()
         self.failure: BaseException | None = None
         self.is_reading = self.is_starving = self.is_shrunk = self.is_stopping = self.is_over = False
         self.then: list[Callable[[], Any]] = []
-        self.alive: set[Life] = set()
+        self.alive: set[UnitLifetime] = set()
         self._threads: ThreadPoolExecutor | None = None
-        self.meter = CopyTimer()
+        self.timer = CopyTimer()
 
     # --- the thread ---
 
@@ -130,7 +133,7 @@ class _Feeder:
             with self.sending:
                 missing = self._send()
             if missing is not None:
-                raise missing.told()
+                raise missing.as_user_error()
 
     def _has_room(self) -> bool:
         if not self.queue:
@@ -177,7 +180,7 @@ class _Feeder:
         except NoRoomError as error:
             if not self.is_shrunk:
                 self.is_shrunk = True
-                self.meter.shrunk()
+                self.timer.shrunk()
                 logger.warning(
                     "%s has no memory for %d bytes more: from here on one step is copied to it ahead of use, and no "
                     "more; make batches smaller, or give InputOptions(device_buffer_bytes=...)",
@@ -193,25 +196,25 @@ class _Feeder:
             self.turn.notify_all()
         return None
 
-    def _unit(self, steps: list[Any], num_bytes: int) -> Unit:
-        parts: list[Part] = []
-        life = Life(self.alive)
+    def _unit(self, steps: list[Any], num_bytes: int) -> CopyUnit:
+        parts: list[ReplicaPart] = []
+        life = UnitLifetime(self.alive)
         copies = []
         for number, copier in enumerate(self.copiers):
             own = [step[number] for step in steps]
             if copier is None:
-                parts.append(Part(own))
+                parts.append(ReplicaPart(own))
                 continue
             layout = layout_of(copier.device, own)
-            parts.append(Part(layout.steps, copier.device, life))
+            parts.append(ReplicaPart(layout.steps, copier.device, life))
             copies.append((copier, layout, copier.buffer(layout.num_bytes), parts[-1]))
         # One besides those ahead is what the consumer computes with, another one what it has come for.
         if len(self.alive) > self.num_units + 2:
-            self.meter.grown()
+            self.timer.grown()
         for copier, layout, buffer, part in copies:
             copier.copy(layout, buffer, part, self._with_threads)
-            self.meter.copied(part.num_bytes)
-        return Unit(parts, len(steps), num_bytes)
+            self.timer.copied(part.num_bytes)
+        return CopyUnit(parts, len(steps), num_bytes)
 
     def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
         number = min(num_threads(), _MOST_THREADS)
@@ -230,7 +233,7 @@ class _Feeder:
         self.thread = Thread(target=run, name="daskdist-feed", daemon=True)
         self.thread.start()
 
-    def take(self) -> Unit:
+    def take(self) -> CopyUnit:
         """The next unit.
 
         Raises
@@ -263,8 +266,8 @@ class _Feeder:
             if is_stuck and not came:
                 self._send_instead()
         if begun_s is not None:
-            self.meter.waited(time.perf_counter() - begun_s)
-        self.meter.asked([part.ask(asked) for part, asked in zip(unit.parts, events, strict=True) if asked])
+            self.timer.waited(time.perf_counter() - begun_s)
+        self.timer.asked([part.ask(asked) for part, asked in zip(unit.parts, events, strict=True) if asked])
         return unit
 
     def _send_instead(self) -> None:
@@ -279,7 +282,7 @@ class _Feeder:
                 if missing is None:
                     return
                 if is_last:
-                    raise missing.told()
+                    raise missing.as_user_error()
         finally:
             self.sending.release()
 
@@ -295,7 +298,7 @@ class _Feeder:
                 self.turn.release()
 
 
-class Prefetch(Iterator[list[Any]]):
+class DevicePrefetch(Iterator[list[Any]]):
     """Steps of a source, put on the devices of replicas ahead of use.
 
     What devices lack, and rows of different lengths, stay on the host. What is handed out is the consumer's for as long
@@ -328,17 +331,17 @@ class Prefetch(Iterator[list[Any]]):
         unit_bytes: int = 4 * MIB,
         interrupt: Callable[[], None] | None = None,
     ) -> None:
-        self._feeder = _Feeder(source, devices, num_units, num_bytes, unit_bytes)
+        self._state = _PrefetchState(source, devices, num_units, num_bytes, unit_bytes)
         self._interrupt = interrupt
-        self._unit: Unit | None = None
-        Finalizer(self, _let_go, self._feeder)
+        self._unit: CopyUnit | None = None
+        Finalizer(self, _let_go, self._state)
 
     def __next__(self) -> list[Any]:
-        feeder, unit = self._feeder, self._unit
-        if feeder.thread is None and not feeder.is_over:
-            feeder.begin()
+        state, unit = self._state, self._unit
+        if state.thread is None and not state.is_over:
+            state.begin()
         if unit is None:
-            unit = self._unit = feeder.take()
+            unit = self._unit = state.take()
         step = unit.next()
         if unit.num_handed_out == unit.num_steps:
             # Its memory goes with the last of its steps.
@@ -351,29 +354,29 @@ class Prefetch(Iterator[list[Any]]):
         A thread whose source gives nothing ends when that does, and is not waited for. ``then`` is called once the
         source is closed.
         """
-        feeder = self._feeder
+        state = self._state
         self._unit = None
-        _let_go(feeder)
-        with feeder.turn:
-            if then is not None and not feeder.is_over:
-                feeder.then.append(then)
+        _let_go(state)
+        with state.turn:
+            if then is not None and not state.is_over:
+                state.then.append(then)
                 then = None
-        if self._interrupt is not None and not feeder.is_over:
+        if self._interrupt is not None and not state.is_over:
             self._interrupt()
-        if feeder.thread is not None and feeder.thread is not current_thread():
-            feeder.thread.join(_PATIENCE_S)
+        if state.thread is not None and state.thread is not current_thread():
+            state.thread.join(_PATIENCE_S)
         if then is not None:
             then()
 
     def stats(self) -> dict[str, Any]:
         """What came of the copies so far: see `Figures.told`."""
-        return self._feeder.meter.figures().told()
+        return self._state.timer.stats().as_dict()
 
 
-def _let_go(feeder: _Feeder) -> None:
-    feeder.stop()
-    if feeder.thread is None and not feeder.is_over:
+def _let_go(state: _PrefetchState) -> None:
+    state.stop()
+    if state.thread is None and not state.is_over:
         # Nobody else would.
-        feeder.is_over = True
-        if hasattr(feeder.source, "close"):
-            feeder.source.close()
+        state.is_over = True
+        if hasattr(state.source, "close"):
+            state.source.close()

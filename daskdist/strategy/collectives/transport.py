@@ -12,7 +12,7 @@ from distributed.protocol import to_serialize
 
 from daskdist.config import collective_s
 from daskdist.errors import ArgumentError, CollectiveError
-from daskdist.execute.messages.failure import Failure, pickled_apart
+from daskdist.execute.messages.failure import Failure, pickle_with_buffers
 from daskdist.strategy.collectives.liveness import Inquiry
 from daskdist.strategy.collectives.operations import AllReduce, Merge
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
@@ -156,7 +156,7 @@ class Transport:
         kind = part.partition(" ")[0]
         # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
         try:
-            pickled, buffers = pickled_apart((about, data) if kind in _ABOUT else data)
+            pickled, buffers = pickle_with_buffers((about, data) if kind in _ABOUT else data)
         except Exception as error:
             what = "what the function gives" if kind == "down" else "what a replica gives"
             raise ArgumentError(

@@ -14,7 +14,7 @@ from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.devices import named
 from daskdist.execute.caller import Caller
-from daskdist.execute.callers.fetch import WithKept, holders_of
+from daskdist.execute.callers.fetch import WithRemoteResults, workers_with_data
 from daskdist.execute.callers.submit import Submit, workers_of
 from daskdist.execute.messages.send_functions import check_functions, sent_function
 from daskdist.execute.transfer.copy_stats import CopyStats
@@ -65,7 +65,7 @@ class ClusterInput:
 
     def _reader(self, located: Addresses | None = None) -> Submit:
         own = self._submit
-        return Submit(own.client, own.roster, own.futures, located, own.home, self._backend, own.kept_blocks)
+        return Submit(own.client, own.live_workers, own.futures, located, own.home, self._backend, own.kept_blocks)
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
@@ -74,11 +74,11 @@ class ClusterInput:
         call = self._submit.call
         dataset_fn = sent_function(dataset_fn, "distribute_datasets_from_function", len(contexts))
         held = [
-            call(hold, [], dataset_fn, context, worker, on=worker, is_pinned=True, name="dataset_fn")
+            call(hold, [], dataset_fn, context, worker, worker=worker, is_pinned=True, name="dataset_fn")
             for worker, context in contexts
         ]
         asked = [
-            call(summary_on_worker, [handle], on=worker, is_pinned=True, name="summary")
+            call(summary_on_worker, [handle], worker=worker, is_pinned=True, name="summary")
             for handle, (worker, _) in zip(held, contexts, strict=True)
         ]
         summaries: list[DatasetSummary] = self._submit.results(asked)
@@ -95,7 +95,7 @@ class ClusterInput:
         is_shared = client.scheduler.address.startswith("inproc://")
         blocks = []
         start = 0
-        for split, worker in zip(node.splits(), itertools.cycle(self._submit.roster.present)):
+        for split, worker in zip(node.splits(), itertools.cycle(self._submit.live_workers.present)):
             rows = split.payload
             block = Block(rows.structure, rows.leaves, f"make_numpy_dataset rows {start} on")
             start += len(block)
@@ -114,8 +114,8 @@ class ClusterInput:
     ) -> Sequence[Any]:
         """Return plans with the workers that have each block."""
         needed = {**around, **futures}
-        holders = holders_of(self._submit, needed)
-        return [WithKept(plan, needed, {key: holders[key] for key in futures}) for plan in plans]
+        holders = workers_with_data(self._submit, needed)
+        return [WithRemoteResults(plan, needed, {key: holders[key] for key in futures}) for plan in plans]
 
     def copy_stats(self, devices: Sequence[tuple[str | None, str]]) -> CopyStats | None:
         """Return the figures of copies that workers make to their devices; None where all replicas are on the host."""

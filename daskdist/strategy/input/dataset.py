@@ -28,7 +28,7 @@ from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Caller
 from daskdist.execute.stream.local_iterator import rows_of
 from daskdist.execute.transfer.copy_stats import CopyStats
-from daskdist.execute.transfer.gather_on_device import told
+from daskdist.execute.transfer.gather_on_device import describe_row_order
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
 from daskdist.passes.numbering import begin_pass
@@ -260,7 +260,9 @@ class DistributedDataset:
         if all(named(replica.device).is_host for replica in self._strategy.replicas):
             return ["shuffle_on_device: of no effect, as all replicas are on the host"]
         where = "" if self._strategy.workers == (None,) else "in loops on replicas, "
-        return [f"shuffle_on_device: {where}{told(self._feeding.pipelines[0].primitive, self._feeding.spec)}"]
+        return [
+            f"shuffle_on_device: {where}{describe_row_order(self._feeding.pipelines[0].primitive, self._feeding.spec)}"
+        ]
 
     def __repr__(self) -> str:
         return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.known_element_spec}>"

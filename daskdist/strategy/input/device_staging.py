@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
 from daskdist.devices import Device, name_of, named
-from daskdist.execute.transfer.copier import Copier, Life, NoRoomError, Part
+from daskdist.execute.transfer.copier import Copier, NoRoomError, ReplicaPart, UnitLifetime
 from daskdist.execute.transfer.copy_stats import CopyStats, CopyTimer
 from daskdist.execute.transfer.layout import MIB, copied_bytes, layout_of
 
@@ -63,7 +63,7 @@ class _Copies:
         self._way = way
         self._lock = threading.Lock()
         # Where each of what was copied begins and stops: what is in use, and what comes after it.
-        self._parts: list[tuple[int, int, Part]] = []
+        self._parts: list[tuple[int, int, ReplicaPart]] = []
         self._last: tuple[int, Any] = -1, None
 
     def item(self, rows: Rows, place: int) -> Any:
@@ -79,13 +79,13 @@ class _Copies:
                         self._parts = [(start, stop, part), self._way.begin(rows, stop)]
             return self._last[1]
 
-    def _part_of(self, rows: Rows, place: int) -> tuple[int, int, Part]:
+    def _part_of(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
         for each in self._parts:
             if each[0] <= place < each[1]:
                 return each
         # What is there has been used: its memory goes first.
         self._parts, self._last = [], (-1, None)
-        with self._way.meter.stalled():
+        with self._way.timer.stalled():
             try:
                 found = self._begin_some(rows, place)
             except NoRoomError:
@@ -94,11 +94,11 @@ class _Copies:
                 try:
                     found = self._way.begin(rows, place, 1)
                 except NoRoomError as error:
-                    raise error.told() from None
+                    raise error.as_user_error() from None
         self._parts = [found]
         return found
 
-    def _begin_some(self, rows: Rows, place: int) -> tuple[int, int, Part]:
+    def _begin_some(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
         try:
             return self._way.begin(rows, place)
         except NoRoomError:
@@ -115,11 +115,11 @@ class _Way:
         self._has_said = False
         # How many more are copied alone, as there was no room for several.
         self._num_alone = 0
-        self._alive: set[Life] = set()
-        self.meter = CopyTimer()
+        self._alive: set[UnitLifetime] = set()
+        self.timer = CopyTimer()
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, Part]:
+    def begin(self, rows: Rows, start: int, most: int = _MOST_STEPS) -> tuple[int, int, ReplicaPart]:
         """Begin to copy some elements, from one on; raises `NoRoomError`."""
         if self._num_alone:
             self._num_alone -= 1
@@ -135,7 +135,7 @@ class _Way:
         with self._lock:
             self._copier.come()
             layout = layout_of(self._device, steps)
-            part = Part(layout.steps, self._device, Life(self._alive))
+            part = ReplicaPart(layout.steps, self._device, UnitLifetime(self._alive))
             try:
                 buffer = self._copier.buffer(layout.num_bytes)
             except NoRoomError as error:
@@ -144,19 +144,19 @@ class _Way:
                 raise error.with_traceback(None) from None
             # What is ahead and in use, of each of the rows that are looked after.
             if len(self._alive) > 2 * _MOST_ROWS + 1:
-                self.meter.grown()
+                self.timer.grown()
             self._copier.copy(layout, buffer, part, self._with_threads)
-            self.meter.copied(part.num_bytes)
+            self.timer.copied(part.num_bytes)
         return start, start + len(steps), part
 
-    def come_for(self, part: Part) -> None:
+    def come_for(self, part: ReplicaPart) -> None:
         """Note that somebody has come for what is copied."""
-        self.meter.asked([part.ask(self._copier.come())])
+        self.timer.asked([part.ask(self._copier.come())])
 
     def _say(self, error: NoRoomError) -> None:
         if not self._has_said:
             self._has_said = True
-            self.meter.shrunk()
+            self.timer.shrunk()
             logger.warning(
                 "%s has no memory for %d bytes more: batches are copied to it as they are asked for, and not ahead of "
                 "use; make them smaller, or keep fewer of them",
@@ -202,7 +202,7 @@ class Arrivals:
 
     def figures(self) -> CopyStats:
         """What came of the copies so far."""
-        return self._way.meter.figures()
+        return self._way.timer.stats()
 
 
 def arrivals_of(name: str) -> Arrivals:

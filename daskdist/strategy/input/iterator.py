@@ -23,8 +23,8 @@ from daskdist.execute.stream.interpreter import Interpreter, logger, stats_of
 from daskdist.execute.stream.locked import locked
 from daskdist.execute.transfer.copier import pinned_empty
 from daskdist.execute.transfer.copy_stats import CopyStats
-from daskdist.execute.transfer.gather_on_device import on_devices
-from daskdist.execute.transfer.prefetch import Prefetch
+from daskdist.execute.transfer.gather_on_device import device_gathers
+from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.with_options import merged_options
 from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
@@ -42,14 +42,14 @@ class _Feed:
 
     Parameters
     ----------
-    delivery
+    builder
         Gives them.
     caller
         Who makes calls.
     """
 
-    def __init__(self, delivery: BundleBuilder, caller: Caller) -> None:
-        self.delivery = delivery
+    def __init__(self, builder: BundleBuilder, caller: Caller) -> None:
+        self.builder = builder
         self.caller = caller
         self.lanes: list[Lane] = []
         self.position = self.length = 0
@@ -58,11 +58,11 @@ class _Feed:
         """Each replica's lane and its place in that; None at the end."""
         if self.position == self.length:
             try:
-                stretch = self.delivery.pull()
+                bundle = self.builder.pull()
             except Exhausted:
                 return None
-            self.lanes = list(map(self._without_empty, stretch.lanes))
-            self.position, self.length = 0, len(stretch)
+            self.lanes = list(map(self._without_empty, bundle.lanes))
+            self.position, self.length = 0, len(bundle)
         step = [(lane, lane.places[self.position]) for lane in self.lanes]
         self.position += 1
         return step
@@ -140,9 +140,9 @@ class _Here(Iterator[Any]):
 
 def ahead_of(
     source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
-) -> Prefetch:
+) -> DevicePrefetch:
     """Steps put on devices ahead of use, as options have it."""
-    return Prefetch(
+    return DevicePrefetch(
         source,
         devices,
         num_units=options.device_buffer_size,
@@ -208,7 +208,7 @@ class DistributedIterator:
             # What a function gave, or the pieces of that: only they tell whether a step has rows.
             asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
             here = pooled_empty if self._is_here else None
-            delivery = BundleBuilder(
+            builder = BundleBuilder(
                 interpreter,
                 pipeline.primitive,
                 epoch,
@@ -216,17 +216,17 @@ class DistributedIterator:
                 asks_lengths=asks_lengths,
                 num_steps_ahead=options.per_replica_buffer_size,
                 empty=pinned_empty(devices[0]) if is_pinned else here,
-                on_devices=on_devices(own, pipeline.primitive) if is_gathered_there else (),
+                device_gathers=device_gathers(own, pipeline.primitive) if is_gathered_there else (),
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(_Feed(delivery, caller))
+            feeds.append(_Feed(builder, caller))
         self._feeds = _Feeds(feeds, num_lanes, drops_uneven=drops_uneven)
         # Of the last step: the blocks its parts are in, and their handles and workers.
         self._refs: list[BlockRef | None] = [None] * num_replicas
         self._handles: tuple[Handle, ...] = ()
         self._workers: tuple[str | None, ...] = ()
         self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
-        self._ahead: Prefetch | None = None
+        self._ahead: DevicePrefetch | None = None
         if is_fed:
             self._ahead = ahead_of(_Here(self._feeds, caller, self._empty), devices, options, caller.bundle_bytes)
         else:
@@ -318,7 +318,7 @@ class DistributedIterator:
         if self._ahead is not None:
             return {**found, "device": self._ahead.stats()}
         there = None if self._copied is None else self._copied()
-        return found if there is None else {**found, "device": there.told()}
+        return found if there is None else {**found, "device": there.as_dict()}
 
     @locked
     def close(self) -> None:
@@ -341,7 +341,7 @@ class DistributedIterator:
             return self._structure.pack(self._spread(places))
         return self._handed_out([self._empty if place[1] < 0 else self._leaves(*place) for place in places])
 
-    def _on_devices(self, ahead: Prefetch) -> list[Sequence[Any]]:
+    def _on_devices(self, ahead: DevicePrefetch) -> list[Sequence[Any]]:
         rows = next(ahead, None)
         if rows is None:
             raise OutOfRangeError(_AT_ITS_END)

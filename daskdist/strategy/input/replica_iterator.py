@@ -26,12 +26,12 @@ from daskdist.core.spec import ElementSpec, PerReplicaSpec
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers.compute_key import Bring, is_future
+from daskdist.execute.callers.compute_key import Fetch, is_future
 from daskdist.execute.callers.now import Now
 from daskdist.execute.messages.pickling import futures_in
 from daskdist.execute.stream.locked import locked
 from daskdist.execute.transfer.copier import pinned_empty
-from daskdist.execute.transfer.prefetch import Prefetch
+from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.ops.nested import Expansion
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
@@ -169,7 +169,7 @@ class ReplicaIterator(Iterator[Any]):
         self._iteration = 0
         self._device = device
         # What puts elements on the device, in this pass.
-        self._ahead: Prefetch | None = None
+        self._ahead: DevicePrefetch | None = None
         self._num_elements = 0
         self._is_over = False
         self._told = ReportedFailures()
@@ -236,8 +236,8 @@ class ReplicaIterator(Iterator[Any]):
         Returns
         -------
         dict
-            ``num_elements``, those handed out; and where they are put on a device, ``device``, see `Prefetch.stats`:
-            bytes, speed and overlap of the copies.
+            ``num_elements``, those handed out; and where they are put on a device, ``device``, see
+            `DevicePrefetch.stats`: bytes, speed and overlap of the copies.
         """
         found: dict[str, Any] = {"num_elements": self._num_elements}
         return found if self._ahead is None else {**found, "device": self._ahead.stats()}
@@ -331,7 +331,7 @@ def _steps(plan: Plan, meeting: Meeting, lane: int, iteration: int) -> Iterator[
         parts.close()  # type: ignore[attr-defined]
 
 
-def _packed(ahead: Prefetch, structure: Structure) -> Iterator[Any]:
+def _packed(ahead: DevicePrefetch, structure: Structure) -> Iterator[Any]:
     return (structure.pack(leaves) for (leaves,) in ahead)
 
 
@@ -498,7 +498,7 @@ class Around(NamedTuple):
 
     Parameters
     ----------
-    bring
+    fetch
         Brings what the cluster has.
     board
         Where the worker's pipelines are told of.
@@ -506,7 +506,7 @@ class Around(NamedTuple):
         Asks other workers of theirs.
     """
 
-    bring: Bring
+    fetch: Fetch
     board: Board
     ask: Ask
 
@@ -546,7 +546,7 @@ def _iterator(given: Fed, replica: Replica, number: int, around: Around | None) 
         within = contextvars.copy_context()
         ask = around.ask
         outside = Outside(token, plan.number, around.board, lambda *args: within.copy().run(ask, *args))
-        reading = replace(reading, bring=around.bring, outside=outside)
+        reading = replace(reading, fetch=around.fetch, outside=outside)
     if given.held is not None:
         pipeline = replace(reading.pipeline, node=given.held.node)
         # The number of the one operation that stands for all of the dataset.

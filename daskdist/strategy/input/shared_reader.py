@@ -19,11 +19,11 @@ from daskdist.core.selection.block_ref import BlockRef
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.execute.callers.choose import local_caller
-from daskdist.execute.callers.compute_key import Bring
+from daskdist.execute.callers.compute_key import Fetch
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.stream.interpreter import Interpreter, logger
-from daskdist.execute.transfer.gather_on_device import on_devices
+from daskdist.execute.transfer.gather_on_device import device_gathers
 from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.strategy.collectives.step_counts import Outside, Told, Unseen
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
@@ -78,7 +78,7 @@ class Flow:
         Whether there is one replica in all.
     num_steps_ahead
         Steps that are built ahead of use whatever that takes.
-    bring
+    fetch
         Brings what the cluster has, on a worker.
     empty
         Makes the arrays into which elements are copied; NumPy's if None.
@@ -94,14 +94,14 @@ class Flow:
         *,
         is_alone: bool,
         num_steps_ahead: int = 1,
-        bring: Bring | None = None,
+        fetch: Fetch | None = None,
         empty: Empty | None = None,
         devices: Sequence[str] = (),
     ) -> None:
         options = merged_options(pipeline.node)
         if options.deterministic is False:
             pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
-        self.caller = local_caller(pipeline.node, options.num_threads, bring)
+        self.caller = local_caller(pipeline.node, options.num_threads, fetch)
         # The threads of a caller end with the pass, closed or dropped.
         self.close = Finalizer(self, self.caller.close)
         self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
@@ -110,7 +110,7 @@ class Flow:
         primitive = pipeline.primitive
         # Devices of others may be none that there are here.
         here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
-        self._delivery = BundleBuilder(
+        self._builder = BundleBuilder(
             self.interpreter,
             primitive,
             epoch,
@@ -119,7 +119,7 @@ class Flow:
             num_steps_ahead=num_steps_ahead,
             wanted=wanted,
             empty=empty or pooled_empty,
-            on_devices=on_devices(here, primitive) if options.shuffle_on_device else (),
+            device_gathers=device_gathers(here, primitive) if options.shuffle_on_device else (),
             # Of those that are ahead blocks stay for the slowest.
             as_views=empty is None and self._num_lanes <= 2,
         )
@@ -132,15 +132,15 @@ class Flow:
     def pull(self) -> tuple[list[Lane], Any] | None:
         """The lanes of the next steps, and whether each has rows in each step, as ``(step, lane)``; None at the end."""
         try:
-            stretch = self._delivery.pull()
+            bundle = self._builder.pull()
         except Exhausted:
             return None
-        full = np.array([lane.places for lane in stretch.lanes]).T >= 0
-        for number, lane in enumerate(stretch.lanes):
+        full = np.array([lane.places for lane in bundle.lanes]).T >= 0
+        for number, lane in enumerate(bundle.lanes):
             if lane.lengths is not None:
                 lengths = np.append(self.caller.result(lane.lengths), 0)
                 full[:, number] &= lengths[np.asarray(lane.places)] > 0
-        return stretch.lanes, full
+        return bundle.lanes, full
 
 
 class Known:
@@ -161,8 +161,8 @@ class Known:
 class Counted:
     """In which steps a pipeline of somebody else has rows, told by reading it: nothing else tells."""
 
-    def __init__(self, pipeline: Pipeline, epoch: Epoch, bring: Bring | None = None) -> None:
-        self._flow: Flow | None = Flow(pipeline, epoch, set(), is_alone=False, bring=bring)
+    def __init__(self, pipeline: Pipeline, epoch: Epoch, fetch: Fetch | None = None) -> None:
+        self._flow: Flow | None = Flow(pipeline, epoch, set(), is_alone=False, fetch=fetch)
         self._num_lanes = len(pipeline.consumers)
         self._full = np.zeros((0, self._num_lanes), bool)
         self._first = 0
@@ -215,7 +215,7 @@ class Reading:
         Steps that are built ahead of use whatever that takes.
     epochs
         The first pass of a call: of the pipeline, and then of each other one.
-    bring
+    fetch
         Brings what the cluster has, on a worker.
     outside
         Tells others what only this worker can tell, and asks them.
@@ -231,7 +231,7 @@ class Reading:
     drops_uneven: bool
     num_steps_ahead: int
     epochs: tuple[Epoch, ...]
-    bring: Bring | None = None
+    fetch: Fetch | None = None
     outside: Outside | None = None
     empty: Empty | None = None
     devices: tuple[str, ...] = ()
@@ -266,7 +266,7 @@ class SharedPass:
             set(self._queues),
             is_alone=reading.is_alone,
             num_steps_ahead=reading.num_steps_ahead,
-            bring=reading.bring,
+            fetch=reading.fetch,
             empty=reading.empty,
             devices=reading.devices,
         )
@@ -500,7 +500,7 @@ class SharedPass:
         if isinstance(other, Cuts):
             return Known(other)
         if isinstance(other, Pipeline):
-            return Counted(other, later(epoch, self._iteration), reading.bring)
+            return Counted(other, later(epoch, self._iteration), reading.fetch)
         if reading.outside is None:
             raise ArgumentError(f"nobody here can tell of the pipeline of {other.worker}")
         return Told(other, self._iteration, reading.outside)

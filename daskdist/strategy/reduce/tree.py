@@ -429,14 +429,14 @@ def _chunks(
     if isinstance(values, PerReplicaRef) and type(values.picks) is ExtractFromResult:
         handles = [values.handles[number] for number in numbers]
         make = _fold_chunks if isinstance(fold.op, ReduceOp) else FoldChunks
-        return caller.call(make(fold, values.picks), handles, on=worker, name="reduce-chunk")
+        return caller.call(make(fold, values.picks), handles, worker=worker, name="reduce-chunk")
     wiring = Wiring()
     if isinstance(values, PerReplicaRef):
         wired = [[wiring.wire_leaf(values.part(number))] for number in numbers]
     else:
         wire = wiring.wire
         wired = [[leaf if type(leaf) in _HERE else wire(leaf) for leaf in values[number]] for number in numbers]
-    return caller.call(fold.chunks, wiring.handles, wiring.picks, wired, on=worker, name="reduce-chunk")
+    return caller.call(fold.chunks, wiring.handles, wiring.picks, wired, worker=worker, name="reduce-chunk")
 
 
 def fold_tree(
@@ -492,5 +492,5 @@ def fold_tree(
                 level.append(part[0])
                 continue
             handles = [handle for _, handle in part]
-            level.append((worker, caller.call(make(fold), handles, on=worker, name="reduce")))
+            level.append((worker, caller.call(make(fold), handles, worker=worker, name="reduce")))
     return level[0][1]

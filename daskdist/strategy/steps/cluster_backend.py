@@ -18,10 +18,10 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.devices import is_on_device
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Handle
-from daskdist.execute.callers.fetch import WithKept
+from daskdist.execute.callers.fetch import WithRemoteResults
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
-from daskdist.execute.messages.pickling import culprit, dumps_on_host, kind_of
+from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_iterator import Fed
 from daskdist.strategy.program_end import ClusterUse, end_unused
@@ -52,7 +52,7 @@ class ClusterBackend:
     ----------
     client
         The connection to the cluster.
-    roster
+    live_workers
         The workers that take part.
     submit
         Makes tasks of Dask's own.
@@ -60,11 +60,11 @@ class ClusterBackend:
 
     defers = True
 
-    def __init__(self, client: Client, roster: LiveWorkers, submit: Submit) -> None:
+    def __init__(self, client: Client, live_workers: LiveWorkers, submit: Submit) -> None:
         self.client = client
-        self.roster = roster
+        self.live_workers = live_workers
         self.futures = submit.futures
-        self.streams = StreamSet(client, roster)
+        self.streams = StreamSet(client, live_workers)
         self.objects = SentObjects(self.streams.dropped_objects)
         self._submit = submit
         self._prepared: weakref.WeakKeyDictionary[Any, SentObject] = weakref.WeakKeyDictionary()
@@ -155,13 +155,14 @@ class ClusterBackend:
         function: Callable[..., Any],
         handles: Sequence[Handle],
         *args: Any,
-        on: str | None = None,
+        worker: str | None = None,
         name: str,
     ) -> Result:
         """Call ``function(results of the handles, *args)`` on a worker, or on another if that is lost."""
         streams = self.streams
         handles = list(map(self._own, handles))
-        worker = on if on is not None and streams.is_open(on) else self._worker_of(handles)
+        if worker is None or not streams.is_open(worker):
+            worker = self._worker_of(handles)
         prepared = self._prepared_object(function) if not args and isinstance(function, Prepared) else None
         pickled = None if prepared is not None else _pickled((function, args), lambda: f"{name}: a value")
         with streams.lock:
@@ -204,7 +205,7 @@ class ClusterBackend:
 
     def _worker_of(self, handles: Sequence[Handle]) -> str:
         workers = [each.worker for each in handles if type(each) is Result]
-        return next(filter(self.streams.is_open, (*workers, *self.roster.present)), self.roster.present[0])
+        return next(filter(self.streams.is_open, (*workers, *self.live_workers.present)), self.live_workers.present[0])
 
     def _reference(self, worker: str, handle: Handle) -> tuple[Any, ...]:
         if type(handle) is SentObject:
@@ -273,7 +274,7 @@ class ClusterBackend:
         for index, (handle, (_, payload)) in enumerate(zip(handles, outcomes, strict=True)):
             if type(payload) in (Failed, Held) and type(handle) is Result and not self.streams.is_open(handle.worker):
                 again = handle.call.record.again
-                if again is not None and self.streams.lost() != list(self.roster.present):
+                if again is not None and self.streams.lost() != list(self.live_workers.present):
                     found[index] = again
         return found
 
@@ -339,20 +340,20 @@ class ClusterBackend:
         for each in map(self._own, handles):
             if type(each) is Result:
                 # Waited for: the task would hold up a thread of the worker.
-                self.results([self.call(_nothing, [each], on=each.worker, name="see")])
+                self.results([self.call(_nothing, [each], worker=each.worker, name="see")])
                 each = self._submit.call(
                     result_in_memory,
                     [],
                     self._token,
                     each.call.record.number,
                     each.place,
-                    on=each.worker,
+                    worker=each.worker,
                     is_pinned=True,
                     name="value",
                 )
                 self._submit.wait([each])
             elif type(each) is SentObject:
-                each = self._submit.place(_loaded(each.value), self.roster.present[0])
+                each = self._submit.place(_loaded(each.value), self.live_workers.present[0])
             futures.append(each)
         return self._submit.as_futures(futures, picks)
 
@@ -381,18 +382,20 @@ class ClusterBackend:
     @property
     def in_doubt(self) -> bool:
         """Return whether something failed since it was last seen which workers are there."""
-        return self.roster.in_doubt and self.client.status == "running"
+        return self.live_workers.in_doubt and self.client.status == "running"
 
     def recover(self, team: ReplicaGroup) -> ReplicaGroup:
         """Go on with the workers that are left, once what was sent before is over; return the replicas there."""
-        roster = self.roster
-        while len(lost := self._missing()) < len(roster.present):
-            roster.strike(lost)
-            left = replace(team, replicas=tuple([each for each in team.replicas if each.worker in roster.present]))
+        live_workers = self.live_workers
+        while len(lost := self._missing()) < len(live_workers.present):
+            live_workers.drop(lost)
+            left = replace(
+                team, replicas=tuple([each for each in team.replicas if each.worker in live_workers.present])
+            )
             if left == team:
                 break
             try:
-                self.streams.part_from(roster.lost)
+                self.streams.part_from(live_workers.lost)
                 # What is under way changes variables.
                 self.streams.become(left)
                 self.objects.clear()
@@ -403,7 +406,7 @@ class ClusterBackend:
                     raise
                 # Another one is lost meanwhile.
         # All are there; or nobody is left, and calls say so.
-        roster.in_doubt = False
+        live_workers.in_doubt = False
         return team
 
     def _missing(self) -> list[str]:
@@ -436,7 +439,7 @@ class ClusterBackend:
 
 def _kept_of(leaf: PerReplica) -> list[Any]:
     # What has to stay on the cluster until a call is over that is told of it by key.
-    return [] if leaf.spread else [part.futures for part in leaf.values if type(part) is WithKept]
+    return [] if leaf.spread else [part.futures for part in leaf.values if type(part) is WithRemoteResults]
 
 
 def _whole(results: Sequence[Any]) -> Any:
@@ -516,7 +519,8 @@ def _pickled(value: Any, name: Callable[[], str]) -> bytes:
         return dumps_on_host(value, by_value=True)
     except Exception as error:
         raise ArgumentError(
-            f"{name()} ({kind_of(value)}) does not pickle, and so cannot be sent to a worker{culprit(value)}: {error}"
+            f"{name()} ({type_name(value)}) does not pickle, and so cannot be sent to a worker"
+            f"{describe_unpicklable(value)}: {error}"
         ) from error
 
 

@@ -11,7 +11,7 @@ from distributed import Worker, WorkerPlugin
 from distributed.utils_comm import gather_from_workers
 
 from daskdist.errors import ClusterError
-from daskdist.execute.callers.compute_key import gone
+from daskdist.execute.callers.compute_key import lost_data_error
 
 # A task that was assigned to another worker is asked after when it has not come for so long; then less often.
 _FIRST_LOOK_S: Final = 0.02
@@ -82,7 +82,7 @@ class DataKeys(WorkerPlugin):  # type: ignore[misc]
             if status not in _NOT_THERE:
                 last_seen = time.monotonic()
             elif time.monotonic() > last_seen + _PATIENCE_S:
-                raise gone(key)
+                raise lost_data_error(key)
 
     async def _from_others(self, key: Any) -> dict[Any, Any] | None:
         worker = self._worker

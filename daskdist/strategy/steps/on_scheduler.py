@@ -13,7 +13,7 @@ from distributed.comm import Comm, connect
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from daskdist.execute.messages.outbox import flushed
+from daskdist.execute.messages.outbox import flush
 from daskdist.strategy.steps.stream import RELAY
 
 logger: Final = logging.getLogger("daskdist")
@@ -78,7 +78,7 @@ async def _pass_on(source: Comm, target: Comm) -> None:
     while True:
         await target.write(await source.read())
         # Where one end is slow the other is to wait, and not the memory of the scheduler to grow.
-        await flushed(target)
+        await flush(target)
 
 
 def note_in_use(client: Client, token: str, workers: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from distributed.worker import _worker_cvar
 from daskdist.config import sent
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure
-from daskdist.execute.messages.outbox import Outbox, unpacked
+from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.execute.messages.pickling import load_sent
 from daskdist.strategy.collectives.mailbox import Mailbox, mailbox_of
 from daskdist.strategy.group import ReplicaGroup
@@ -179,7 +179,7 @@ class StepsOnWorker:
         try:
             with contextlib.suppress(OSError):
                 while True:
-                    for kind, *rest in unpacked(await self._comm.read()):
+                    for kind, *rest in unpack_messages(await self._comm.read()):
                         self._num_received += 1
                         self._handlers[kind](*rest)
         finally:

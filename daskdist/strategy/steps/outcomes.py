@@ -11,8 +11,8 @@ import cloudpickle
 import numpy as np
 
 from daskdist.errors import ArgumentError, CollectiveError
-from daskdist.execute.messages.failure import Failure, pickled_apart, writable_like
-from daskdist.execute.messages.pickling import culprit
+from daskdist.execute.messages.failure import Failure, pickle_with_buffers, writable_like
+from daskdist.execute.messages.pickling import describe_unpicklable
 from daskdist.execute.messages.sizes import size_of
 from daskdist.strategy.values.extract import FlatResult
 
@@ -93,7 +93,7 @@ def _same(buffer: Any) -> Any:
 def packed_value(value: Any) -> Packed | Failed:
     """Return a value as it travels, or the failure of one that does not pickle."""
     try:
-        pickled, buffers = pickled_apart(value)
+        pickled, buffers = pickle_with_buffers(value)
     except Exception as error:
         return _not_pickled(value, error)
     views = [buffer.raw() for buffer in buffers]
@@ -102,7 +102,7 @@ def packed_value(value: Any) -> Packed | Failed:
 
 def _not_pickled(value: Any, error: Exception) -> Failed:
     text = ArgumentError(
-        f"what a replica returned does not pickle, and so cannot leave its worker{culprit(value)}: {error}"
+        f"what a replica returned does not pickle, and so cannot leave its worker{describe_unpicklable(value)}: {error}"
     )
     return Failed(Failure(cloudpickle.dumps([(text, None)])), None)
 

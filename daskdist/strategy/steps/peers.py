@@ -16,7 +16,7 @@ from distributed.comm import Comm, CommClosedError, connect
 from distributed.core import Status
 
 from daskdist.config import seconds
-from daskdist.execute.messages.outbox import packed, unpacked
+from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 
 _OPERATION: Final = "daskdist_results"
 _ACKNOWLEDGED_WITHIN_S: Final = 0.05
@@ -49,7 +49,7 @@ class _Link:
                 batch = [message for message, _ in itertools.islice(self.kept, self._num_written, None)]
                 first = self.num_acknowledged + self._num_written + 1
                 self._num_written = len(self.kept)
-                await comm.write(packed([first, *batch], comm))
+                await comm.write(pack_messages([first, *batch], comm))
 
     async def read_all(self, comm: Comm) -> None:
         """Drop the messages that are acknowledged, for as long as the comm is open."""
@@ -147,7 +147,7 @@ class Peers:
                 # By connections before.
                 await comm.write(self._last.get(link, 0))
                 while True:
-                    first, *messages = unpacked(await comm.read())
+                    first, *messages = unpack_messages(await comm.read())
                     for number, message in enumerate(messages, first):
                         # The connection before may still bring it, too.
                         if number > self._last.get(link, 0):

@@ -13,7 +13,7 @@ import numpy as np
 from daskdist.core.block import read_only
 from daskdist.devices import named
 from daskdist.errors import CollectiveError
-from daskdist.execute.callers.fetch import Bring
+from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.pickling import ForDevices
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import Replica
@@ -108,7 +108,7 @@ def call_replica(
         given = filled(results[1:], picks, leaves)
 
         def around() -> Around:
-            return Around(Bring(mailbox.worker), mailbox.board, partial(mailbox.ask, (slot.token, step)))
+            return Around(WorkerFetch(mailbox.worker), mailbox.board, partial(mailbox.ask, (slot.token, step)))
 
         with fed(given, treespec, slot.replica, slot.number, around) as (args, kwargs):
             context = slot.context(mailbox, step)

@@ -16,7 +16,7 @@ import numpy as np
 
 from daskdist.errors import ArgumentError
 from daskdist.execute.messages.by_reference import ByReference
-from daskdist.execute.messages.pickling import ForDevices, culprit, kind_of, sealed
+from daskdist.execute.messages.pickling import ForDevices, describe_unpicklable, pickle_for_devices, type_name
 from daskdist.strategy.steps.function_identity import FunctionParts
 
 # Arrays that are no larger go with each call.
@@ -142,11 +142,11 @@ class SentObjects:
 
     def _pickled(self, value: Any, name: Callable[[], str]) -> SentObject:
         try:
-            pickled, is_for_devices = sealed(value)
+            pickled, is_for_devices = pickle_for_devices(value)
         except Exception as error:
             raise ArgumentError(
-                f"{name()} ({kind_of(value)}) does not pickle, and so cannot be sent to a worker{culprit(value)}: "
-                f"{error}"
+                f"{name()} ({type_name(value)}) does not pickle, and so cannot be sent to a worker"
+                f"{describe_unpicklable(value)}: {error}"
             ) from error
         with self._lock:
             return self._kept(

@@ -14,7 +14,7 @@ from distributed.comm import Comm, connect
 
 from daskdist.config import setting
 from daskdist.errors import ArgumentError
-from daskdist.execute.messages.outbox import Outbox, unpacked
+from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.strategy.group import ReplicaGroup
 
 OPERATION = "daskdist_steps"
@@ -111,7 +111,7 @@ class Stream:
 
     async def _read(self) -> None:
         while True:
-            messages = unpacked(await self._comm.read())
+            messages = unpack_messages(await self._comm.read())
             self.heard_at = time.monotonic()
             self._receive(self, messages)
 

@@ -20,7 +20,7 @@ from distributed import Client, Future
 from daskdist.config import in_bytes, seconds, setting
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
-from daskdist.execute.callers.compute_key import gone
+from daskdist.execute.callers.compute_key import lost_data_error
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.messages.failure import Failure
 from daskdist.strategy.group import ReplicaGroup
@@ -53,13 +53,13 @@ class StreamSet:
     ----------
     client
         The connection to the cluster.
-    roster
+    live_workers
         The workers that take part.
     """
 
-    def __init__(self, client: Client, roster: LiveWorkers) -> None:
+    def __init__(self, client: Client, live_workers: LiveWorkers) -> None:
         self.client = client
-        self.roster = roster
+        self.live_workers = live_workers
         # Held while messages are appended, so that all workers have them in one order.
         self.lock = threading.RLock()
         self.dropped_objects: deque[int] = deque()
@@ -116,7 +116,7 @@ class StreamSet:
         self._streams.update({stream.address: stream for stream in opened})
         relayed = [stream.address for stream in opened if stream.is_relayed]
         if relayed:
-            self.roster.is_direct = False
+            self.live_workers.is_direct = False
             logger.info("steps go by way of the scheduler to %s", ", ".join(relayed))
         beat = asyncio.ensure_future(_beat(reference))
         # When nobody has them any more, nor anything that came of them.
@@ -235,7 +235,7 @@ class StreamSet:
                 "here, with local_results say, before the strategy or its client is closed"
             )
         if not all(map(self.is_open, workers)):
-            self.roster.in_doubt = True
+            self.live_workers.in_doubt = True
             raise self._lost_error(self.lost())
 
     def check_there(self, needs: Sequence[Any]) -> None:
@@ -248,7 +248,7 @@ class StreamSet:
         """
         for future in futures_in(needs):
             if future.cancelled():
-                raise self.gone(future.key)
+                raise self.lost_data_error(future.key)
 
     def is_open(self, worker: str) -> bool:
         """Return whether the stream to a worker is open."""
@@ -256,11 +256,11 @@ class StreamSet:
 
     def lost(self) -> list[str]:
         """Return the workers that take part and whose streams are broken."""
-        return [each for each in self.roster.present if not self.is_open(each)]
+        return [each for each in self.live_workers.present if not self.is_open(each)]
 
     def _lost_error(self, lost: Sequence[str], why: str = "") -> ClusterError:
         rest = "no worker is left, make a new strategy"
-        if len(self.lost()) < len(self.roster.present):
+        if len(self.lost()) < len(self.live_workers.present):
             rest = "what needs those fails, and the next call goes on with the replicas that are left"
         return ClusterError(f"lost {', '.join(lost)}, on which replicas were{why}; {rest}")
 
@@ -353,7 +353,7 @@ class StreamSet:
         if future.status == "error":
             error = await future._exception()
         elif future.cancelled():
-            error = gone(key)
+            error = lost_data_error(key)
         else:
             return
         with self.lock:
@@ -520,14 +520,14 @@ class StreamSet:
         return received(structure, payload)
 
     def _lost_with(self, result: Result) -> ClusterError:
-        self.roster.in_doubt = True
+        self.live_workers.in_doubt = True
         return ClusterError(f"lost {result.worker}, which has a result that was asked for; make it anew")
 
     def raise_failed(self, failed: Failed) -> None:
         """Raise the error of a call, which is not raised a second time by itself."""
         self._failures.mark_seen(failed)
         # A lost worker may be what it comes of.
-        self.roster.in_doubt = True
+        self.live_workers.in_doubt = True
         raise failed.failure.error()
 
     def raise_first(self, failures: Sequence[Failed]) -> None:
@@ -545,7 +545,7 @@ class StreamSet:
             self._failures.forget()
             return
         if error := self.take_unseen():
-            self.roster.in_doubt = True
+            self.live_workers.in_doubt = True
             raise error
 
     def take_unseen(self) -> BaseException | None:
@@ -557,14 +557,14 @@ class StreamSet:
             error.add_note(f"{len(failures) - 1} more calls failed by then, and nobody looked at their results")
         return error
 
-    def gone(self, key: Any) -> ClusterError:
+    def lost_data_error(self, key: Any) -> ClusterError:
         """Return the error of something that was lost with a worker, or dropped."""
-        self.roster.in_doubt = True
-        return self.without_lost(key) if self.roster.lost else gone(key)
+        self.live_workers.in_doubt = True
+        return self.without_lost(key) if self.live_workers.lost else lost_data_error(key)
 
     def without_lost(self, what: Any) -> ClusterError:
         """Return the error of something that needs a worker without which the others went on."""
-        return ClusterError(f"lost {', '.join(self.roster.lost)}, which {what} needs; make it anew")
+        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; make it anew")
 
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:

@@ -23,7 +23,7 @@ from daskdist.display.values import Summary, shown, table
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.execute.callers.compute_key import is_future
-from daskdist.execute.callers.graph import is_undone, one_task
+from daskdist.execute.callers.graph import is_unfinished_task, one_task
 from daskdist.strategy.backend import Picks, ResultSource
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.extract import Applied, Extract, ExtractAll, PerReplicaRef, Remote
@@ -120,7 +120,7 @@ class AsyncValue(_Collection, np.lib.mixins.NDArrayOperatorsMixin):
         if wiring.caller is None or not wiring.caller.defers:
             self.result()
             return
-        handle = wiring.caller.call(filled, wiring.handles, wiring.picks, wired, on=wiring.worker, name="apply")
+        handle = wiring.caller.call(filled, wiring.handles, wiring.picks, wired, worker=wiring.worker, name="apply")
         self._source = Remote(handle, ExtractAll(), wiring.worker)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
@@ -408,7 +408,7 @@ def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
     handles = list(wiring.handles)
     for number, slots in at_worker.items():
         picks = [wiring.picks[slot][1] for slot in slots]
-        handles[number] = caller.call(pick_all, [handles[number]], picks, on=wiring.workers[number], name="pick")
+        handles[number] = caller.call(pick_all, [handles[number]], picks, worker=wiring.workers[number], name="pick")
     results = caller.results(handles)
     parts: list[Any] = [None if number in at_worker else pick(results[number]) for number, pick in wiring.picks]
     for number, slots in at_worker.items():
@@ -553,14 +553,14 @@ def _workers_of(value: Any) -> Any:
     # Those without which it does not come; what tells them, for as long as there is one.
     if not isinstance(value, AsyncValue) or value._source is None:
         return ()
-    return value._caller.roster
+    return value._caller.live_workers
 
 
 def _persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str] | None = None) -> Any:
     # What Dask's `persist` leaves: a future, or where it had no cluster the value.
     name, number = key
     found = graph[(rename or {}).get(name, name), number]
-    if is_undone(found):
+    if is_unfinished_task(found):
         raise ArgumentError("values of replicas can be computed and persisted; Dask does not rewrite their graphs")
     if not is_future(found):
         return found
