@@ -101,6 +101,7 @@ _FRUGAL_CLUSTERS = {
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.tick.interval": "500 ms",
 }
+_USED_BY_MOST = (2, 1)
 _LOGGERS_OF_DASK = ["distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application"]
 _IMPORTED_BY_WORKERS = ["daskdist.readers.parquet", "daskdist.strategy.multi_worker", "pandas", "pyarrow.parquet"]
 
@@ -124,12 +125,18 @@ def _frugal_clusters() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def start_cluster() -> Iterator[StartCluster]:
-    """Gives a client of a cluster of so many worker processes, of so many threads each; each is started once."""
-    started: dict[tuple[int, int], Client] = {}
-    with contextlib.ExitStack() as opened:
+    """Gives a client of a cluster of so many worker processes, of so many threads each; those used last stay open."""
+    started: dict[tuple[int, int], tuple[Client, contextlib.ExitStack]] = {}
+    with contextlib.ExitStack() as all_opened:
 
         def start(num_workers: int, num_threads: int = 1) -> Client:
-            if (num_workers, num_threads) not in started:
+            shape = (num_workers, num_threads)
+            if shape not in started:
+                # Workers that have nothing to do take a two-hundredth of a core each.
+                others = [other for other in started if other != _USED_BY_MOST]
+                for other in others[:-1] if shape != _USED_BY_MOST else []:
+                    started.pop(other)[1].close()
+                opened = all_opened.enter_context(contextlib.ExitStack())
                 cluster = LocalCluster(
                     n_workers=num_workers,
                     threads_per_worker=num_threads,
@@ -137,8 +144,10 @@ def start_cluster() -> Iterator[StartCluster]:
                     dashboard_address="127.0.0.1:0",
                 )
                 opened.callback(cluster.close)
-                started[num_workers, num_threads] = opened.enter_context(Client(cluster, set_as_default=False))
-            return started[num_workers, num_threads]
+                started[shape] = (opened.enter_context(Client(cluster, set_as_default=False)), opened)
+            elif shape != _USED_BY_MOST:
+                started[shape] = started.pop(shape)
+            return started[shape][0]
 
         yield start
 
@@ -146,7 +155,7 @@ def start_cluster() -> Iterator[StartCluster]:
 @pytest.fixture(scope="session")
 def client(start_cluster: StartCluster) -> Client:
     """A client of two worker processes of one thread each."""
-    return start_cluster(2, 1)
+    return start_cluster(*_USED_BY_MOST)
 
 
 @pytest.fixture(scope="session")
@@ -194,6 +203,25 @@ def parquet_files(tmp_path: Path) -> ParquetFiles:
         return paths
 
     return write
+
+
+def every_pair(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return combinations of values of factors in which each value meets each value of every other factor."""
+    left = {
+        (a, i, b, j)
+        for a, b in itertools.combinations(range(len(factors)), 2)
+        for i, j in itertools.product(range(len(factors[a])), range(len(factors[b])))
+    }
+    chosen = []
+    candidates = [
+        (indices, {(a, indices[a], b, indices[b]) for a, b in itertools.combinations(range(len(factors)), 2)})
+        for indices in itertools.product(*map(range, map(len, factors)))
+    ]
+    while left:
+        indices, pairs = max(candidates, key=lambda candidate: len(candidate[1] & left))
+        left -= pairs
+        chosen.append(indices)
+    return [tuple(factor[k] for factor, k in zip(factors, indices, strict=True)) for indices in sorted(chosen)]
 
 
 def threads_of_passes() -> set[threading.Thread]:

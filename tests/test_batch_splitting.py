@@ -6,7 +6,7 @@ import ast
 
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import every_pair, mirrored
 from distributed import Client
 
 import daskdist
@@ -487,9 +487,10 @@ def test_a_worker_without_replicas_takes_no_part(start_cluster):
 # --- how many steps there are ---
 
 
-@pytest.mark.parametrize("drops_uneven", [False, True])
-@pytest.mark.parametrize("replicas", [[1], [2], [4], [1, 1], [2, 1], [1, 3], [3, 1, 2]], ids=str)
-@pytest.mark.parametrize("policy", ["off", "data"])
+@pytest.mark.parametrize(
+    ("replicas", "policy", "drops_uneven"),
+    every_pair([[1], [2], [4], [1, 1], [2, 1], [1, 3], [3, 1, 2]], ["off", "data"], [False, True]),
+)
 def test_cardinality_is_the_number_of_steps(replicas, policy, drops_uneven):
     strategy = strategy_of(replicas)
     options = Options(auto_shard_policy=policy, drop_uneven=drops_uneven)

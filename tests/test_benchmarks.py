@@ -7,7 +7,9 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,32 +39,43 @@ def start(script: Path, *args: str, env: dict[str, str] | None = None) -> subpro
         capture_output=True,
         text=True,
         timeout=110,
-        # Of clusters started one after the other, workers are forked, and import what they need once.
-        env={**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver", **(env or {})},
+        env={**os.environ, **(env or {})},
     )
 
 
-def run(script: Path, *args: str) -> str:
-    done = start(script, *args)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
+    """Run a benchmark and return its figures; in this process, as a new one takes longer than most benchmarks."""
+
+    def figures_of(script: Path, *args: str) -> list[dict[str, Any]]:
+        monkeypatch.syspath_prepend(BENCHMARKS)
+        monkeypatch.setattr(sys, "argv", [str(script), "--size", "small", "--json", *args])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+        assert ended.value.code == 0
+        return json.loads(capsys.readouterr().out)["figures"]
+
+    return figures_of
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_gives_figures(name: str) -> None:
-    figures = json.loads(run(SPINE, "--only", name, "--json"))["figures"]
+def test_it_gives_figures(run, name: str) -> None:
+    figures = run(SPINE, "--only", name)
     assert figures
     assert all(figure["ours"] >= 0 for figure in figures)
 
 
 def test_the_table_has_a_line_for_each_figure() -> None:
-    header, *lines = run(SPINE, "--only", "memory").splitlines()
+    # A program of its own, as it is used.
+    done = start(SPINE, "--only", "memory")
+    assert done.returncode == 0, done.stderr
+    header, *lines = done.stdout.splitlines()
     assert header.split() == ["what", "ours", "floor", "or", "peer", "ratio", "target", "holds"]
     assert sum(line.startswith("in memory") for line in lines) == 2
 
 
-def test_operations_give_figures() -> None:
-    figures = json.loads(run(OPERATIONS, "--json"))["figures"]
+def test_operations_give_figures(run) -> None:
+    figures = run(OPERATIONS)
     assert all(figure["ours"] >= 0 for figure in figures)
     whats = [figure["what"] for figure in figures]
     for word in ("map", "filter", "padded_batch", "zip", "interleave", "repeat", "shard", "global_shuffle", "load"):
@@ -70,8 +83,8 @@ def test_operations_give_figures() -> None:
     assert any(figure["what"].startswith("memory of shuffle") and figure["target"] == 3 for figure in figures)
 
 
-def test_readers_give_figures() -> None:
-    figures = json.loads(run(READERS, "--json"))["figures"]
+def test_readers_give_figures(run) -> None:
+    figures = run(READERS)
     assert all(figure["ours"] >= 0 for figure in figures)
     whats = [figure["what"].lower() for figure in figures]
     formats = {path.stem for path in (BENCHMARKS / "formats").glob("*.py")} - {"__init__"}
@@ -82,9 +95,9 @@ def test_readers_give_figures() -> None:
     assert sum("first batch" in what for what in whats) == 5
 
 
-def test_what_a_large_cluster_costs_gives_figures() -> None:
+def test_what_a_large_cluster_costs_gives_figures(run) -> None:
     only = [word for name in ("planning", "first-graph", "stepping", "tasks") for word in ("--only", name)]
-    figures = json.loads(run(SCALE, *only, "--json"))["figures"]
+    figures = run(SCALE, *only)
     assert all(figure["ours"] >= 0 for figure in figures)
     whats = [figure["what"] for figure in figures]
     for word in ("FILE", "DATA", "plan", "calls", "bytes sent", "a step and worker", "1,000 batches"):
@@ -95,15 +108,15 @@ def test_what_a_large_cluster_costs_gives_figures() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_real_cluster_gives_the_tasks_that_were_counted() -> None:
-    (file, data) = json.loads(run(SCALE, "--only", "cluster", "--json"))["figures"]
+def test_a_real_cluster_gives_the_tasks_that_were_counted(run) -> None:
+    (file, data) = run(SCALE, "--only", "cluster")
     assert file["holds"]
     assert data["holds"]
 
 
 @pytest.mark.parametrize("name", ["embedded", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])])
-def test_a_soak_records_memory(name: str) -> None:
-    figures = json.loads(run(SOAK, "--only", name, "--json"))["figures"]
+def test_a_soak_records_memory(run, name: str) -> None:
+    figures = run(SOAK, "--only", name)
     assert figures[0]["unit"] == "steps/s"
     assert figures[0]["ours"] > 0
     assert any("growth of the driver" in figure["what"] and figure["target"] == 5 for figure in figures)
@@ -111,8 +124,8 @@ def test_a_soak_records_memory(name: str) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_steps_give_figures() -> None:
-    figures = json.loads(run(STEPS, "--json"))["figures"]
+def test_steps_give_figures(run) -> None:
+    figures = run(STEPS)
     whats = [figure["what"] for figure in figures]
     for word in (
         "embedded: steps",
@@ -133,8 +146,8 @@ def test_steps_give_figures() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_loops_give_figures() -> None:
-    figures = json.loads(run(LOOPS, "--json"))["figures"]
+def test_loops_give_figures(run) -> None:
+    figures = run(LOOPS)
     assert [figure["unit"] for figure in figures] == ["batches/s"] * 10 + ["transitions"]
     assert all(figure["ours"] > 0 for figure in figures[:-1])
     # A loop costs the scheduler nothing, however many its batches are.
@@ -143,23 +156,23 @@ def test_loops_give_figures() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_passes_over_arrays_give_figures() -> None:
-    figures = json.loads(run(PASSES, "--json"))["figures"]
+def test_passes_over_arrays_give_figures(run) -> None:
+    figures = run(PASSES)
     assert [figure["target"] for figure in figures] == [4_000] * 7
     assert all(min(figure["ours"], figure["peer"]) > 0 for figure in figures)
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_collectives_give_figures() -> None:
-    figures = json.loads(run(COLLECTIVES, "--json"))["figures"]
+def test_collectives_give_figures(run) -> None:
+    figures = run(COLLECTIVES)
     assert [figure["unit"] for figure in figures] == ["us", "ms", "MB/s", "MB/s"]
     assert all(figure["ours"] > 0 for figure in figures)
 
 
 @pytest.mark.parametrize("name", ["embedded", pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.slow])])
-def test_digits_give_figures(name: str) -> None:
-    speed, difference = json.loads(run(DIGITS, "--only", name, "--json"))["figures"]
+def test_digits_give_figures(run, name: str) -> None:
+    speed, difference = run(DIGITS, "--only", name)
     assert speed["unit"] == "steps/s"
     assert min(speed["ours"], speed["peer"]) > 0
     # Of this no time is taken, so that it holds on any machine.
@@ -170,9 +183,9 @@ def test_digits_give_figures(name: str) -> None:
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_figures"), [("small", 4), ("large", 1)])
-def test_training_with_torch_gives_figures(name: str, num_figures: int) -> None:
+def test_training_with_torch_gives_figures(run, name: str, num_figures: int) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    figures = json.loads(run(TORCH_DDP, "--only", name, "--json"))["figures"]
+    figures = run(TORCH_DDP, "--only", name)
     assert len(figures) == num_figures
     assert all(figure["ours"] > 0 for figure in figures)
     assert figures[-1]["peer_name"].startswith("DataLoader")
@@ -202,8 +215,8 @@ def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
     ("name", "num_figures"),
     [("feeding", 2), ("small-chunks", 1), ("behind-steps", 1), ("shuffling", 3), ("reducing", 2)],
 )
-def test_a_gpu_gives_figures(name: str, num_figures: int) -> None:
-    figures = json.loads(run(GPU, "--only", name, "--json"))["figures"]
+def test_a_gpu_gives_figures(run, name: str, num_figures: int) -> None:
+    figures = run(GPU, "--only", name)
     assert len(figures) >= num_figures
     assert all(figure["ours"] > 0 for figure in figures)
 

@@ -431,7 +431,7 @@ def test_a_question_that_nobody_waits_for_any_more_may_fail():
     assert said == []
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def unwatched():
     """A client of two workers without nannies, and their processes."""
     with (

@@ -18,22 +18,24 @@ PROGRAM = """
 import json, sys
 import daskdist
 
-files, *where = sys.argv[1:]
-with daskdist.MultiWorkerMirroredStrategy(*where) as strategy:
-    ds = daskdist.read_parquet(files, "id").shuffle(8, seed=1).batch(6)
-    dist = strategy.distribute_dataset(ds)
-    steps = [[piece.tolist() for piece in strategy.local_results(step)] for step in dist]
-    total = 0
-    for step in dist:
-        total += strategy.reduce("SUM", strategy.run(lambda ids: ids.sum(), args=(step,)), axis=None)
-    print(json.dumps({
-        "scheduler": strategy.client.scheduler.address,
-        "replicas": strategy.num_replicas_in_sync,
-        "policy": dist.sharding.policy.name,
-        "steps": steps,
-        "cardinality": dist.cardinality(),
-        "total": int(total),
-    }))
+files, *places = sys.argv[1:]
+# Where no place is named, the environment does.
+for where in [[place] for place in places] + [[]]:
+    with daskdist.MultiWorkerMirroredStrategy(*where) as strategy:
+        ds = daskdist.read_parquet(files, "id").shuffle(8, seed=1).batch(6)
+        dist = strategy.distribute_dataset(ds)
+        steps = [[piece.tolist() for piece in strategy.local_results(step)] for step in dist]
+        total = 0
+        for step in dist:
+            total += strategy.reduce("SUM", strategy.run(lambda ids: ids.sum(), args=(step,)), axis=None)
+        print(json.dumps({
+            "scheduler": strategy.client.scheduler.address,
+            "replicas": strategy.num_replicas_in_sync,
+            "policy": dist.sharding.policy.name,
+            "steps": steps,
+            "cardinality": dist.cardinality(),
+            "total": int(total),
+        }))
 """
 
 
@@ -114,21 +116,17 @@ def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_pat
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     files = str(Path(paths[0]).parent / "*.parquet")
-    programs = [
-        subprocess.Popen(
-            [sys.executable, str(program), files, *where],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | env,
-        )
-        for where, env in [([address], {}), ([str(file)], {}), ([], {"DASK_SCHEDULER_ADDRESS": address})]
-    ]
-    started.processes += programs
-    for process in programs:
-        output, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-        found = json.loads(output.splitlines()[-1])
+    done = subprocess.run(
+        [sys.executable, str(program), files, address, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"DASK_SCHEDULER_ADDRESS": address},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for found in map(json.loads, lines):
         assert found["scheduler"] == address
         assert found["replicas"] == 2
         assert found["policy"] == "FILE"

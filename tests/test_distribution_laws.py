@@ -167,7 +167,7 @@ class TestBadShares(Laws):
 
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
-some = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+some = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @some

@@ -27,9 +27,9 @@ from daskdist.testing import same_elements
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
-many = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-some = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-few = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @given(pipelines())

@@ -44,7 +44,7 @@ def run(node, primitive):
 
 
 @given(pipelines())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_optimised_is_unoptimised(pipeline):
     check_stages(pipeline)
 
@@ -223,7 +223,7 @@ def test_files_go_to_workers_in_turn(files):
 
 
 @given(pipelines(max_operations=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_operations_that_may_be_sharded_lose_no_row(pipeline):
     """Where AUTO comes to FILE, the workers' rows are the dataset's."""
     if pipeline.source.name != "parquet" or pipeline.reference().met_unmade:

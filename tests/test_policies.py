@@ -311,8 +311,9 @@ def steps_of(strategy, ds):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("num_workers", [2, 3])
-@pytest.mark.parametrize(("name", "shape"), CLUSTERED)
+@pytest.mark.parametrize(
+    ("name", "shape", "num_workers"), [(*case, 2 + number % 2) for number, case in enumerate(CLUSTERED)]
+)
 def test_rows_over_replicas_are_the_rows(start_cluster, files, name, shape, num_workers):
     ds = SHAPES[shape][0](files)
     if shape not in ("group_by_window", "bucket"):

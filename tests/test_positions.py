@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import every_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import pipelines
@@ -113,13 +114,24 @@ def begun(make, number, caller):
 
 def check_every_position(make, caller):
     whole = list(begun(make, 0, caller))
-    for number in range(len(whole) + 1):
-        iterator = begun(make, number, caller)
-        state = pickle.loads(pickle.dumps(iterator.state_dict()))
+    # An iterator that is asked at each position gives all the same; so do some that are asked once.
+    asked, states = begun(make, 0, caller), []
+    for expected in whole:
+        states.append(pickle.dumps(asked.state_dict()))
+        same_elements([next(asked)], [expected], f"the iterator that was asked at {len(states) - 1}")
+    states.append(pickle.dumps(asked.state_dict()))
+    assert list(asked) == []
+    once = {0, 1, len(whole) // 2, len(whole)}
+    for number, state in enumerate(states):
         again = begun(make, 0, caller)
-        again.load_state_dict(state)
+        again.load_state_dict(pickle.loads(state))
         same_elements(list(again), whole[number:], f"gone on from {number}")
-        same_elements(list(iterator), whole[number:], f"the iterator that was asked, from {number}")
+        if number in once:
+            iterator = begun(make, number, caller)
+            again = begun(make, 0, caller)
+            again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
+            same_elements(list(again), whole[number:], f"gone on from {number}, asked once")
+            same_elements(list(iterator), whole[number:], f"the iterator that was asked once, from {number}")
     # And once more where the iterator has noticed that nothing comes any more.
     again = begun(make, 0, caller)
     again.load_state_dict(pickle.loads(pickle.dumps(iterator.state_dict())))
@@ -148,17 +160,13 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
-@pytest.mark.parametrize("sizes", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "sizes", "caller"), every_pair(list(FILES), [LARGE, SMALL], [Now, Threads]))
 def test_of_files_from_every_position_the_rest(files, name, sizes, caller):
     with dask.config.set(sizes):
         check_every_position(lambda: FILES[name](files), caller)
 
 
-@pytest.mark.parametrize("caller", [Now, Threads])
-@pytest.mark.parametrize("sizes", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("name", "sizes", "caller"), every_pair(list(PIPELINES), [LARGE, SMALL], [Now, Threads]))
 def test_from_every_position_the_rest(name, sizes, caller):
     with dask.config.set(sizes):
         check_every_position(PIPELINES[name], caller)

@@ -78,7 +78,7 @@ def cases(draw):
     return op, axes, values
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases())
 @pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning")
 def test_it_is_what_numpy_gives_for_all_rows(case):

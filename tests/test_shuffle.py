@@ -34,7 +34,7 @@ def ints(ds):
 
 
 @given(st.data(), st.integers(1, 12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_exchange_is_drawing_in_turn(data, size):
     slots = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=40))
     buffer, expected = list(range(size)), []

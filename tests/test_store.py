@@ -353,7 +353,7 @@ codecs = st.sampled_from([None, "lz4", "zstd"])
 
 
 @given(st.data(), nests, st.integers(0, 4), codecs)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_block(data, nest, num_rows, compression):
     structure = Structure.of(nest)[1]
     block = Block(structure, [data.draw(columns(num_rows)) for _ in range(structure.num_leaves)])
@@ -366,7 +366,7 @@ def test_any_block(data, nest, num_rows, compression):
 
 
 @given(st.data(), nests, st.integers(0, 4), codecs)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_bundle(data, nest, num_rows, compression):
     structure = Structure.of(nest)[1]
     items = [tuple(data.draw(leaves) for _ in range(structure.num_leaves)) for _ in range(num_rows)]
@@ -731,7 +731,7 @@ def test_manifests(tmp_path):
 
 
 @given(nests)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_structure(nest):
     structure = Structure.of(nest)[1]
     found = structure_from_json(json.loads(json.dumps(structure_to_json(structure))))
@@ -748,7 +748,7 @@ def in_order(nest):
 
 
 @given(st.one_of(numbers, st.sampled_from(["longdouble", "T", "O", "U0", "S0"]).map(np.dtype)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_dtype(dtype):
     found = dtype_from_json(json.loads(json.dumps(dtype_to_json(dtype))))
     assert found == (dtype if dtype.isnative else dtype.newbyteorder("="))

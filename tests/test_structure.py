@@ -42,7 +42,7 @@ nests = st.recursive(
 
 
 @given(nests)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_packing_is_the_inverse_of_flattening(nest):
     found, structure = Structure.flatten(nest)
     packed = structure.pack(found)
@@ -153,7 +153,7 @@ specs = st.builds(
 
 
 @given(specs, specs)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_common_spec_holds_what_both_hold(a, b):
     common = a.most_general_common_spec(b)
     if common is None:
