@@ -1,16 +1,19 @@
 """What a step costs: a sum of 128x16 float32 numbers on two replicas, reduced, embedded and on a cluster of two.
 
-    python benchmarks/steps.py [--only NAME ...] [--size small] [--json] [--check]
+    python benchmarks/steps.py [--only NAME ...] [--size small] [--json] [--check] [--peer ray|tf --python PATH]
 
 The floor on a cluster is Dask itself: the three tasks of a step, submitted one by one, ahead of use or each awaited;
-and for large arguments its ``scatter`` to all workers.
+for a round trip a bare message of its comms; and for large arguments its ``scatter`` to all workers. With ``--peer``,
+the same steps of another library are timed after ours, by another interpreter if it is there that it is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import subprocess
 import sys
 import time
 from collections import deque
@@ -18,13 +21,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import add
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import dask
 import numpy as np
 import psutil
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
+from distributed.comm import Comm, connect
+from distributed.core import Status
 from distributed.deploy.subprocess import SubprocessCluster
 from measure import MIB, Figure, arguments, measured, report
 
@@ -44,7 +50,9 @@ class Size:
     floor_steps
         As tasks submitted one by one.
     many_steps
-        Timed at once in functions; over which nothing is to grow.
+        Timed at once in functions.
+    growth_steps
+        Over which nothing is to grow.
     repeats
         How often each thing is timed.
     """
@@ -54,10 +62,11 @@ class Size:
     cluster_steps: int = 4_000
     floor_steps: int = 200
     many_steps: int = 10_000
+    growth_steps: int = 100_000
     repeats: int = 5
 
 
-SIZES: Final = {"full": Size(), "small": Size(2**12, 200, 100, 20, 300, 1)}
+SIZES: Final = {"full": Size(), "small": Size(2**12, 200, 100, 20, 300, 300, 1)}
 
 _BATCH_ROWS: Final = 128
 _STEPS_A_CALL: Final = 100
@@ -90,6 +99,11 @@ def per_second(num_steps: int, call: Callable[[], Any]) -> float:
 
 def embedded(size: Size) -> Iterator[Figure]:
     """Two replicas in this process."""
+    yield Figure("embedded: steps", embedded_rate(size), "steps/s", target=15_000)
+
+
+def embedded_rate(size: Size) -> float:
+    """Steps a second in this process."""
     strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
     iterator = batches(strategy, size)
 
@@ -98,8 +112,7 @@ def embedded(size: Size) -> Iterator[Figure]:
             step(strategy, iterator)
 
     loop()
-    rates = [per_second(size.embedded_steps, loop) for _ in range(size.repeats)]
-    yield Figure("embedded: steps", median(rates), "steps/s", target=15_000)
+    return median(per_second(size.embedded_steps, loop) for _ in range(size.repeats))
 
 
 @contextmanager
@@ -134,6 +147,16 @@ def one_by_one(client: Client, strategy: Any, num_steps: int, ahead: int = _AHEA
 
 def cluster(size: Size) -> Iterator[Figure]:
     """A replica on each of two worker processes; the scheduler is in the driver's process."""
+    found, explained = cluster_rates(size)
+    targets = {"a step at a time": 5_000, "functions of 100": 8_000, "each awaited": 450}
+    for name, target in targets.items():
+        note = explained if name == "functions of 100" else ""
+        floor = found["floor awaited" if name == "each awaited" else "floor"]
+        yield Figure(f"cluster: {name}", found[name], "steps/s", floor, "of Dask", target, note=note)
+
+
+def cluster_rates(size: Size) -> tuple[dict[str, float], str]:
+    """Steps a second by the way that they are made, and what a function says of its own."""
     with two_workers() as (client, strategy):
         iterator = batches(strategy, size)
         results: list[Any] = []
@@ -172,12 +195,7 @@ def cluster(size: Size) -> Iterator[Figure]:
             for name, (num_steps, call) in ways.items():
                 rates[name].append(per_second(num_steps, call))
         explained = "; ".join(map(str.strip, many.explain().splitlines()))
-    found = {name: median(each) for name, each in rates.items()}
-    targets = {"a step at a time": 5_000, "functions of 100": 8_000, "each awaited": 450}
-    for name, target in targets.items():
-        note = explained if name == "functions of 100" else ""
-        floor = found["floor awaited" if name == "each awaited" else "floor"]
-        yield Figure(f"cluster: {name}", found[name], "steps/s", floor, "of Dask", target, note=note)
+    return {name: median(each) for name, each in rates.items()}, explained
 
 
 def gradient(x: Any, weights: Any) -> Any:
@@ -243,6 +261,40 @@ def echo(x: Any) -> Any:
     return x
 
 
+_ECHO: Final = "daskdist_benchmark_echo"
+
+
+def answer_echoes(dask_worker: Worker) -> None:
+    """Have a worker send back what it is sent, message by message, as its steps do and with nothing around it."""
+
+    async def serve(comm: Comm) -> Any:
+        with contextlib.suppress(OSError):
+            while True:
+                await comm.write(await comm.read())
+        return Status.dont_reply
+
+    dask_worker.handlers[_ECHO] = serve
+
+
+def bare_round_trip_ms(client: Client, num_times: int) -> float:
+    """Milliseconds that a message of 1 kB takes to a worker and back, over a comm that is open."""
+    client.run(answer_echoes)
+
+    async def echo() -> float:
+        comm = await connect(next(iter(client.nthreads())), **client.connection_args)
+        try:
+            await comm.write({"op": _ECHO, "reply": False})
+            start = time.perf_counter()
+            for _ in range(num_times):
+                await comm.write({"m": bytes(1024)})
+                await comm.read()
+            return 1e3 * (time.perf_counter() - start) / num_times
+        finally:
+            comm.abort()
+
+    return float(client.sync(echo))
+
+
 def round_trips(size: Size) -> Iterator[Figure]:
     """A call with 1 kB on one worker and its result, straight and by way of a scheduler in a process of its own."""
     with (
@@ -258,6 +310,7 @@ def round_trips(size: Size) -> Iterator[Figure]:
                 strategies[relay] = opened.enter_context(daskdist.MultiWorkerMirroredStrategy(client))
         argument = np.ones(2**7)
         times: dict[bool, list[float]] = {False: [], True: []}
+        bare: list[float] = []
         for number in range(size.repeats + 1):
             for relay, strategy in strategies.items():
 
@@ -268,19 +321,25 @@ def round_trips(size: Size) -> Iterator[Figure]:
                 rate = per_second(size.floor_steps, ask)
                 if number:
                     times[relay].append(1e3 / rate)
+            bare.append(bare_round_trip_ms(client, size.floor_steps))
     direct, relayed = median(times[False]), median(times[True])
-    yield Figure("a round trip of 1 kB", direct, "ms")
+    yield Figure("a round trip of 1 kB", direct, "ms", median(bare), "of a bare message")
     yield Figure(
         "a round trip of 1 kB, relayed", relayed, "ms", direct, "of a direct one", 2.5, on="ratio", bound="most"
     )
 
 
+def memory_mib() -> float:
+    """The memory of this process."""
+    gc.collect()
+    return float(psutil.Process(os.getpid()).memory_info().rss / MIB)
+
+
 def growth(size: Size) -> Iterator[Figure]:
-    """Ten thousand steps, one at a time and in functions: what they cost in the end, and what they leave."""
+    """A hundred thousand steps, one at a time and in functions: what they cost in the end, and what they leave."""
     with two_workers() as (client, strategy):
         iterator = batches(strategy, size)
-        process = psutil.Process(os.getpid())
-        tenth = size.many_steps // 10
+        tenth = size.growth_steps // 10
 
         @daskdist.function
         def many(found: Any) -> Any:
@@ -295,19 +354,18 @@ def growth(size: Size) -> Iterator[Figure]:
 
         for name, steps in (("a step at a time", alone), ("functions of 100", many)):
             found: Any = 0.0
-            seconds, sizes = [], []
+            seconds: list[float] = []
+            sizes: list[list[float]] = []
             for _ in range(10):
                 start = time.perf_counter()
                 for _ in range(max(tenth // _STEPS_A_CALL, 1)):
                     found = steps(found)
                 float(found)
                 seconds.append(time.perf_counter() - start)
-                gc.collect()
-                sizes.append(process.memory_info().rss / MIB)
+                sizes.append([memory_mib(), *client.run(memory_mib).values()])
             num_tasks = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
-            over_time = ", ".join(f"{each:.0f}" for each in sizes)
             yield Figure(
-                f"cluster, {name}: time of the second half of {size.many_steps:_}",
+                f"cluster, {name}: time of the second half of {size.growth_steps:_}",
                 sum(seconds[5:]),
                 "s",
                 sum(seconds[:5]),
@@ -316,14 +374,15 @@ def growth(size: Size) -> Iterator[Figure]:
                 on="ratio",
                 bound="most",
             )
-            yield Figure(
-                f"cluster, {name}: growth of driver and scheduler in the second half",
-                100 * (sizes[-1] / sizes[4] - 1),
-                "%",
-                target=5,
-                bound="most",
-                note=f"MiB after each tenth: {over_time}",
-            )
+            for who, *own in zip(("driver and scheduler", "worker 0", "worker 1"), *sizes, strict=True):
+                yield Figure(
+                    f"cluster, {name}: growth of {who} in the second half",
+                    100 * (own[-1] / own[4] - 1),
+                    "%",
+                    target=5,
+                    bound="most",
+                    note=f"MiB after each tenth: {', '.join(f'{each:.0f}' for each in own)}",
+                )
             yield Figure(f"cluster, {name}: tasks left", num_tasks, "tasks", target=2_500, bound="most")
 
 
@@ -336,9 +395,52 @@ BENCHMARKS: Final[dict[str, Callable[[Size], Iterator[Figure]]]] = {
 }
 
 
+# By the case of a peer, ours that is held against it, and whether it is to be as fast.
+_PEERS: Final[dict[str, tuple[str, dict[str, tuple[str, bool]]]]] = {
+    "ray": (
+        "ray_steps.py",
+        {
+            "Ray actors, awaited": ("each awaited", True),
+            "Ray actors, ahead": ("a step at a time", True),
+            "Ray compiled graphs, awaited": ("each awaited", False),
+        },
+    ),
+    "tf": (
+        "tensorflow_steps.py",
+        {
+            "TensorFlow MultiWorkerMirroredStrategy, awaited": ("each awaited", True),
+            "TensorFlow MultiWorkerMirroredStrategy, in tf.range": ("functions of 100", True),
+            "TensorFlow MirroredStrategy, awaited": ("embedded", True),
+            "TensorFlow MirroredStrategy, in tf.range": ("embedded", True),
+        },
+    ),
+}
+
+
+def against(size: Size, key: str, python: str) -> Iterator[Figure]:
+    """Steps of another library, in two processes of its own, and ours."""
+    script, cases = _PEERS[key]
+    ours = {**cluster_rates(size)[0], "embedded": embedded_rate(size)}
+    command = [python, str(Path(__file__).with_name("peers") / script), str(size.floor_steps)]
+    # What is installed here is not to be found there.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{script} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    rates = json.loads(done.stdout.splitlines()[-1])
+    for case, (name, is_target) in cases.items():
+        target = 1.0 if is_target else None
+        yield Figure(f"{name}, against {case}", ours[name], "steps/s", rates[case], "theirs", target, on="ratio")
+
+
 def main(argv: list[str] | None = None) -> int:
-    options = arguments(__doc__, BENCHMARKS, SIZES).parse_args(argv)
+    parser = arguments(__doc__, BENCHMARKS, SIZES)
+    parser.add_argument("--peer", choices=list(_PEERS), help="time steps of this library instead, and ours beside it")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has it; this one by default")
+    options = parser.parse_args(argv)
     size = SIZES[options.size]
+    if options.peer:
+        return report(list(against(size, options.peer, options.python)), size, options)
     return report(measured(BENCHMARKS, options.only or BENCHMARKS, size), size, options)
 
 

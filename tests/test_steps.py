@@ -545,18 +545,26 @@ def test_a_worker_that_is_stopped_is_lost(own_strategy):
 
 
 @pytest.mark.cluster
-def test_a_look_at_a_replica_that_hangs_ends(on_cluster, client):
-    def hang(name):
-        return Event(name).wait(30)
+@pytest.mark.parametrize("name", ["run-hang", "reduce"])
+def test_a_look_at_what_hangs_ends(on_cluster, client, name):
+    def hang():
+        return Event("hanging").wait(30)
+
+    def hanging_sum(one, other):
+        hang()
+        return one + other
 
     gate = Event("hanging", client=client)
     gate.set()
-    on_cluster.local_results(on_cluster.run(hang, args=("hanging",)))
+    on_cluster.local_results(on_cluster.run(hang))
     gate.clear()
-    hanging = on_cluster.reduce("SUM", on_cluster.run(hang, args=("hanging",)), axis=None)
+    if name == "reduce":
+        hanging = on_cluster.reduce(hanging_sum, on_cluster.run(int, args=(1,)), axis=None)
+    else:
+        hanging = on_cluster.reduce("SUM", on_cluster.run(hang), axis=None)
     with (
         dask.config.set({"daskdist.timeouts.step": "2 s"}),
-        pytest.raises(errors.ClusterError, match=r"run-hang has been running on .* daskdist\.timeouts\.step"),
+        pytest.raises(errors.ClusterError, match=rf"{name}.* has been running on .* daskdist\.timeouts\.step"),
     ):
         float(hanging)
     gate.set()

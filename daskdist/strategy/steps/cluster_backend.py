@@ -175,7 +175,7 @@ class ClusterBackend:
                         streams.object_reference(worker, each)
                 reference = ("p", pickled) if prepared is None else streams.object_reference(worker, prepared)
                 references = [self._reference(worker, each) for each in handles]
-                streams.append(worker, "call", call.record.number, reference, references, to_send())
+                streams.append(worker, "call", call.record.number, reference, references, to_send(), name)
                 if handles and all(isinstance(each, Future) for each in handles):
                     # Dask computes what was lost again.
                     call.record.again = partial(self.call, function, handles, *args, name=name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -24,8 +22,6 @@ class Executor:
     def __init__(self, name: str, prepare: Callable[[], None]) -> None:
         self._prepare = prepare
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # The call that is made now, and since when; for the status of a strategy.
-        self.running: tuple[str, float] | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -38,15 +34,6 @@ class Executor:
         """End the thread after the call that is being made; those in the queue are not made."""
         self._is_closed = True
         self._queue.put(None)
-
-    @contextlib.contextmanager
-    def doing(self, name: str):  # type: ignore[no-untyped-def]
-        """Say what is called in a ``with`` block."""
-        self.running = name, time.monotonic()
-        try:
-            yield
-        finally:
-            self.running = None
 
     def _run(self) -> None:
         self._prepare()

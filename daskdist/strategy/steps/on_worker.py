@@ -9,7 +9,7 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -153,6 +153,8 @@ class StepsOnWorker:
         # By the place of the replica among those of this worker, which stays when others are lost.
         self._executors: list[Executor] = []
         self._slots: dict[int, tuple[ReplicaSlot, Executor]] = {}
+        # By call and replica, what is being called: the replica, the name, and since when.
+        self._running: dict[tuple[int, int], tuple[int, str, float]] = {}
         self._combiner = Executor("daskdist combine", self._enter)
         self._handlers: dict[str, Callable[..., None]] = {
             "run": self._run,
@@ -239,12 +241,12 @@ class StepsOnWorker:
             slot, executor = self._slots[replica]
             inputs = [function, *map(self._input, references)]
             args = structure, own or common
-            executor.put(partial(self._make_run, executor, slot, number, cell, inputs, args, settings, name))
+            executor.put(partial(self._make_run, slot, number, cell, inputs, args, settings, name))
 
-    def _call(self, number: int, function: Any, references: Sequence[Any], settings: Any) -> None:
+    def _call(self, number: int, function: Any, references: Sequence[Any], settings: Any, name: str) -> None:
         cell = self._new_cell(number, 0)
         inputs = [self._input(each) for each in (function, *references)]
-        make = partial(self._make_call, number, cell, inputs, settings)
+        make = partial(self._make_call, number, cell, inputs, settings, name)
         missing = [each for each in inputs if not each.is_set]
         if not missing:
             self._make_soon(make)
@@ -341,8 +343,7 @@ class StepsOnWorker:
     def running(self) -> list[tuple[int, str, float]]:
         """Return the calls that replicas are making: the replica, the name, and the seconds so far."""
         now = time.monotonic()
-        running = [(number, executor.running) for number, (_, executor) in self._slots.items()]
-        return [(number, each[0], now - each[1]) for number, each in running if each]
+        return [(replica, name, now - since) for replica, name, since in list(self._running.values())]
 
     # --- results ---
 
@@ -414,7 +415,6 @@ class StepsOnWorker:
 
     def _make_run(
         self,
-        executor: Executor,
         slot: ReplicaSlot,
         number: int,
         cell: Cell,
@@ -429,27 +429,36 @@ class StepsOnWorker:
         if outcome is not None:
             slot.leave(self._mailbox, number, outcome.failure.error())
         else:
-            with executor.doing(name):
-                try:
-                    with contextlib.nullcontext() if settings is None else sent(settings):
-                        structure, pickled = args
-                        treespec, _ = loaded_structure(structure)
-                        outcome = call_replica(self._mailbox, slot, number, values, treespec, *load_sent(pickled))
-                except BaseException as error:
-                    outcome = Failed(Failure.of(error), number)
+            try:
+                with self._running_as(number, slot.number, name, settings):
+                    structure, pickled = args
+                    treespec, _ = loaded_structure(structure)
+                    outcome = call_replica(self._mailbox, slot, number, values, treespec, *load_sent(pickled))
+            except BaseException as error:
+                outcome = Failed(Failure.of(error), number)
         # What is reduced or sent on at once is looked at later, if at all.
         is_urgent = not cell.is_awaited
         cell.set(outcome)
         self._tell_outcome(number, slot.number, outcome, is_urgent=is_urgent)
 
-    def _make_call(self, number: int, cell: Cell, inputs: Sequence[Any], settings: Any) -> None:
+    @contextlib.contextmanager
+    def _running_as(self, number: int, replica: int, name: str, settings: Any) -> Iterator[None]:
+        self._running[number, replica] = replica, name, time.monotonic()
+        try:
+            with contextlib.nullcontext() if settings is None else sent(settings):
+                yield
+        finally:
+            del self._running[number, replica]
+
+    def _make_call(self, number: int, cell: Cell, inputs: Sequence[Any], settings: Any, name: str) -> None:
         outcome: Any
         values = [each.get() for each in inputs]
         outcome = next((each for each in values if type(each) is Failed), None)
         if outcome is None:
             function, args = values[0]
             try:
-                with contextlib.nullcontext() if settings is None else sent(settings):
+                # It stands for a call of the worker's first replica.
+                with self._running_as(number, next(iter(self._slots)), name, settings):
                     outcome = function(values[1:], *args)
             except BaseException as error:
                 outcome = Failed(Failure.of(error), number)
