@@ -13,6 +13,7 @@ from distributed import get_worker
 import daskdist
 from daskdist import AutoShardPolicy, Dataset, Options, read_parquet
 from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.passes.autoshard import autoshard
 
 POLICIES = ["auto", "file", "data", "off"]
 
@@ -365,3 +366,19 @@ def test_cardinality_that_is_not_a_number(on_cluster, parquet_files, name):
 
 def test_drop_remainder_drops_rows_of_the_dataset_and_no_more():
     assert sizes(steps_of(mirrored(3), Dataset.range(10).batch(4, drop_remainder=True))) == [[2, 2, 0], [2, 2, 0]]
+
+
+def test_whole_datasets_of_workers_are_shuffled_differently_unless_a_seed_is_given():
+    def orders(ds):
+        decision, nodes = autoshard(ds.node, AutoShardPolicy.OFF, 3)
+        assert decision.policy is AutoShardPolicy.OFF
+        # All in the first pass.
+        found = [tuple(int(x) for rows in Dataset._of(node).rows() for x in rows.elements()) for node in nodes]
+        assert [sorted(order) for order in found] == [list(range(50))] * 3
+        return set(found)
+
+    assert len(orders(Dataset.range(50).shuffle(50))) == 3
+    assert len(orders(Dataset.range(50).global_shuffle())) == 3
+    assert len(orders(Dataset.range(1).flat_map(lambda x: Dataset.range(50).shuffle(50)))) == 3
+    assert len(orders(Dataset.range(50).shuffle(50, seed=1))) == 1
+    assert len(orders(Dataset.range(50))) == 1

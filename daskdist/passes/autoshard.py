@@ -15,6 +15,7 @@ from daskdist.ops.shard import Shard
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.balance_files import deal
 from daskdist.passes.remainders import drops_groups, level, remainder, uneven
+from daskdist.passes.seed import of_worker
 from daskdist.passes.zip_sharding import pairing, tied
 from daskdist.sharding import AutoShardPolicy, Decision, FileSource, Pairing, ShardingInput, counted, decide
 
@@ -61,7 +62,7 @@ def autoshard(
     if decision.policy is AutoShardPolicy.DATA:
         return decision, [node]
     if decision.policy is AutoShardPolicy.OFF:
-        return decision, [node] * num_pipelines
+        return decision, [of_worker(node, index) for index in range(num_pipelines)]
     return decision, [filled(node, index, num_pipelines) for index in range(num_pipelines)]
 
 

@@ -10,6 +10,7 @@ from dask.base import tokenize
 
 from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import Node, Source, walk
+from daskdist.core.seed import generator
 
 
 def with_seed(node: Node, seed: int) -> Node:
@@ -29,6 +30,17 @@ def with_drawn(node: Node, seeds: Sequence[int]) -> Node:
     """The pipeline with those seeds instead of the ones drawn."""
     coming = iter(seeds)
     return _reseeded(node, lambda each: replace(each, seed=next(coming)))
+
+
+def of_worker(node: Node, index: int) -> Node:
+    """Return the pipeline in which what has drawn a seed for itself draws otherwise than it does for other workers.
+
+    Workers that each have the whole dataset would all get the same batches in each step.
+    """
+    seeds = drawn_seeds(node)
+    if not index or not seeds:
+        return node
+    return with_drawn(node, [int(generator(seed, index, ()).integers(2**63)) for seed in seeds])
 
 
 def _reseeded(node: Node, change: Callable[[Any], Node]) -> Node:
