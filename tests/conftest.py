@@ -48,6 +48,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Long ones first, so that no process of several is left with one at the end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 # The tests and what they import are half a million objects. Looking through all of them whenever a test wants to see
 # that something is gone took a tenth of the time.
 _FREEZE_EVERY = 500

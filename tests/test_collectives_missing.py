@@ -456,6 +456,7 @@ def unwatched():
 
 
 # Of two each the first waits for one of its own process, and for the worker that says nothing only once that has come.
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_each", "comes_after_s"), [(1, None), (2, None), (2, 7)])
 def test_a_worker_that_says_nothing_any_more_is_lost(unwatched, tmp_path, num_each, comes_after_s):
     client, processes = unwatched

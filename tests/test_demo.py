@@ -79,6 +79,7 @@ def busy_s() -> float:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_as_a_newcomer_runs_it(tmp_path, env):
     start_s, start_busy_s = time.perf_counter(), busy_s()
     done = subprocess.run(COMMAND, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100)

@@ -87,6 +87,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_cluster_started_from_the_command_line(started, parquet_files, tmp_path):
     paths = parquet_files([9, 4, 7, 5])
     file = tmp_path / "scheduler.json"

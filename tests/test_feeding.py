@@ -708,7 +708,7 @@ def test_one_that_was_never_begun_closes_its_source():
     assert closed == [1]
     DevicePrefetch(Source(), [device("STRICT:0")])
     gc.collect()
-    assert closed == [1, 1]
+    eventually(lambda: closed == [1, 1])
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
@@ -790,10 +790,16 @@ def test_figures_of_the_copies():
         for value in step.values:
             on_host(value)
         time.sleep(0.03)
-    found = iterator.stats()["device"]
+    expected = pytest.approx(4096 * 8 / 1e9)
+
+    def of_all_copies():
+        # On a busy machine the last copy may not have been timed yet.
+        figures = iterator.stats()["device"]
+        return figures if figures["gb_per_s"] * figures["copy_s"] == expected else None
+
+    found = eventually(of_all_copies)
     assert found["num_bytes"] == 4096 * 8
     assert found["copy_s"] >= 0.03
-    assert found["gb_per_s"] == pytest.approx(4096 * 8 / found["copy_s"] / 1e9)
     # All but the first were there when they were asked for.
     assert 0.3 < found["overlap"] < 1
     assert (found["num_grown"], found["is_shrunk"]) == (0, False)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import every_pair, mirrored
 from distributed import get_worker
 
 import daskdist
@@ -139,9 +139,15 @@ def test_elements_that_have_rows_without_batch_are_split():
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize(("rows", "batch"), [([7, 3, 6, 5], 4), ([2, 9, 1], 8), ([4, 4, 4], 4)])
+@pytest.mark.parametrize(
+    ("num_workers", "name", "rows", "batch"),
+    [
+        (num_workers, name, rows, batch)
+        for num_workers, name, (rows, batch) in every_pair(
+            [1, 2, 3], list(POLICIES), [([7, 3, 6, 5], 4), ([2, 9, 1], 8), ([4, 4, 4], 4)]
+        )
+    ],
+)
 def test_every_row_as_often_as_the_dataset_has_it(start_cluster, parquet_files, num_workers, name, rows, batch):
     paths = parquet_files(rows, row_group=4)
     ds = read_parquet(paths, "id").batch(batch).with_options(policy(name))

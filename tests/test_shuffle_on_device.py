@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import strict_device
+from conftest import every_pair
 from distributed import Client
 from hypothesis import HealthCheck, Phase, given, settings
 from pipelines import pipelines
@@ -151,10 +152,12 @@ def orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-@pytest.mark.usefixtures("orders")
-@pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_order_and_the_bits_are_those_of_the_host(name: str, num_threads: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "num_threads", "orders"),
+    every_pair(list(PIPELINES), [0, 2], ["drawn", "worked out"]),
+    indirect=["orders"],
+)
+def test_the_order_and_the_bits_are_those_of_the_host(name: str, num_threads: int, orders: str) -> None:
     dataset = PIPELINES[name]()
 
     def caller() -> Any:

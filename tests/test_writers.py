@@ -576,6 +576,7 @@ def test_a_process_that_is_killed_leaves_no_name(tmp_path, method):
         assert [int(x) for x in daskdist.read_zarr(target)] == list(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "scheme"),
     [("to_npy", ""), ("to_npy", "objects"), ("to_zarr", ""), ("to_zarr", "objects"), ("save", "")],
