@@ -103,7 +103,6 @@ from daskdist.passes.row_by_row import row_by_row
 from daskdist.passes.seed import drawn_seeds, fingerprint, with_drawn, with_new_fingerprints
 from daskdist.passes.simplify import simplify
 from daskdist.service.request import ServiceRequest
-from daskdist.sharding import AutoShardPolicy
 from daskdist.storage.filesystem import Paths, Storage, is_remote, local
 
 if TYPE_CHECKING:
@@ -1662,9 +1661,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             on_consumer_loss=on_consumer_loss,
         )
         node = served(self._node, self._spec, self._fingerprint, request, service_address(service))
-        made = type(self)(node)
-        # A job that is shared deals its elements out itself.
-        return made if job_name is None else made.with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
+        return type(self)(node)
 
     # --- options ---
 

@@ -80,8 +80,11 @@ HEAVY = {
     "daskdist.strategy.multi_worker",
     "daskdist.display.dashboard",
     "daskdist.service.address",
+    "daskdist.service.connection",
+    "daskdist.service.registry",
     "daskdist.service.served",
     "daskdist.service.scheduler_plugin",
+    "daskdist.service.servers",
 }
 
 # Library -> where it may be imported.

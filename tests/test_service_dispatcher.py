@@ -117,7 +117,7 @@ def test_the_leases_of_a_lost_worker_go_on_behind_what_was_acknowledged():
 def test_a_consumer_that_others_keep_waiting_has_another_lease():
     bench = Bench()
     commands = bench.join()
-    told = len(of_kind(commands, TellTasks))
+    told = of_kind(commands, TellTasks)[-1].number
     more = started(bench.dispatcher.read_all("c", told))
     assert len(more) == 1
     # It has not heard of that yet.

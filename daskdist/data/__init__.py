@@ -18,6 +18,7 @@ _NAMES: Final = {
     "TextLineDataset": "daskdist.readers.text:TextLineDataset",
     "UNKNOWN_CARDINALITY": "daskdist.core.cardinality:UNKNOWN",
     "experimental": "daskdist.data.experimental",
+    "service": "daskdist.data.service",
 }
 
 __all__ = [*_NAMES]

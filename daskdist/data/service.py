@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from daskdist.dataset import Dataset
 from daskdist.service.modes import CrossTrainerCache as CrossTrainerCache
 from daskdist.service.modes import ShardingPolicy as ShardingPolicy
+from daskdist.service.request import ServiceRequest
+from daskdist.service.status import ServiceStatus
 
-if TYPE_CHECKING:
-    from daskdist.dataset import Dataset
-
-__all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute"]
+__all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute", "from_dataset_id", "register_dataset", "status"]
 
 
 def distribute(
@@ -41,3 +41,103 @@ def distribute(
         )
 
     return serve
+
+
+def register_dataset(
+    service: Any, dataset: Dataset, compression: str | None = "AUTO", dataset_id: str | None = None
+) -> str:
+    """Register a dataset with the service and return its id, by which other programs read it with `from_dataset_id`.
+
+    Parameters
+    ----------
+    service
+        As of `Dataset.serve`.
+    dataset
+        The dataset.
+    compression
+        As of `Dataset.serve`, for all who read it.
+    dataset_id
+        Its id; made of its pipeline if None, so that the same pipeline has the same id.
+
+    Raises
+    ------
+    ArgumentError
+        The id has another dataset already, or the dataset cannot be sent to workers.
+    ClusterError
+        The service cannot be reached.
+    """
+    from daskdist.service.address import service_address
+    from daskdist.service.registry import register
+
+    return register(dataset.node, dataset.spec, service_address(service), compression, dataset_id)
+
+
+def from_dataset_id(
+    processing_mode: Any,
+    service: Any,
+    dataset_id: str,
+    element_spec: Any = None,
+    job_name: str | None = None,
+    *,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+    on_consumer_loss: str = "redeliver",
+) -> Dataset:
+    """Return the elements of a dataset that is registered with the service.
+
+    Parameters
+    ----------
+    dataset_id
+        What `register_dataset` has returned.
+    element_spec
+        The spec to expect, in the structure of an element; that which was registered if None.
+    processing_mode, service, job_name, consumer_index, num_consumers, max_outstanding_requests
+        As of `Dataset.serve`.
+    cross_trainer_cache, target_workers, on_consumer_loss
+        As of `Dataset.serve`.
+
+    Raises
+    ------
+    ArgumentError
+        No dataset has the id, its spec is another, or an argument is none of those allowed.
+    ClusterError
+        The service cannot be reached.
+    """
+    from daskdist.service.address import service_address
+    from daskdist.service.registry import registered
+
+    request = ServiceRequest.of(
+        processing_mode,
+        job_name=job_name,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        max_outstanding_requests=max_outstanding_requests,
+        cross_trainer_cache=cross_trainer_cache,
+        target_workers=target_workers,
+        on_consumer_loss=on_consumer_loss,
+    )
+    return Dataset(registered(dataset_id, element_spec, request, service_address(service)))
+
+
+def status(service: Any = None) -> ServiceStatus:
+    """Return the jobs of a service, who reads them, and how far they are; printed, it is a table.
+
+    Parameters
+    ----------
+    service
+        As of `Dataset.serve`; this program's client if None.
+
+    Raises
+    ------
+    ClusterError
+        The service cannot be reached.
+    """
+    from daskdist.service.address import service_address
+    from daskdist.service.connection import ask
+
+    address = service_address(service)
+    workers, jobs = ask(address, "status")
+    return ServiceStatus(address.address, tuple(workers), tuple(jobs))

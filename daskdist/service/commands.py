@@ -167,6 +167,7 @@ class TellTasks:
 
     consumer: str
     tasks: tuple[tuple[str, int, str], ...]
+    number: int
 
 
 @dataclass(frozen=True)

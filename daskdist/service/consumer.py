@@ -15,9 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from distributed.comm import Comm, connect
-from distributed.protocol.pickle import dumps
-from distributed.utils import LoopRunner
+from distributed.comm import Comm
 
 from daskdist.config import seconds
 from daskdist.core.block import Rows
@@ -27,10 +25,10 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.messages.failure import Failure
 from daskdist.service.address import ServiceAddress
 from daskdist.service.commands import DatasetEntry, Join
+from daskdist.service.connection import connected, event_loop
 from daskdist.service.links import Link
-from daskdist.service.messages import DISPATCHER_OPERATION, PRESENT_OPERATION, receive, send
+from daskdist.service.messages import receive, send
 from daskdist.service.reading import Arrived, Reading
-from daskdist.service.worker_plugin import NAME
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -45,49 +43,6 @@ _WARN_AFTER: Final = 15
 _numbers: Final = itertools.count()
 
 
-async def connected(address: ServiceAddress) -> Comm:
-    """Connect to the dispatcher, and begin the service on a scheduler that has not got it.
-
-    Raises
-    ------
-    ClusterError
-        There is no scheduler, or it does not take the service from a program.
-    """
-    # What registers a plugin, a scheduler has to unpickle.
-    from daskdist.service.scheduler_plugin import ServiceOnScheduler
-
-    within_s = seconds("timeouts.connect")
-    try:
-        comm = await connect(address.address, timeout=within_s, **address.connection_args())
-    except (OSError, ValueError) as error:
-        raise ClusterError(
-            f"no scheduler answers at {address.address} within {within_s:g} s ({type(error).__name__}: {error}). Is it "
-            "running, and is this its address? `dask scheduler` prints it"
-        ) from error
-    try:
-        plugin = dumps(ServiceOnScheduler())
-        await comm.write(
-            {"op": "register_scheduler_plugin", "plugin": plugin, "name": NAME, "idempotent": True, "reply": True}
-        )
-        answer = await comm.read()
-        if isinstance(answer, dict) and answer.get("status") == "uncaught-error":
-            await _check_preloaded(comm, answer)
-        await comm.write({"op": DISPATCHER_OPERATION, "reply": False})
-    except BaseException:
-        comm.abort()
-        raise
-    return comm
-
-
-async def _check_preloaded(comm: Comm, answer: dict[str, Any]) -> None:
-    await comm.write({"op": PRESENT_OPERATION, "reply": True})
-    if await comm.read() is not True:
-        raise ClusterError(
-            f"the scheduler has no data service, and does not take it from a program ({answer.get('exception_text')}); "
-            "start it with `dask scheduler --preload daskdist.preload`, in an environment that has daskdist"
-        )
-
-
 class ServiceReader:
     """The elements of one iteration of a served dataset.
 
@@ -100,7 +55,7 @@ class ServiceReader:
     entry
         Returns what is registered where the service does not have the dataset; None where nothing is.
     join
-        Returns what is asked for: ``join(name, num_workers, host)``.
+        Returns what is asked for: ``join(name, host)``.
     joining
         What producers are told of this consumer: arguments of `daskdist.service.delivery.Consumer`.
     in_turn
@@ -114,7 +69,7 @@ class ServiceReader:
         address: ServiceAddress,
         dataset_id: str,
         entry: Callable[[], DatasetEntry] | None,
-        join: Callable[[str, int, str], Join],
+        join: Callable[[str, str], Join],
         joining: dict[str, Any],
         *,
         in_turn: bool,
@@ -122,7 +77,7 @@ class ServiceReader:
     ) -> None:
         name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._arrived = arrived = Arrived()
-        self._loop = _event_loop()
+        self._loop = event_loop()
         self._process = os.getpid()
         self._connection = connection = _Connection(
             name, address, dataset_id, entry, join, joining, arrived, in_turn=in_turn, compression=compression
@@ -195,31 +150,6 @@ def _close(loop: asyncio.AbstractEventLoop, connection: _Connection, arrived: Ar
         connection.has_left.wait(1)
 
 
-_runner: LoopRunner | None = None
-_starting = threading.Lock()
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all consumers of this process."""
-    global _runner
-    with _starting:
-        if _runner is None:
-            _runner = LoopRunner(asynchronous=False)
-            _runner.start()
-        loop: asyncio.AbstractEventLoop = _runner.loop.asyncio_loop
-    return loop
-
-
-def _forget_loop() -> None:
-    # A process that was forked has no thread of its parent, also none that would let go of the lock.
-    global _runner, _starting
-    _runner, _starting = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_loop)
-
-
 class _Connection:
     """The connections of one consumer, in the event loop."""
 
@@ -229,7 +159,7 @@ class _Connection:
         address: ServiceAddress,
         dataset_id: str,
         entry: Callable[[], DatasetEntry] | None,
-        join: Callable[[str, int, str], Join],
+        join: Callable[[str, str], Join],
         joining: dict[str, Any],
         arrived: Arrived,
         *,
@@ -323,14 +253,14 @@ class _Connection:
 
     async def _enter(self, comm: Comm) -> None:
         await send(comm, ("hello", self._dataset_id))
-        _, num_workers, facts, is_kept = await receive(comm)
+        _, facts, is_kept = await receive(comm)
         if facts is None and self._entry is not None:
             await send(comm, ("register", await asyncio.to_thread(self._entry)))
             kind, *args = await receive(comm)
             if kind == "refused":
                 raise ArgumentError(args[0])
         host = comm.local_address.rpartition("://")[2].rpartition(":")[0]
-        join = await asyncio.to_thread(self._join, self._name, num_workers, host)
+        join = await asyncio.to_thread(self._join, self._name, host)
         self._reading.begin_again()
         await send(comm, ("join", replace(join, is_again=self._has_joined)))
         self._has_joined, self._is_kept = True, is_kept
@@ -360,12 +290,12 @@ class _Connection:
         self._arrived.end()
         return True
 
-    def _on_tasks(self, tasks: tuple[tuple[str, int, str], ...]) -> None:
-        self._reading.tasks(tasks)
+    def _on_tasks(self, tasks: tuple[tuple[str, int, str], ...], number: int) -> None:
+        self._reading.tasks(tasks, number)
 
-    def _read_all(self, num_told: int) -> None:
+    def _read_all(self, told: int) -> None:
         if self._comm is not None:
-            sending = asyncio.ensure_future(send(self._comm, ("read_all", self._name, num_told)))
+            sending = asyncio.ensure_future(send(self._comm, ("read_all", self._name, told)))
             self._sending.add(sending)
             sending.add_done_callback(self._sent)
 

@@ -79,6 +79,11 @@ class Delivery(Protocol):
         """Whether more elements are to be produced, as far as consumers are concerned."""
         ...
 
+    @property
+    def consumers(self) -> list[Consumer]:
+        """The consumers."""
+        ...
+
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
         """Note that elements were produced, the next in order, and their size."""
         ...

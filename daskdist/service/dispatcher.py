@@ -71,6 +71,7 @@ class Dispatcher:
         self._jobs: dict[str, Job] = {}
         self._consumers: dict[str, Consumer] = {}
         self._tasks: dict[str, tuple[Iteration, Task]] = {}
+        self._told = 0
         # Consumers that a dispatcher before had, and since when they are waited for.
         self._away: dict[str, float] = {}
         # What has changed and is to be kept; None for what is no more.
@@ -101,13 +102,13 @@ class Dispatcher:
     def worker_joined(self, address: str, host: str) -> list[Command]:
         """Note a worker: it takes tasks that wait for one, and copies of datasets that each worker has one of."""
         self.workers[address] = host
-        return [command for each in self._iterations() for command in self._assign(each)]
+        return [command for each in self.iterations(only_running=True) for command in self._assign(each)]
 
     def worker_left(self, address: str) -> list[Command]:
         """Note that a worker is gone: its tasks begin anew on others, behind what was acknowledged."""
         self.workers.pop(address, None)
         commands: list[Command] = []
-        for iteration in self._iterations():
+        for iteration in self.iterations(only_running=True):
             lost = [each for each in iteration.tasks.values() if each.worker == address and not each.is_done]
             for task in lost:
                 task.worker = None
@@ -137,7 +138,7 @@ class Dispatcher:
                 "which is kept in the setting daskdist.service.work-dir, or took the consumer for lost"
             )
         job = self._job_of(join)
-        iteration = job.iterations.setdefault(join.iteration, Iteration(job, join.iteration))
+        iteration = job.iterations.setdefault(join.iteration, Iteration(job, join.iteration, (0, self._clock())))
         if join.index is not None:
             taken = [each for each in iteration.consumers.values() if each.join.index == join.index]
             if taken and taken[0].join.name != join.name:
@@ -172,10 +173,10 @@ class Dispatcher:
         """Return whether a consumer has joined and not left."""
         return name in self._consumers
 
-    def read_all(self, name: str, num_told: int) -> list[Command]:
-        """Note that a consumer got the end of all tasks that it was told of, in so many messages."""
+    def read_all(self, name: str, told: int) -> list[Command]:
+        """Note that a consumer got the end of all tasks that it was told of, in the message of that number."""
         consumer = self._consumers.get(name)
-        if consumer is None or consumer.num_told != num_told:
+        if consumer is None or consumer.told != told:
             # It is about to learn of others.
             return []
         iteration = consumer.iteration
@@ -219,6 +220,11 @@ class Dispatcher:
         commands: list[Command] = [TellFailure(name, message, error) for name in iteration.consumers]
         return self._stop(iteration) + commands
 
+    def iterations(self, *, only_running: bool = False) -> list[Iteration]:
+        """Return the iterations of all jobs; without those that failed where ``only_running``."""
+        found = [each for job in self._jobs.values() for each in job.iterations.values()]
+        return [each for each in found if each.failure is None] if only_running else found
+
     # --- time ---
 
     def tick(self) -> list[Command]:
@@ -231,7 +237,8 @@ class Dispatcher:
         for name, since in list(self._away.items()):
             if now - since >= self._reconnect_timeout_s:
                 commands += self.left(name)
-        for iteration in self._iterations():
+        for iteration in self.iterations(only_running=True):
+            iteration.tick(now)
             commands += self._warnings(iteration, now)
         return commands
 
@@ -293,9 +300,6 @@ class Dispatcher:
             self._changed[key] = value
 
     # --- inside ---
-
-    def _iterations(self) -> list[Iteration]:
-        return [each for job in self._jobs.values() for each in job.iterations.values() if each.failure is None]
 
     def _job_of(self, join: Join) -> Job:
         dataset = self.datasets.get(join.dataset)
@@ -365,8 +369,14 @@ class Dispatcher:
     def _tell(self, consumer: Consumer) -> list[Command]:
         # Also of those that wait for a worker: what a consumer has of them it must not forget.
         tasks = [each for each in consumer.iteration.tasks.values() if not each.is_done]
-        consumer.num_told += 1
-        return [TellTasks(consumer.join.name, tuple((each.id, each.attempt, each.worker or "") for each in tasks))]
+        # Not counted for each consumer: one may get what was meant for it before it lost its connection.
+        self._told += 1
+        consumer.told = self._told
+        return [
+            TellTasks(
+                consumer.join.name, tuple((each.id, each.attempt, each.worker or "") for each in tasks), self._told
+            )
+        ]
 
     def _end_if_over(self, iteration: Iteration) -> list[Command]:
         return [TellEnd(name) for name in iteration.consumers] if iteration.is_over else []

@@ -19,6 +19,8 @@ _MOST_LEASES_A_WORKER: Final = 16
 # The units of the first leases of what has no end, and how often they double.
 _FIRST_UNITS: Final = 16
 _MOST_DOUBLINGS: Final = 16
+# What was measured so long ago counts for half.
+_RATE_OVER_S: Final = 2.0
 
 
 @dataclass
@@ -69,8 +71,8 @@ class Consumer:
     join: Join
     iteration: Iteration
     joined_at: float
-    # How often it was told its tasks.
-    num_told: int = 0
+    # The number of the message that told it its tasks; -1 before that.
+    told: int = -1
 
 
 @dataclass
@@ -83,10 +85,13 @@ class Iteration:
         The job.
     number
         Its number, from 0 on.
+    measured
+        The number of elements that were acknowledged at a time, and that time.
     """
 
     job: Job
     number: int
+    measured: tuple[int, float]
     tasks: dict[str, Task] = field(default_factory=dict)
     consumers: dict[str, Consumer] = field(default_factory=dict)
     # The number of shares, where each worker has one; of leases, those that there were. 0 before there was a worker.
@@ -99,11 +104,25 @@ class Iteration:
     # What it waits for, and since when; None once that was told.
     waits_for: str = ""
     waits_since: float | None = None
+    elements_per_s: float = 0.0
 
     @property
     def key(self) -> str:
         """Its name, which no other has."""
         return f"{self.job.key}/{self.number}"
+
+    @property
+    def num_used(self) -> int:
+        """The number of elements that were acknowledged."""
+        return self.num_done + sum(len(task.done) for task in self.tasks.values())
+
+    def tick(self, now: float) -> None:
+        """Measure how many elements are acknowledged in a second."""
+        num_used, (before, since) = self.num_used, self.measured
+        if now > since:
+            share = 1 - 2 ** -((now - since) / _RATE_OVER_S)
+            self.elements_per_s += share * ((num_used - before) / (now - since) - self.elements_per_s)
+        self.measured = num_used, now
 
     @property
     def is_over(self) -> bool:
@@ -199,12 +218,14 @@ class Iteration:
         iteration = cls(
             job,
             saved["number"],
+            (0, now),
             count=saved["count"],
             next_unit=saved["next_unit"],
             num_done=saved["num_done"],
             failure=saved["failure"],
         )
         iteration.tasks = {each.id: replace(each, done=Intervals(each.done)) for each in saved["tasks"]}
+        iteration.measured = iteration.num_used, now
         iteration.consumers = {each.name: Consumer(each, iteration, now) for each in saved["consumers"]}
         if not iteration.consumers:
             iteration.idle_since = now

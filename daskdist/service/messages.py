@@ -11,6 +11,7 @@ from distributed.comm import Comm
 DISPATCHER_OPERATION: Final = "daskdist_service"
 PRESENT_OPERATION: Final = "daskdist_service_present"
 READ_OPERATION: Final = "daskdist_service_read"
+REPORT_OPERATION: Final = "daskdist_service_report"
 # Between the scheduler and its workers, in Dask's own streams.
 EVENT_OPERATION: Final = "daskdist-service-event"
 COMMAND_OPERATION: Final = "daskdist-service-command"

@@ -104,6 +104,16 @@ class Producers:
             if not asked:
                 del self._early[key]
 
+    def reports(self) -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
+        """Return what `daskdist.service.status.Reports` has of the tasks."""
+        return {
+            task: (
+                producer.kept_bytes,
+                {each.name: (len(each.held), int(each.held_bytes)) for each in producer.delivery.consumers},
+            )
+            for task, producer in self.producers.items()
+        }
+
     # --- time ---
 
     def tick(self) -> None:

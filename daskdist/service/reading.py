@@ -109,7 +109,7 @@ class Reading:
     send
         Sends a message to a worker: ``send(address, message)``.
     read_all
-        Tells the dispatcher that the tasks of its messages so far are at their end: ``read_all(number of messages)``.
+        Tells the dispatcher that the tasks of its messages so far are at their end: ``read_all(number of the last)``.
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class Reading:
         self._send = send
         self._read_all = read_all
         self._in_turn = in_turn
-        self._num_told = 0
+        # The number of the dispatcher's last message.
+        self._told = 0
         # By the id of a task: the attempt, and the worker; "" while none has it.
         self._tasks: dict[str, tuple[int, str]] = {}
         self._ended: set[str] = set()
@@ -141,9 +142,12 @@ class Reading:
 
     # --- the dispatcher ---
 
-    def tasks(self, tasks: tuple[tuple[str, int, str], ...]) -> None:
-        """Read from these tasks from now on: each with its attempt and its worker, "" where it waits for one."""
-        self._num_told += 1
+    def tasks(self, tasks: tuple[tuple[str, int, str], ...], number: int) -> None:
+        """Read from these tasks from now on: each with its attempt and its worker, "" where it waits for one.
+
+        The dispatcher is told the ``number`` of its last message along with the end of all of them.
+        """
+        self._told = number
         now = {task: (attempt, worker) for task, attempt, worker in tasks}
         for task in self._tasks.keys() - now:
             # All its elements were acknowledged.
@@ -169,8 +173,8 @@ class Reading:
         self._tell_if_all_read()
 
     def begin_again(self) -> None:
-        """Note that the dispatcher counts its messages from now on."""
-        self._num_told = 0
+        """Note that another dispatcher may answer, which has told nothing yet."""
+        self._told = 0
 
     def was_given_more(self) -> bool:
         """Return whether elements have come since the end of all tasks; that is told once more when they are used."""
@@ -285,7 +289,7 @@ class Reading:
 
     def _tell_if_all_read(self) -> None:
         if self._tasks and self._ended.issuperset(self._tasks):
-            self._read_all(self._num_told)
+            self._read_all(self._told)
 
 
 class _Windows:

@@ -33,9 +33,8 @@ class Rounds:
         return True
 
     @property
-    def names(self) -> list[str]:
-        """The names of the consumers."""
-        return [each.name for each in self._consumers.values()]
+    def consumers(self) -> list[Consumer]:
+        return list(self._consumers.values())
 
     @property
     def missing(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
 import time
@@ -35,14 +36,17 @@ from daskdist.service.messages import (
     DISPATCHER_OPERATION,
     EVENT_OPERATION,
     PRESENT_OPERATION,
+    REPORT_OPERATION,
     receive,
     send,
 )
+from daskdist.service.status import JobStatus, job_status
 from daskdist.service.worker_plugin import NAME, ServiceOnWorker
 
 logger: Final = logging.getLogger("daskdist")
 
 _TICK_EVERY_S: Final = 1.0
+_REPORT_WITHIN_S: Final = 5.0
 # What could not be written is written again after so long.
 _WRITE_AGAIN_S: Final = 1.0
 
@@ -159,7 +163,10 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             while True:
                 kind, *args = await receive(comm)
                 try:
-                    self._request(kind, args, queue, names)
+                    if kind == "status":
+                        queue.put_nowait(("status", list(self.dispatcher.workers), await self._statuses()))
+                    else:
+                        self._request(kind, args, queue, names)
                 except Refused as error:
                     queue.put_nowait(("refused", str(error)))
         except (CommClosedError, OSError):
@@ -175,13 +182,24 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             comm.abort()
         return Status.dont_reply
 
+    async def _statuses(self) -> list[JobStatus]:
+        asking = self._scheduler.broadcast(
+            msg={"op": REPORT_OPERATION}, workers=list(self.dispatcher.workers), on_error="ignore"
+        )
+        reports: dict[str, Any] = {}
+        # Without those of a worker that does not answer.
+        with contextlib.suppress(asyncio.TimeoutError):
+            for report in (await asyncio.wait_for(asking, _REPORT_WITHIN_S)).values():
+                reports.update(report)
+        return [job_status(each, reports) for each in self.dispatcher.iterations()]
+
     def _request(self, kind: str, args: list[Any], queue: asyncio.Queue[Any], names: set[str]) -> None:
         dispatcher = self.dispatcher
         if kind == "hello":
             (dataset,) = args
             known = dispatcher.datasets.get(dataset)
             is_kept = self._journal is not None
-            queue.put_nowait(("welcome", len(dispatcher.workers), known and known.facts, is_kept))
+            queue.put_nowait(("welcome", known and known.facts, is_kept))
         elif kind == "register":
             entry: DatasetEntry = args[0]
             dispatcher.register(entry)
@@ -213,8 +231,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                     self._to_worker(worker, "stop", task)
                 case LoseConsumer(worker, task, consumer):
                     self._to_worker(worker, "lose", task, consumer)
-                case TellTasks(consumer, tasks):
-                    self._to_consumer(consumer, "tasks", tasks)
+                case TellTasks(consumer, tasks, number):
+                    self._to_consumer(consumer, "tasks", tasks, number)
                 case TellEnd(consumer, was_over):
                     self._to_consumer(consumer, "end", was_over)
                 case TellFailure(consumer, message, error):

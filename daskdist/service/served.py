@@ -17,7 +17,7 @@ from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.execute.messages.pickling import describe_unpicklable
-from daskdist.ops.with_options import merged_options
+from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.pieces import pieces_of
 from daskdist.service.address import ServiceAddress
@@ -72,6 +72,8 @@ class Served(Source):
         Those of the dataset.
     pipeline
         What is registered where the service does not have it; None where it is known by its name alone.
+    file_objection
+        Why workers cannot each read some of its files, where it is known by its name alone; None if they can.
     """
 
     request: ServiceRequest
@@ -81,6 +83,7 @@ class Served(Source):
     known_spec: ElementSpec = field(repr=False)
     known_cardinality: int = field(repr=False)
     pipeline: Node | None = field(default=None, repr=False)
+    file_objection: str | None = field(default=None, repr=False)
     passes: PassNumber = field(default_factory=PassNumber, repr=False)
     numbers: IterationNumbers = field(default_factory=IterationNumbers, repr=False)
 
@@ -129,11 +132,11 @@ class Served(Source):
             compression=request.compression,
         )
 
-    def _join(self, iteration: int, name: str, num_workers: int, host: str) -> Join:
+    def _join(self, iteration: int, name: str, host: str) -> Join:
         request = self.request
         cache = None if request.cross_trainer_cache is None else in_bytes("service.cache-bytes")
         options = JobOptions(
-            self._mode(num_workers),
+            self._mode(),
             request.num_consumers,
             cache,
             "LOCAL" if request.target_workers == "LOCAL" else "ANY",
@@ -141,25 +144,58 @@ class Served(Source):
         )
         return Join(name, self.dataset_id, request.job_name, iteration, options, host, request.consumer_index)
 
-    def _mode(self, num_workers: int) -> ShardingPolicy:
+    def _mode(self) -> ShardingPolicy:
         mode = self.request.mode
-        if mode not in _BY_FILE or self.pipeline is None:
-            return ShardingPolicy.FILE if mode in _BY_FILE else mode
-        try:
-            # One worker would read everything.
-            autoshard(self.pipeline, AutoShardPolicy.FILE, max(num_workers, 2))
-        except ShardingError:
-            if mode is ShardingPolicy.FILE:
-                raise
-            return ShardingPolicy.DATA
-        return ShardingPolicy.FILE
+        if mode not in _BY_FILE:
+            return mode
+        objection = self.file_objection if self.pipeline is None else file_objection(self.pipeline)
+        if objection is None:
+            return ShardingPolicy.FILE
+        if mode is ShardingPolicy.FILE:
+            raise ShardingError(objection)
+        return ShardingPolicy.DATA
 
 
 def _never() -> Any:
     raise ArgumentError("the elements of a served dataset come as rows")
 
 
-def entry_of(dataset_id: str, fingerprint: str, node: Node, spec: ElementSpec) -> DatasetEntry:
+def file_objection(node: Node) -> str | None:
+    """Return why workers cannot each read some of a dataset's files; None if they can."""
+    try:
+        # One worker would read everything.
+        autoshard(node, AutoShardPolicy.FILE, 2)
+    except ShardingError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What the service tells of a dataset to those who know its id alone.
+
+    Parameters
+    ----------
+    spec, cardinality
+        Those of the dataset.
+    fingerprint
+        Of its pipeline.
+    file_objection
+        As `Served` has it.
+    compression
+        As `ServiceRequest` has it.
+    """
+
+    spec: ElementSpec
+    cardinality: int
+    fingerprint: str
+    file_objection: str | None
+    compression: str | None
+
+
+def entry_of(
+    dataset_id: str, fingerprint: str, node: Node, spec: ElementSpec, compression: str | None = "AUTO"
+) -> DatasetEntry:
     """Return what is registered of a dataset.
 
     Raises
@@ -167,7 +203,7 @@ def entry_of(dataset_id: str, fingerprint: str, node: Node, spec: ElementSpec) -
     ArgumentError
         It cannot be sent to workers.
     """
-    facts = cloudpickle.dumps((spec, node.cardinality))
+    facts = cloudpickle.dumps(DatasetFacts(spec, node.cardinality, fingerprint, file_objection(node), compression))
     # Leases come in any order.
     pieces = None if merged_options(node).deterministic else pieces_of(node)
     leased = (pieces.num_units, pieces.grain) if pieces is not None and pieces.num_units else None
@@ -184,7 +220,7 @@ def _pickled(node: Node) -> bytes:
     return pickled
 
 
-def served(node: Node, spec: ElementSpec, fingerprint: str, request: ServiceRequest, address: ServiceAddress) -> Served:
+def served(node: Node, spec: ElementSpec, fingerprint: str, request: ServiceRequest, address: ServiceAddress) -> Node:
     """Return the node of a dataset that the service is to produce.
 
     Raises
@@ -193,7 +229,13 @@ def served(node: Node, spec: ElementSpec, fingerprint: str, request: ServiceRequ
         The request does not go with the dataset.
     """
     check_endless(request, node.cardinality)
-    return Served(request, address, fingerprint, fingerprint, spec, node.cardinality, node)
+    return shared_out(Served(request, address, fingerprint, fingerprint, spec, node.cardinality, node))
+
+
+def shared_out(node: Served) -> Node:
+    """Return the node, with options by which strategies leave it to a job of a name to share out its elements."""
+    off = Options(auto_shard_policy=AutoShardPolicy.OFF)
+    return node if node.request.job_name is None else WithOptions(node, off)
 
 
 def check_endless(request: ServiceRequest, cardinality: int) -> None:

@@ -40,9 +40,8 @@ class SharedWindow:
         )
 
     @property
-    def names(self) -> list[str]:
-        """The names of the consumers."""
-        return list(self._consumers)
+    def consumers(self) -> list[Consumer]:
+        return list(self._consumers.values())
 
     def produced(self, first: int, stop: int, num_bytes: int) -> list[Action]:
         self._num_produced = stop

@@ -15,7 +15,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.service.commands import TaskSpec
 from daskdist.service.compression import compress
-from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION
+from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
 from daskdist.service.producer import Producer
 from daskdist.service.producers import Producers
 
@@ -36,6 +36,7 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         self.tasks = Producers(self._producer)
         self._outboxes: dict[str, Outbox] = {}
         worker.handlers[READ_OPERATION] = self._serve
+        worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
         self._ticking = asyncio.ensure_future(self._tick())
         self._tell(("ready",))

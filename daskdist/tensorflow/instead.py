@@ -88,6 +88,11 @@ DATA_EXPERIMENTAL: Final = {
     "table_from_dataset": "a Python dict made of the dataset",
 }
 
+DATA_SERVICE: Final = {
+    "save": "Dataset.save",
+    "snapshot": "Dataset.snapshot",
+}
+
 DISTRIBUTE: Final = {
     "CrossDeviceOps": _REDUCTION,
     "HierarchicalCopyAllReduce": _REDUCTION,

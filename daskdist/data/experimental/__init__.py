@@ -66,6 +66,7 @@ __all__ = [
     "sample_from_datasets",
     "save",
     "scan",
+    "service",
     "shuffle_and_repeat",
     "snapshot",
     "take_while",
@@ -79,6 +80,7 @@ _LAZY: Final = {
     "CsvDataset": "daskdist.readers.csv:CsvDataset",
     "Optional": "daskdist.strategy.input.optional:Optional",
     "make_csv_dataset": "daskdist.readers.csv:make_csv_dataset",
+    "service": "daskdist.data.experimental.service",
 }
 
 __getattr__ = lazily(__name__, _LAZY, DATA_EXPERIMENTAL)

@@ -1,0 +1,26 @@
+"""The names of ``tf.data.experimental.service``; `daskdist.data.service` has the plain ones."""
+
+from typing import Final
+
+from daskdist.core.names import lazily
+from daskdist.tensorflow.instead import DATA_SERVICE
+
+_NAMES: Final = {
+    "CrossTrainerCache": "daskdist.service.modes:CrossTrainerCache",
+    "DispatchServer": "daskdist.tensorflow.servers:DispatchServer",
+    "DispatcherConfig": "daskdist.tensorflow.servers:DispatcherConfig",
+    "ShardingPolicy": "daskdist.service.modes:ShardingPolicy",
+    "WorkerConfig": "daskdist.tensorflow.servers:WorkerConfig",
+    "WorkerServer": "daskdist.tensorflow.servers:WorkerServer",
+    "distribute": "daskdist.tensorflow.service:distribute",
+    "from_dataset_id": "daskdist.tensorflow.service:from_dataset_id",
+    "register_dataset": "daskdist.tensorflow.service:register_dataset",
+}
+
+__all__ = [*_NAMES]
+
+__getattr__ = lazily(__name__, _NAMES, DATA_SERVICE)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

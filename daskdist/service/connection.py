@@ -1,0 +1,114 @@
+"""Connections to the dispatcher, and the event loop in which this process keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+from distributed.comm import Comm, connect
+from distributed.protocol.pickle import dumps
+from distributed.utils import LoopRunner
+
+from daskdist.config import seconds
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.service.address import ServiceAddress
+from daskdist.service.messages import DISPATCHER_OPERATION, PRESENT_OPERATION, receive, send
+from daskdist.service.worker_plugin import NAME
+
+
+async def connected(address: ServiceAddress) -> Comm:
+    """Connect to the dispatcher, and begin the service on a scheduler that has not got it.
+
+    Raises
+    ------
+    ClusterError
+        There is no scheduler, or it does not take the service from a program.
+    """
+    # What registers a plugin, a scheduler has to unpickle.
+    from daskdist.service.scheduler_plugin import ServiceOnScheduler
+
+    within_s = seconds("timeouts.connect")
+    try:
+        comm = await connect(address.address, timeout=within_s, **address.connection_args())
+    except (OSError, ValueError) as error:
+        raise ClusterError(
+            f"no scheduler answers at {address.address} within {within_s:g} s ({type(error).__name__}: {error}). Is it "
+            "running, and is this its address? `dask scheduler` prints it"
+        ) from error
+    try:
+        plugin = dumps(ServiceOnScheduler())
+        await comm.write(
+            {"op": "register_scheduler_plugin", "plugin": plugin, "name": NAME, "idempotent": True, "reply": True}
+        )
+        answer = await comm.read()
+        if isinstance(answer, dict) and answer.get("status") == "uncaught-error":
+            await _check_preloaded(comm, answer)
+        await comm.write({"op": DISPATCHER_OPERATION, "reply": False})
+    except BaseException:
+        comm.abort()
+        raise
+    return comm
+
+
+async def _check_preloaded(comm: Comm, answer: dict[str, Any]) -> None:
+    await comm.write({"op": PRESENT_OPERATION, "reply": True})
+    if await comm.read() is not True:
+        raise ClusterError(
+            f"the scheduler has no data service, and does not take it from a program ({answer.get('exception_text')}); "
+            "start it with `dask scheduler --preload daskdist.preload`, in an environment that has daskdist"
+        )
+
+
+def ask(address: ServiceAddress, *request: Any) -> tuple[Any, ...]:
+    """Return the dispatcher's answer to a request.
+
+    Raises
+    ------
+    ArgumentError
+        It does not take the request.
+    ClusterError
+        There is no dispatcher, or the connection was lost.
+    """
+    answer: tuple[Any, ...]
+    kind, *answer = asyncio.run_coroutine_threadsafe(_asked(address, request), event_loop()).result()
+    if kind == "refused":
+        raise ArgumentError(answer[0])
+    return tuple(answer)
+
+
+async def _asked(address: ServiceAddress, request: Any) -> Any:
+    comm = await connected(address)
+    try:
+        await send(comm, request)
+        return await receive(comm)
+    except OSError as error:
+        raise ClusterError(f"lost the scheduler {address.address}, which has the data service: {error}") from error
+    finally:
+        comm.abort()
+
+
+_runner: LoopRunner | None = None
+_starting = threading.Lock()
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all connections of this process to services."""
+    global _runner
+    with _starting:
+        if _runner is None:
+            _runner = LoopRunner(asynchronous=False)
+            _runner.start()
+        loop: asyncio.AbstractEventLoop = _runner.loop.asyncio_loop
+    return loop
+
+
+def _forget_loop() -> None:
+    # A process that was forked has no thread of its parent, also none that would let go of the lock.
+    global _runner, _starting
+    _runner, _starting = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_loop)

@@ -1,0 +1,85 @@
+"""Datasets that are registered with the service, and read by their names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from daskdist.core.node import Node
+from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import Structure
+from daskdist.errors import ArgumentError
+from daskdist.passes.seed import fingerprint
+from daskdist.service.address import ServiceAddress
+from daskdist.service.connection import ask
+from daskdist.service.request import ServiceRequest
+from daskdist.service.served import DatasetFacts, Served, check_endless, entry_of, shared_out
+
+
+def register(
+    node: Node, spec: ElementSpec, address: ServiceAddress, compression: str | None, dataset_id: str | None
+) -> str:
+    """Register a dataset and return its id, which is its fingerprint if none is given.
+
+    Raises
+    ------
+    ArgumentError
+        The id has another dataset, or the dataset cannot be sent to workers.
+    ClusterError
+        The service cannot be reached.
+    """
+    own = fingerprint(node)
+    name = own if dataset_id is None else dataset_id
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f"register_dataset: dataset_id is {dataset_id!r}; give a string that is not empty, or None")
+    codec = ServiceRequest.of("one_epoch", compression=compression).compression
+    (registered,) = ask(address, "register", entry_of(name, own, node, spec, codec))
+    return str(registered)
+
+
+def registered(dataset_id: str, element_spec: Any, request: ServiceRequest, address: ServiceAddress) -> Node:
+    """Return the node of a dataset that is registered.
+
+    Parameters
+    ----------
+    dataset_id
+        Its id.
+    element_spec
+        The spec to expect; that which was registered if None.
+    request
+        How it is read.
+    address
+        Where the service is.
+
+    Raises
+    ------
+    ArgumentError
+        There is none of this id, its spec is another, or the request does not go with it.
+    ClusterError
+        The service cannot be reached.
+    """
+    entry_facts, *_ = ask(address, "hello", dataset_id)
+    if entry_facts is None:
+        raise ArgumentError(
+            f"no dataset is registered under the id {dataset_id!r}; give the one that register_dataset has returned"
+        )
+    facts: DatasetFacts = cloudpickle.loads(entry_facts)
+    if element_spec is not None:
+        leaves, structure = Structure.of(element_spec)
+        if facts.spec.most_general_common_spec(ElementSpec(structure, leaves)) is None:
+            raise ArgumentError(
+                f"element_spec is {element_spec}, and the dataset {dataset_id!r} is of {facts.spec.packed}"
+            )
+    check_endless(request, facts.cardinality)
+    node = Served(
+        replace(request, compression=facts.compression),
+        address,
+        dataset_id,
+        facts.fingerprint,
+        facts.spec,
+        facts.cardinality,
+        file_objection=facts.file_objection,
+    )
+    return shared_out(node)

@@ -1,0 +1,208 @@
+"""Schedulers and workers of Dask that a program starts in its own process, each in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from distributed import Scheduler, Worker
+from distributed.comm import connect
+from distributed.utils import LoopRunner
+
+from daskdist.config import seconds
+from daskdist.errors import ClusterError
+from daskdist.service.address import ServiceAddress
+from daskdist.service.scheduler_plugin import ServiceOnScheduler
+
+logger: Final = logging.getLogger("daskdist")
+
+# Runs a server until the event is set, and tells its address and the server once it has started.
+Serve = Callable[[asyncio.Event, Callable[[Any], None]], Awaitable[None]]
+
+_START_AGAIN_S: Final = 0.5
+_ANSWER_WITHIN_S: Final = 0.5
+
+
+class ServerThread:
+    """A server in an event loop in a thread of its own.
+
+    Parameters
+    ----------
+    serve
+        Runs the server.
+    """
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._runner: LoopRunner | None = None
+        self._stop: asyncio.Event | None = None
+        self._has_ended = threading.Event()
+        self.server: Any = None
+
+    def start(self) -> None:
+        """Start the server, and wait until it has started; nothing is done where it runs.
+
+        Raises
+        ------
+        ClusterError
+            It cannot be started.
+        """
+        if self._runner is not None:
+            return
+        self._runner = LoopRunner(asynchronous=False)
+        self._runner.start()
+        self._has_ended.clear()
+        try:
+            self._runner.run_sync(self._begin)
+        except (OSError, RuntimeError, ValueError) as error:
+            self.stop()
+            raise ClusterError(f"the server cannot be started: {error.__cause__ or error}") from error
+
+    async def _begin(self) -> None:
+        started: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run(self._stop, started))
+        await started
+
+    async def _run(self, stop: asyncio.Event, started: asyncio.Future[Any]) -> None:
+        def has_started(server: Any) -> None:
+            self.server = server
+            if not started.done():
+                started.set_result(None)
+
+        try:
+            await self._serve(stop, has_started)
+        except Exception as error:
+            if started.done():
+                logger.error("a server of the data service has ended: %s", error)
+            else:
+                started.set_exception(error)
+        finally:
+            self._has_ended.set()
+
+    def join(self) -> None:
+        """Wait until the server has ended."""
+        self._has_ended.wait()
+
+    def stop(self) -> None:
+        """End the server, and wait until it has ended."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.run_sync(self._end)
+            runner.stop()
+
+    async def _end(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+            await asyncio.wait([self._task])
+
+
+@dataclass(frozen=True)
+class ServeScheduler:
+    """Runs a scheduler that has the data service.
+
+    Parameters
+    ----------
+    host, port, protocol
+        Where it listens: at all addresses if ``host`` is None, at any port that is free if ``port`` is 0.
+    work_dir, gc_timeout_s
+        As of `ServiceOnScheduler`.
+    worker_ttl_s
+        After how long a worker that is not heard of is lost; as Dask's configuration says if None.
+    """
+
+    host: str | None
+    port: int
+    protocol: str
+    work_dir: str | None
+    gc_timeout_s: float | None
+    worker_ttl_s: float | None
+
+    async def __call__(self, stop: asyncio.Event, has_started: Callable[[Any], None]) -> None:
+        ttl = {} if self.worker_ttl_s is None else {"worker_ttl": self.worker_ttl_s}
+        scheduler = Scheduler(
+            host=self.host,
+            port=self.port,
+            protocol=self.protocol,
+            dashboard_address=f"{self.host or ''}:0",
+            plugins=(ServiceOnScheduler(self.work_dir, self.gc_timeout_s),),
+            **ttl,
+        )
+        async with scheduler:
+            has_started(scheduler)
+            await _first(stop.wait(), scheduler.finished())
+
+
+@dataclass(frozen=True)
+class ServeWorker:
+    """Runs a worker, and another one when the scheduler is lost and there again.
+
+    Parameters
+    ----------
+    address
+        The scheduler.
+    host, port
+        Where it listens; where Dask chooses if None and 0.
+    reconnect_timeout_s
+        For how long it looks for a scheduler that was lost.
+    """
+
+    address: ServiceAddress
+    host: str | None
+    port: int
+    reconnect_timeout_s: float
+
+    async def __call__(self, stop: asyncio.Event, has_started: Callable[[Any], None]) -> None:
+        timeout_s = seconds("timeouts.connect")
+        while True:
+            worker = await self._started(stop, timeout_s)
+            if worker is None:
+                return
+            has_started(worker)
+            await _first(stop.wait(), worker.finished())
+            if stop.is_set():
+                await worker.close(nanny=False)
+                return
+            logger.warning("lost the scheduler %s; the worker waits for it", self.address.address)
+            timeout_s = self.reconnect_timeout_s
+
+    async def _started(self, stop: asyncio.Event, timeout_s: float) -> Worker | None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + timeout_s
+        # A Dask worker that finds no scheduler leaves a socket open when it gives up.
+        while not await self._answers() and not stop.is_set():
+            if loop.time() >= give_up_at:
+                raise ClusterError(f"no scheduler answers at {self.address.address} within {timeout_s:g} s")
+            await _first(stop.wait(), asyncio.sleep(_START_AGAIN_S))
+        if stop.is_set():
+            return None
+        worker = Worker(
+            self.address.address,
+            host=self.host,
+            port=self.port,
+            security=self.address.security,
+            dashboard_address=f"{self.host or ''}:0",
+        )
+        await worker
+        return worker
+
+    async def _answers(self) -> bool:
+        try:
+            comm = await connect(self.address.address, timeout=_ANSWER_WITHIN_S, **self.address.connection_args())
+        except OSError:
+            return False
+        comm.abort()
+        return True
+
+
+async def _first(*waiting: Awaitable[Any]) -> None:
+    """Wait until one of some is done, and cancel the others."""
+    tasks = [asyncio.ensure_future(each) for each in waiting]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
