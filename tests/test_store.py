@@ -36,7 +36,7 @@ from daskdist.core.spec_json import (
 from daskdist.core.structure import Nested, Structure, as_array
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.saved.manifest import Manifest, exists, read_manifest, remove_unfinished, write_manifest
-from daskdist.formats.saved.store import PIECE_BYTES, Part, read_part, take_rows, write_part
+from daskdist.formats.saved.store import PIECE_BYTES, SavedPart, read_part, take_rows, write_part
 from daskdist.storage.whole_file import writing
 
 # Threads of a cluster that other tests started draw random numbers of their own, also while hypothesis does.
@@ -247,7 +247,7 @@ def test_elements_without_leaves(tmp_path):
     empty = Structure.of(())[1]
     found = round_trip(Bundle(empty, [(), (), ()]), tmp_path)
     assert list(found.elements()) == [(), (), ()]
-    part = Part("part-0.arrow", 3, 0)
+    part = SavedPart("part-0.arrow", 3, 0)
     assert list(read_part(str(tmp_path), part, empty, 1).elements()) == [(), ()]
     assert list(take_rows(str(tmp_path), part, empty, [2, 2, 0, 1]).elements()) == [()] * 4
     assert len(round_trip(Block(empty, []), tmp_path)) == 0
@@ -258,7 +258,7 @@ def test_nothing(tmp_path, compression):
     found = round_trip(Bundle(PAIR, []), tmp_path, compression)
     assert isinstance(found, Bundle)
     assert list(found.elements()) == []
-    part = Part("part-0.arrow", 0, 0)
+    part = SavedPart("part-0.arrow", 0, 0)
     assert len(take_rows(str(tmp_path), part, PAIR, [])) == 0
     with pytest.raises(ArgumentError, match="rows go from 0 to 0"):
         take_rows(str(tmp_path), part, PAIR, [0])
@@ -534,7 +534,7 @@ def test_names_that_lead_elsewhere(tmp_path, name):
     with pytest.raises(ArgumentError, match="is no name of a part"):
         write_part(bundle(np.zeros(2)), str(tmp_path / "inner"), name)
     with pytest.raises(ArgumentError, match="is no name of a part"):
-        Part(f"{name}.arrow", 1, 1)
+        SavedPart(f"{name}.arrow", 1, 1)
     assert not list(tmp_path.iterdir())
 
 
@@ -594,7 +594,7 @@ def test_a_file_of_flipped_bits(written, compression):
         # A name of its own each: what a file mapped into memory holds is not to change.
         (path.parent / f"c-{number}.arrow").write_bytes(data)
         try:
-            found = read_part(str(path.parent), Part(f"c-{number}.arrow", part.num_rows, 0), structure)
+            found = read_part(str(path.parent), SavedPart(f"c-{number}.arrow", part.num_rows, 0), structure)
             outcomes[len(list(found.elements()))] += 1
         except FileError as error:
             assert f"c-{number}.arrow" in str(error)  # noqa: PT017 - some are read as they are
@@ -630,7 +630,7 @@ def test_a_file_of_something_else(written):
 def test_a_file_of_other_rows(written):
     part, path, structure = written
     with pytest.raises(FileError, match=r"a\.arrow: has 4 rows, and the manifest says 5"):
-        read_part(str(path.parent), Part(part.name, 5, 0), structure)
+        read_part(str(path.parent), SavedPart(part.name, 5, 0), structure)
     with pytest.raises(FileError, match=r"a\.arrow: its leaves are .* and those asked for \('\[0\]', '\[1\]'\)"):
         read_part(str(path.parent), part, PAIR)
 
@@ -703,7 +703,7 @@ SPEC = ElementSpec(
 
 
 def manifest(spec=SPEC, names=("a", "b")):
-    parts = tuple(Part(f"{name}.arrow", 3, 100) for name in names)
+    parts = tuple(SavedPart(f"{name}.arrow", 3, 100) for name in names)
     return Manifest("token", spec, 3 * len(parts), parts, "lz4")
 
 
@@ -994,7 +994,7 @@ def test_processes_side_by_side(tmp_path):
     assert [process.wait(60) for process in running] == [0, 0]
     for number in range(2):
         for part in range(20):
-            found = read_part(str(tmp_path), Part(f"part-{number}-{part}.arrow", 5, 0), LONE)
+            found = read_part(str(tmp_path), SavedPart(f"part-{number}-{part}.arrow", 5, 0), LONE)
             np.testing.assert_array_equal(found.leaves[0], np.full(5, number))
     assert len(list(tmp_path.iterdir())) == 40
 
@@ -1029,7 +1029,7 @@ def test_urls(bucket, compression):
         read_part(bucket, left, PAIR)
     # In place of the one there is.
     write_part(block.slice(0, 2), bucket, "a", compression)
-    assert len(read_part(bucket, Part("a.arrow", 2, 0), PAIR)) == 2
+    assert len(read_part(bucket, SavedPart("a.arrow", 2, 0), PAIR)) == 2
     fsspec.filesystem("memory").pipe("/bucket/saved/a.arrow", b"ARROW1")
     with pytest.raises(FileError, match=r"a.arrow: damaged"):
         read_part(bucket, part, PAIR)
