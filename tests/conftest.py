@@ -259,7 +259,7 @@ def mirrored(num_replicas: int) -> daskdist.MirroredStrategy:
 def messages_sent(strategy: daskdist.MultiWorkerMirroredStrategy) -> Iterator[list[tuple[Any, ...]]]:
     """The messages that a strategy sends to its workers meanwhile, each behind the address of its worker."""
     found: list[tuple[Any, ...]] = []
-    streams = list(strategy._backend.streams._streams.values())
+    streams = list(strategy.internals.backend.streams._streams.values())
 
     def noted(stream: Any, append: Callable[..., None]) -> Callable[..., None]:
         def note(*message: Any, num_bytes: int = 0) -> None:

@@ -16,8 +16,8 @@ class TestLocalBackend(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         strategy = mirrored(3)
-        yield strategy._backend, strategy._team.now
-        strategy._backend.close()
+        yield strategy.internals.backend, strategy.internals.group.now
+        strategy.internals.backend.close()
 
 
 class TestClusterBackend(BackendLaws):
@@ -28,7 +28,7 @@ class TestClusterBackend(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         with daskdist.MultiWorkerMirroredStrategy(self.client) as strategy:
-            yield strategy._backend, strategy._team.now
+            yield strategy.internals.backend, strategy.internals.group.now
 
 
 class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
@@ -39,7 +39,7 @@ class TestClusterBackendOfTwoReplicasAWorker(BackendLaws):
     @contextlib.contextmanager
     def opened(self):
         with daskdist.MultiWorkerMirroredStrategy(self.client, num_replicas_per_worker=2) as strategy:
-            yield strategy._backend, strategy._team.now
+            yield strategy.internals.backend, strategy.internals.group.now
 
 
 class TestClusterBackendByWayOfTheScheduler(TestClusterBackend):

@@ -52,7 +52,7 @@ def test_calls_of_a_strategy_that_is_given_up(client, tmp_path, how):
         strategy.run(note, args=(str(tmp_path), number))
     strategy.run(total, args=(str(tmp_path), next(batches)))
     del batches
-    token, backend = strategy._token, weakref.ref(strategy._backend)
+    token, backend = strategy.internals.token, weakref.ref(strategy.internals.backend)
     if how == "dropped":
         del strategy
         gc.collect()

@@ -548,7 +548,7 @@ def test_workers_forget_a_strategy_that_nobody_has(start_cluster, tmp_path):
 
         # The first call is waited for.
         strategy.run(step, args=(False,))
-        return strategy._token, strategy.run(step, args=(True,))
+        return strategy.internals.token, strategy.run(step, args=(True,))
 
     token, values = begun()
     gc.collect()
@@ -571,7 +571,7 @@ strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
 with strategy.scope():
     kept = daskdist.Variable(0.0)
 kept.numpy()
-print(strategy._token, flush=True)
+print(strategy.internals.token, flush=True)
 os._exit(0) if {is_killed} else None
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -131,7 +131,7 @@ def test_what_was_sent_to_one_that_raised_does_not_stay(on_cluster):
             raise KeyError("no such thing")
         return daskdist.get_replica_context().all_reduce("SUM", np.ones(1000))
 
-    token = on_cluster._team.now.token
+    token = on_cluster.internals.group.now.token
     for _ in range(2):
         with pytest.raises((KeyError, errors.CollectiveError), match="no such thing"):
             on_cluster.local_results(on_cluster.run(step, args=(PerReplica([0, 1]),)))
@@ -144,7 +144,7 @@ def test_nothing_is_kept_of_each_step_that_is_over(on_cluster):
     for _ in range(5):
         on_cluster.local_results(on_cluster.run(reduced, args=(1.0,)))
         on_cluster.local_results(on_cluster.run(abs, args=(1.0,)))
-    sizes = on_cluster.client.run(sizes_of_desk, on_cluster._team.now.token)
+    sizes = on_cluster.client.run(sizes_of_desk, on_cluster.internals.group.now.token)
     # The last one of each replica.
     assert list(sizes.values()) == [(0, 1, 0)] * 2
 
@@ -224,7 +224,7 @@ def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
         return "waited for"
 
     first, second = on_cluster.workers
-    told = on_cluster.client.run(wait, on_cluster._token, workers=[first])[first]
+    told = on_cluster.client.run(wait, on_cluster.internals.token, workers=[first])[first]
     assert told.startswith(f"all_reduce(SUM): {second} did not take within 0.05 s what it was sent")
 
 
@@ -243,7 +243,7 @@ def test_what_is_sent_may_be_waited_for_without_end(on_cluster):
         return sent.done()
 
     first, _ = on_cluster.workers
-    assert on_cluster.client.run(wait, on_cluster._token, workers=[first]) == {first: True}
+    assert on_cluster.client.run(wait, on_cluster.internals.token, workers=[first]) == {first: True}
 
 
 @pytest.mark.cluster

@@ -467,7 +467,7 @@ def test_after_an_error_nothing_is_waited_for(client, tmp_path):
         with daskdist.MultiWorkerMirroredStrategy(client) as strategy:
             strategy.run(abs, args=(-1,))
             for _ in range(3):
-                strategy._backend.call(lambda _: wait_for_it(), [], worker=strategy.workers[0], name="wait")
+                strategy.internals.backend.call(lambda _: wait_for_it(), [], worker=strategy.workers[0], name="wait")
             raise RuntimeError("half way")
 
     try:

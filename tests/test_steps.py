@@ -172,7 +172,7 @@ def test_results_and_objects_are_dropped_on_the_workers(on_cluster, client):
     assert all(num_results >= 3 for _, num_results, _, _ in counted.values())
     kept.clear()
     del total
-    on_cluster._backend.objects.clear()
+    on_cluster.internals.backend.objects.clear()
     # What is kept of functions by their identity goes with them.
     del ones
 
@@ -267,7 +267,7 @@ def test_a_failure_that_nobody_looks_at_is_raised_at_the_end_of(on_cluster, wher
     def fail_and_wait():
         fail()
         # The failure is known then.
-        eventually(lambda: not on_cluster._backend.streams.is_busy)
+        eventually(lambda: not on_cluster.internals.backend.streams.is_busy)
 
     def fail_in_pass():
         for _ in on_cluster.distribute_dataset(Dataset.range(4).batch(2)):
@@ -278,7 +278,7 @@ def test_a_failure_that_nobody_looks_at_is_raised_at_the_end_of(on_cluster, wher
         ways[where]()
     # Those that failed after that.
     with contextlib.suppress(ValueError):
-        on_cluster._backend.finish()
+        on_cluster.internals.backend.finish()
 
 
 @pytest.mark.cluster
@@ -498,7 +498,7 @@ def test_streams_are_encrypted_where_the_cluster_is(relay):
             dask.config.set({"daskdist.steps.relay": relay}),
             daskdist.MultiWorkerMirroredStrategy(client) as strategy,
         ):
-            for stream in strategy._backend.streams._streams.values():
+            for stream in strategy.internals.backend.streams._streams.values():
                 assert stream.is_relayed == (relay is True)
                 assert stream._comm.peer_address.startswith("tls://")
             assert all(worker.startswith("tls://") for worker in strategy.workers)
@@ -585,7 +585,7 @@ def fail(path):
 strategy = daskdist.MultiWorkerMirroredStrategy({client.scheduler.address!r})
 strategy.local_results(strategy.run(fail, args=("",)))
 strategy.run(fail, args=({str(tmp_path / "made ")!r},))
-while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy._backend.streams._under_way:
+while len(list(pathlib.Path({str(tmp_path)!r}).iterdir())) < 2 or strategy.internals.backend.streams._under_way:
     time.sleep(0.01)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

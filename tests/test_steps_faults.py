@@ -120,7 +120,7 @@ def test_calls_that_wait_are_not_made_after_an_error_closed_the_strategy(client)
 
 
 def test_workers_are_asked_for_an_answer_between_calls_only(on_cluster, client):
-    streams = on_cluster._backend.streams
+    streams = on_cluster.internals.backend.streams
     loop = client.loop.asyncio_loop
 
     async def ping():

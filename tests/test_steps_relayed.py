@@ -78,7 +78,7 @@ def far(far_client):
 
 
 def are_relayed(strategy):
-    return [stream.is_relayed for stream in strategy._backend.streams._streams.values()]
+    return [stream.is_relayed for stream in strategy.internals.backend.streams._streams.values()]
 
 
 def num_strategies(dask_worker):
@@ -111,8 +111,8 @@ def test_a_program_that_reaches_no_worker(far):
         with pytest.raises(ValueError, match="this cannot be done"):
             strategy.local_results(strategy.run(fail, args=(batches[0],)))
         # Data of tasks, to workers and back.
-        placed = strategy._backend._submit.place(rows, strategy.workers[1])
-        np.testing.assert_array_equal(strategy._backend._submit.result(placed), rows)
+        placed = strategy.internals.backend._submit.place(rows, strategy.workers[1])
+        np.testing.assert_array_equal(strategy.internals.backend._submit.result(placed), rows)
         placed.release()
         assert refused == []
         assert set(far.run(num_strategies).values()) == {1}

@@ -875,14 +875,14 @@ def test_what_the_program_has_no_more_is_let_go_of(strategy):
         made = variable(strategy, np.zeros(1000), name="large")
         strategy.run(lambda: made.assign_add(np.ones(1000)))
         assert made.numpy()[0] == 1
-        return made._key.number
+        return made.key.number
 
     number = number_of_one_that_goes()
     gc.collect()
     variable(strategy, 0.0)
 
     def kept():
-        return int(number in daskdist.get_replica_context()._store()._states)
+        return int(number in daskdist.get_replica_context().store()._states)
 
     deadline = time.monotonic() + 20
     while any(map(int, strategy.local_results(strategy.run(kept)))):
@@ -915,7 +915,7 @@ def test_an_object_whose_method_was_called_is_let_go_of(on_cluster):
 
 def test_what_is_refused_is_let_go_of(two):
     def kept():
-        states = daskdist.get_replica_context()._store()._states
+        states = daskdist.get_replica_context().store()._states
         return sum(Refused.__name__ in str(each) for each in states.values())
 
     with pytest.raises(errors.ArgumentError, match="aggregation SUM is for arrays"):

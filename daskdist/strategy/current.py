@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from daskdist.strategy.mirrored import MirroredStrategy
-from daskdist.strategy.replica.context import Between, ReplicaContext, here
+from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext, here
 from daskdist.strategy.strategy import Strategy
 
 
@@ -40,7 +40,7 @@ def in_cross_replica_context() -> bool:
     >>> in_cross_replica_context()
     False
     """
-    return type(here.get()) is Between
+    return type(here.get()) is CrossReplicaScope
 
 
 def has_strategy() -> bool:
@@ -58,4 +58,5 @@ def get_strategy() -> Strategy:
     >>> get_strategy().num_replicas_in_sync
     1
     """
-    return (here.get() or _default()).strategy
+    strategy: Strategy = (here.get() or _default()).strategy
+    return strategy

@@ -5,26 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optree
 
+from daskdist.dataset import Dataset
 from daskdist.devices import are_loaded, name_of, named
 from daskdist.devices import device as find_device
 from daskdist.errors import ArgumentError, UnknownDeviceError
 from daskdist.strategy.group import Replica
 from daskdist.strategy.reduce.reductions import Op, checked_op
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.replica.context import replica_there_is
+from daskdist.strategy.replica.context import current_replica
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring, filled
 from daskdist.strategy.values.regroup import component
 from daskdist.strategy.variables.variable import Variable
-
-if TYPE_CHECKING:
-    from daskdist.dataset import Dataset
-    from daskdist.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class StrategyExtended:
     when a replica there uses it. Unlike in TensorFlow a destination is never a device that has no replica.
     """
 
-    strategy: Strategy
+    strategy: Any
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -72,7 +69,8 @@ class StrategyExtended:
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas."""
-        return self.strategy.num_replicas_in_sync
+        number: int = self.strategy.num_replicas_in_sync
+        return number
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -107,7 +105,7 @@ class StrategyExtended:
         ArgumentError
             It is no variable.
         """
-        return bool(variable_of("variable_created_in_scope", v)._token == self.strategy._token)
+        return bool(variable_of("variable_created_in_scope", v).token == self.strategy.internals.token)
 
     def value_container(self, value: Any) -> Any:
         """Return the `PerReplica` or `Variable` that a value stands for: the value itself, here."""
@@ -137,7 +135,8 @@ class StrategyExtended:
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """As `Strategy.experimental_make_numpy_dataset`."""
-        return self.strategy.experimental_make_numpy_dataset(numpy_input)
+        dataset: Dataset = self.strategy.experimental_make_numpy_dataset(numpy_input)
+        return dataset
 
     def reduce_to(self, reduce_op: Op | str, value: Any, destinations: Any, options: Any = None) -> Any:
         """Make one value of every replica's, where it is wanted.
@@ -202,7 +201,7 @@ class StrategyExtended:
         places = [self._destination("reduce_to", destination) for _, destination in pairs]
         # The tree ends where the first of them wants it.
         on = next((place.worker for place in places if place is not None), None)
-        found = self.strategy._reduced(op, [value for value, _ in pairs], None, on)
+        found = self.strategy.internals.reduce(op, [value for value, _ in pairs], None, on)
 
         def is_there(place: Replica) -> bool:
             is_host = named(place.device).is_host
@@ -242,7 +241,7 @@ class StrategyExtended:
         }
         """
         place = self._destination("broadcast_to", destinations)
-        self.strategy._check_values("broadcast_to", optree.tree_leaves(tensor, none_is_leaf=True))
+        self.strategy.internals.check_values("broadcast_to", optree.tree_leaves(tensor, none_is_leaf=True))
         tensor = optree.tree_map(
             lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf, tensor, none_is_leaf=True
         )
@@ -356,20 +355,21 @@ class StrategyExtended:
         wired = [wiring.wire(sent[number]) for number in numbers]
         worker = (place or strategy.replicas[0]).worker
         device = place.device if place is not None else None
-        handle = strategy._backend.call(
+        handle = strategy.internals.backend.call(
             put, wiring.handles, wiring.picks, wired, device, worker=worker, name="broadcast"
         )
-        for number, leaf in zip(numbers, strategy._returned.leaves(handle, len(numbers)), strict=True):
+        for number, leaf in zip(numbers, strategy.internals.returned.leaves(handle, len(numbers)), strict=True):
             sent[number] = leaf
         return sent
 
     def _destination(self, operation: str, given: Any) -> Replica | None:
         # A replica; None for all.
         strategy = self.strategy
+        found: Replica | None
         if given is None:
             return None
         if isinstance(given, PerReplica):
-            strategy._check_values(operation, [given])
+            strategy.internals.check_values(operation, [given])
             return None
         by_name = dict(zip(self.worker_devices, strategy.replicas, strict=True))
         if isinstance(given, str):
@@ -392,7 +392,7 @@ class Alone:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns."""
-        replica = replica_there_is()
+        replica = current_replica()
         if replica is not None:
             # Of the replica in this call.
             replica.updates_alone = True

@@ -50,7 +50,7 @@ def made_of(fn: Any) -> list[Any]:
 def _without_state(part: Any) -> Any:
     # What is kept of a function must not keep what a variable has on the workers.
     inner = part.cell_contents if type(part) is CellType and part != CellType() else part
-    return inner._key if isinstance(inner, Variable) else part
+    return inner.key if isinstance(inner, Variable) else part
 
 
 def reference(part: Any) -> Callable[[], Any]:

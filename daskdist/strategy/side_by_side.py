@@ -16,8 +16,8 @@ from daskdist.errors import CollectiveError
 from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.replica_iterator import Plan, fed
-from daskdist.strategy.replica.call_function import call_on_replica
 from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.steps.call_function import call_on_replica
 from daskdist.strategy.values.per_replica import PerReplica
 
 if TYPE_CHECKING:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import optree
 
-from daskdist.config import setting
 from daskdist.core.arguments import whole_number
 from daskdist.core.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
-from daskdist.errors import ArgumentError, ClusterError, CollectiveError
-from daskdist.execute.caller import Caller, Handle
+from daskdist.errors import ArgumentError, ClusterError
+from daskdist.execute.caller import Caller
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.extended import StrategyExtended
@@ -24,26 +22,19 @@ from daskdist.strategy.input.dataset import DistributedDataset, of_dataset
 from daskdist.strategy.input.from_function import of_function
 from daskdist.strategy.input.options import InputContext, InputOptions, checked_options
 from daskdist.strategy.input.replica_iterator import with_plans
+from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals
 from daskdist.strategy.reduce.gather import Gather
-from daskdist.strategy.reduce.reductions import OF_EQUALS, Axis, Op, ReduceOp, checked_axis, checked_op, name_of
-from daskdist.strategy.reduce.tree import fold_tree
-from daskdist.strategy.replica.context import between, is_free_for, replica_there_is
-from daskdist.strategy.replica.current_group import CurrentGroup
+from daskdist.strategy.reduce.reductions import Op, checked_axis, checked_op
+from daskdist.strategy.replica.context import cross_replica_scope
 from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.replica.strategy_view import Viewed
-from daskdist.strategy.returned_values import ReturnedValues
 from daskdist.strategy.status import StrategyStatus
-from daskdist.strategy.values.extract import PerReplicaRef
-from daskdist.strategy.values.flat import LEAVES, flattened
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring, results_of
+from daskdist.strategy.values.flat import flattened
+from daskdist.strategy.values.per_replica import PerReplica, Wiring, results_of
 from daskdist.strategy.values.regroup import component
 from daskdist.strategy.values.value_context import ValueContext
-from daskdist.strategy.variables.read_copies import has_variables, with_copies
-from daskdist.strategy.variables.replica_copy import align_there
-from daskdist.strategy.variables.variable import Variable
+from daskdist.strategy.variables.read_copies import with_copies
 
-# Of the arguments of a step, leaves for certain.
-_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
 _S = TypeVar("_S", bound="Strategy")
 
 
@@ -55,34 +46,19 @@ class Strategy(Viewed):
 
     def __init__(
         self,
-        team: ReplicaGroup,
+        group: ReplicaGroup,
         backend: Backend,
         input_backend: InputBackend,
         merge_calls: MergeCalls | None = None,
     ) -> None:
-        self._token = team.token  # what variables know it by
-        self._team = CurrentGroup(team, backend)
-        self._backend = backend
-        self._input = input_backend
-        self._merge_calls = LocalMergeCalls() if merge_calls is None else merge_calls
-        self._returned = ReturnedValues(backend)
-        # Those that the program has, by number.
-        self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+        self._internals = StrategyInternals(
+            self, group, backend, input_backend, LocalMergeCalls() if merge_calls is None else merge_calls
+        )
 
-    def _recover(self) -> None:
-        """Go on with the replicas that are left, if some are lost."""
-        if self._backend.in_doubt:
-            self._team.recover(self._align)
-
-    def _align(self) -> None:
-        # Of what all had alike, some may have been given the next value, and others not.
-        with between(self):
-            variables = [each for each in list(self._variables.values()) if each._is_mirrored]
-            aligned = [self._each_of(1, "variable", align_there, each) for each in variables]
-        for (done,) in aligned:
-            # One that could not be made has no value to give to others.
-            with between(self), contextlib.suppress(ArgumentError, CollectiveError):
-                self.local_results(done)
+    @property
+    def internals(self) -> StrategyInternals:
+        """The parts that users do not call."""
+        return self._internals
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -92,8 +68,8 @@ class Strategy(Viewed):
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """Each replica's worker and device, in order of their ids."""
-        self._recover()
-        return self._team.now.replicas
+        self._internals.recover()
+        return self._internals.group.now.replicas
 
     @property
     def extended(self) -> StrategyExtended:
@@ -114,21 +90,9 @@ class Strategy(Viewed):
         RuntimeError
             Another strategy is current, or a replica calls it, in a function that is run.
         """
-        self._check_scope("scope")
-        with between(self):
+        self._internals.check_scope("scope")
+        with cross_replica_scope(self):
             yield self
-
-    def _check_scope(self, operation: str) -> None:
-        if is_free_for(self):
-            self._recover()
-            return
-        replica = replica_there_is()
-        if replica is not None:
-            raise RuntimeError(
-                f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
-                "a strategy is for the program that hands that function to run"
-            )
-        raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
         """A dataset's batches, each cut into one piece a replica.
@@ -154,7 +118,7 @@ class Strategy(Viewed):
         """
         if not isinstance(dataset, Dataset):
             raise ArgumentError(f"distribute_dataset: expected a daskdist Dataset, got {type(dataset).__name__}")
-        self._input.check(dataset)
+        self._internals.input.check(dataset)
         return of_dataset(self, dataset, checked_options(options))
 
     def distribute_datasets_from_function(
@@ -266,22 +230,11 @@ class Strategy(Viewed):
             raise ArgumentError(f"run: args is a {type(args).__name__}; give a tuple, such as args=(batch,)")
         if not callable(fn):
             raise ArgumentError(f"run: {type(fn).__name__} is no function")
-        leaves, treespec = flattened((tuple(args), kwargs or {}), _LEAVES)
-        self._check_values("run", leaves)
+        leaves, treespec = flattened((tuple(args), kwargs or {}), ARGUMENT_LEAVES)
+        self._internals.check_values("run", leaves)
         leaves, treespec, _meetings_of_this_process = with_plans(self, leaves, treespec)
-        handles, team = self._on_replicas("run", fn, leaves, treespec)
-        return self._returned.of_run(fn, handles, team)
-
-    def _on_replicas(
-        self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
-    ) -> tuple[Sequence[Handle], ReplicaGroup]:
-        team = self._team.now
-        if self._team.has_shrunk:
-            for leaf in leaves:
-                if type(leaf) is PerReplica and leaf.number() != len(team.replicas):
-                    # A worker was lost since they were looked at.
-                    raise self._team.wrong_size(operation, leaf.number())
-        return self._backend.call_replicas(operation, fn, leaves, treespec, team), team
+        handles, group = self._internals.call_replicas("run", fn, leaves, treespec)
+        return self._internals.returned.of_run(fn, handles, group)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A value for each replica, made where that is.
@@ -321,14 +274,7 @@ class Strategy(Viewed):
         num_replicas = self.num_replicas_in_sync
         contexts = PerReplica([ValueContext(k, num_replicas) for k in range(num_replicas)])
         leaves, treespec = flattened(((contexts,), {}))
-        return self._returned.of_all(*self._on_replicas("values", value_fn, leaves, treespec))
-
-    def _each_of(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
-        """What a function gives that is called on each replica, and returns a list of so many leaves."""
-        leaves, treespec = flattened((args, {}), _LEAVES)
-        self._check_values(operation, leaves)
-        handles, team = self._on_replicas(operation, fn, leaves, treespec)
-        return self._returned.columns(handles, num_leaves, team)
+        return self._internals.returned.of_all(*self._internals.call_replicas("values", value_fn, leaves, treespec))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """A dataset of the slices of arrays, put where they will be read.
@@ -363,8 +309,8 @@ class Strategy(Viewed):
         [np.float32(1.0), np.float32(1.0)]
         """
         node = FromTensorSlices.of(numpy_input, operation="experimental_make_numpy_dataset")
-        self._recover()
-        return Dataset(self._input.place(node))
+        self._internals.recover()
+        return Dataset(self._internals.input.place(node))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Put every replica's values together along an axis, in replica order.
@@ -395,17 +341,22 @@ class Strategy(Viewed):
         array([1, 2, 3, 5])
         """
         put_together = Gather(whole_number("gather", "axis", axis, at_least=0))
-        leaves, treespec = with_copies("gather", self, value)
-        self._check_values("gather", leaves)
+        leaves, treespec = with_copies("gather", self._internals.token, value)
+        self._internals.check_values("gather", leaves)
         spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
         if not spread:
             return value
         wiring = Wiring()
         wired = wiring.wire([list(leaf.values) for leaf in spread])
-        handle = self._backend.call(
-            put_together, wiring.handles, wiring.picks, wired, worker=self._team.now.worker_of[0], name="gather-values"
+        handle = self._internals.backend.call(
+            put_together,
+            wiring.handles,
+            wiring.picks,
+            wired,
+            worker=self._internals.group.now.worker_of[0],
+            name="gather-values",
         )
-        found = iter(self._returned.leaves(handle, len(spread)))
+        found = iter(self._internals.returned.leaves(handle, len(spread)))
         gathered = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return optree.tree_unflatten(treespec, gathered)
 
@@ -458,34 +409,7 @@ class Strategy(Viewed):
         >>> strategy.reduce("MEAN", value, axis=0), strategy.reduce(np.gcd, value, axis=0)
         (np.float64(2.75), np.int64(1))
         """
-        return self._reduced(checked_op(reduce_op), value, checked_axis(axis))
-
-    def _reduced(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
-        """As `reduce`, with the result on a worker."""
-        if type(value) is PerReplica and not has_variables(value):
-            self._check_values("reduce", (value,))
-            return self._fold(op, axis, [value], on)[0]
-        leaves, treespec = with_copies("reduce", self, value)
-        num_replicas = self.num_replicas_in_sync
-        if num_replicas == 1:
-            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
-        self._check_values("reduce", leaves)
-        spread = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
-        if len(spread) < len(leaves) and not (isinstance(op, ReduceOp) and op in OF_EQUALS):
-            raise ArgumentError(
-                f"reduce: {name_of(op)} over {num_replicas} replicas of a value that is not per replica; "
-                "reduce what run returns, or use MEAN"
-            )
-        found = iter(self._fold(op, axis, spread, on) if spread else ())
-        reduced = [next(found) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
-        return optree.tree_unflatten(treespec, reduced)
-
-    def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
-        parts: PerReplicaRef | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
-        if parts is None:
-            parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
-        handle = fold_tree(self._backend, op, axis, self._team.now.worker_of, parts, setting("split-every"), on)
-        return self._returned.leaves(handle, len(values))
+        return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis))
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of a `PerReplica`, or of a nest with some in it, in replica order, waited for.
@@ -494,39 +418,19 @@ class Strategy(Viewed):
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)
         (3,)
         """
-        leaves, treespec = with_copies("local_results", self, value)
+        leaves, treespec = with_copies("local_results", self._internals.token, value)
         if not any(isinstance(leaf, PerReplica) for leaf in leaves):
             return (optree.tree_unflatten(treespec, results_of(leaves)),)
         # Also if it was made for replicas of which some are lost now.
         (size, *others) = {leaf.number(): None for leaf in leaves if isinstance(leaf, PerReplica)}
-        self._check_values("local_results", leaves, None if others else size)
+        self._internals.check_values("local_results", leaves, None if others else size)
         here = results_of([leaf for number in range(size) for leaf in component(leaves, number)])
         rows = [here[start : start + len(leaves)] for start in range(0, len(here), len(leaves))]
         return tuple(optree.tree_unflatten(treespec, row) for row in rows)
 
-    def _check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
-        self._check_scope(operation)
-        size = len(self._team.now.replicas)
-        if num_replicas is not None and self._team.had(num_replicas):
-            size = num_replicas
-        for leaf in leaves:
-            if isinstance(leaf, PerReplica):
-                if leaf.number() != size:
-                    raise self._team.wrong_size(operation, leaf.number())
-            elif isinstance(leaf, Variable):
-                leaf._check_is_of(self, operation)
-                continue
-            elif not isinstance(leaf, AsyncValue):
-                continue
-            if not leaf.can_be_given_to(self._backend):
-                raise ArgumentError(
-                    f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here "
-                    "first, with np.asarray say"
-                )
-
     def reader(self, dataset: Dataset) -> Caller:
         """Return a caller for one pass over a dataset, closed with the pass."""
-        return self._input.reader(dataset)
+        return self._internals.input.reader(dataset)
 
     def status(self) -> StrategyStatus:
         """Return the status of each worker: its replicas, the calls they are making and since when, what is under way.
@@ -541,7 +445,7 @@ class Strategy(Viewed):
           worker        replicas       devices  state  steps sent  in flight  outstanding  heartbeat
           this process      0, 1  CPU:0, CPU:1   idle           0          0          0 B          -
         """
-        return StrategyStatus(self._backend.status(self._team.now))
+        return StrategyStatus(self._internals.backend.status(self._internals.group.now))
 
     def close(self) -> None:
         """Complete the calls that were made; close the strategy, and the connection and the cluster if it made those.
@@ -565,16 +469,16 @@ class Strategy(Viewed):
         # With a worker lost or the connection closed there is nothing to wait for.
         try:
             with contextlib.suppress(ClusterError):
-                self._backend.finish()
+                self._internals.backend.finish()
         finally:
-            self._backend.close()
+            self._internals.backend.close()
 
     def __enter__(self: _S) -> _S:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         # After an error nothing is waited for.
-        self.close() if kind is None else self._backend.close()
+        self.close() if kind is None else self._internals.backend.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a strategy stays in its program; give the function that is run what it needs by args")
@@ -587,6 +491,6 @@ class Strategy(Viewed):
     experimental_local_results = local_results
 
     def __repr__(self) -> str:
-        workers = set(self._team.now.worker_of)
+        workers = set(self._internals.group.now.worker_of)
         where = "this process" if workers == {None} else f"{len(workers)} workers"
-        return f"<{type(self).__name__}: {len(self._team.now.replicas)} replicas on {where}>"
+        return f"<{type(self).__name__}: {len(self._internals.group.now.replicas)} replicas on {where}>"

@@ -21,7 +21,7 @@ from daskdist.execute.caller import Handle
 from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.replica.context import replica_there_is
+from daskdist.strategy.replica.context import current_replica
 from daskdist.strategy.returned_values import ReturnedValues
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES, flattened
@@ -205,7 +205,7 @@ class BackendLaws:
             variable = _FakeVariable(next(_numbers))
             program.results(program.run(_keep, variable))
             before = program.run(_is_kept, variable, 0.05)
-            program.backend.forget(variable._key.number)
+            program.backend.forget(variable.key.number)
             check(all(program.results(before)), "a call that was made before found nothing")
             until = time.monotonic() + _SOON_S
             while any(program.results(program.run(_is_kept, variable, 0.0))):
@@ -315,7 +315,7 @@ _alive: Final[defaultdict[str, weakref.WeakSet[_Result]]] = defaultdict(weakref.
 class _FakeVariable:
     # All that the replicas' store knows of a variable.
     def __init__(self, number: int) -> None:
-        self._key = VariableKey(number)
+        self.key = VariableKey(number)
         self.name = f"variable {number}"
 
 
@@ -324,21 +324,21 @@ _numbers: Final = itertools.count(2**40)
 
 
 def _keep(variable: Any) -> None:
-    context: Any = replica_there_is()
-    context._store().put(variable, _replica(), "state")
+    context: Any = current_replica()
+    context.store().put(variable, _replica(), "state")
 
 
 def _is_kept(variable: Any, takes_s: float) -> bool:
     time.sleep(takes_s)
-    context: Any = replica_there_is()
+    context: Any = current_replica()
     try:
-        return bool(context._store().get(variable, _replica()) == "state")
+        return bool(context.store().get(variable, _replica()) == "state")
     except ArgumentError:
         return False
 
 
 def _replica() -> int:
-    found = replica_there_is()
+    found = current_replica()
     return -1 if found is None else found.replica_id_in_sync_group
 
 

@@ -7,9 +7,9 @@ import threading
 import time
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from distributed import Worker
 
@@ -20,11 +20,20 @@ from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, clos
 from daskdist.strategy.collectives.step_counts import Board, News, Unseen, Which
 from daskdist.strategy.collectives.transport import Transport
 from daskdist.strategy.group import ReplicaGroup, Step, lost, told
-from daskdist.strategy.variables.store import VariableStore
 
 # Calls of which it is remembered who has left them.
 _MOST_OVER: Final = 1024
 _LOOK_AGAIN_S: Final = 0.02
+
+
+class ReplicaStore(Protocol):
+    """The state that replicas of one process keep from call to call."""
+
+    lost: tuple[str, ...]
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Give replicas new numbers, by their old ones."""
+        ...
 
 
 class Mailbox:
@@ -40,7 +49,7 @@ class Mailbox:
         self.worker = worker
         self.asking = Asking(worker)
         self.teams: dict[str, ReplicaGroup] = {}
-        self.stores: dict[str, VariableStore] = {}
+        self.stores: dict[str, ReplicaStore] = {}
         self._rendezvous: dict[Step, Rendezvous] = {}
         # Of calls that are over on a replica, how, in words; where they raised, or where somebody met.
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
@@ -118,7 +127,7 @@ class Mailbox:
                     found.leave(number, how)
             return found
 
-    def store(self, token: str) -> VariableStore | None:
+    def store(self, token: str) -> Any:
         """What the replicas of a strategy keep here; None if it is not known."""
         return self.stores.get(token)
 
@@ -145,13 +154,14 @@ class Mailbox:
                 # Sent before it was known that nobody would take it.
                 self._forget(key)
 
-    def become(self, team: ReplicaGroup) -> None:
+    def register(self, group: ReplicaGroup, new_store: Callable[[str], ReplicaStore]) -> None:
         """Register the replicas of a strategy; where some are lost, those that are left keep their variables."""
+        team = group
         with self.changed:
             before, store = self.teams.get(team.token), self.stores.get(team.token)
             self.teams[team.token] = team
             if before is None or store is None:
-                self.stores[team.token] = VariableStore(team.token)
+                self.stores[team.token] = new_store(team.token)
                 return
             own, token = self.worker.address, team.token
             numbers = dict(zip(before.members(own), team.members(own), strict=True))
@@ -161,7 +171,7 @@ class Mailbox:
             self._ended.update(ended)
 
     def part_from(self, token: str, lost: Sequence[str]) -> None:
-        """End all waiting for workers that are lost, and refuse further calls until `become`."""
+        """End all waiting for workers that are lost, and refuse further calls until `register`."""
         with self.changed:
             store = self.store(token)
             if store is not None:
@@ -216,7 +226,7 @@ class Mailbox:
         part: str,
         senders: Sequence[str],
         name: str,
-        team: ReplicaGroup,
+        group: ReplicaGroup,
         refuse: Callable[[str, Any], None],
     ) -> list[Any]:
         """What other workers send, in their order; waited for.
@@ -243,7 +253,7 @@ class Mailbox:
                     if not missing:
                         return [mail.pop((turn, part, sender)) for sender in senders]
                     if unsent := self._unsent.get(key):
-                        raise lost(name, team, *next(iter(unsent.items())))
+                        raise lost(name, group, *next(iter(unsent.items())))
                     others = {each: mail[each] for each in mail if each[0] == turn and each not in seen}
                     if not others and not (inquiry is not None and inquiry.is_answered):
                         self.changed.wait(look - time.monotonic())
@@ -254,7 +264,7 @@ class Mailbox:
                         refuse(other, data)
                 if missing and (inquiry is not None or time.monotonic() >= look):
                     if inquiry is None:
-                        inquiry = Inquiry(self.asking, key, turn, name, team, told=self._wake)
+                        inquiry = Inquiry(self.asking, key, turn, name, group, told=self._wake)
                     if absent := inquiry.absent(missing, end):
                         raise late(name, absent, most)
                     # That may lie behind, where an answer is long in coming.

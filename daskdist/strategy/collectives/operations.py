@@ -292,7 +292,7 @@ def _is_one(values: Sequence[Any]) -> bool:
     first, *rest = values
     if hasattr(type(first), "read_value"):
         # Others may give arrays.
-        return all(type(each) is type(first) and each._key.number == first._key.number for each in rest)
+        return all(type(each) is type(first) and each.key.number == first.key.number for each in rest)
     return isinstance(first, (str, bytes, type(None))) and all(
         type(each) is type(first) and each == first for each in rest
     )

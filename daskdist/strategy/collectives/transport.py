@@ -6,21 +6,19 @@ import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as ThreadFuture
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from distributed import Worker
 from distributed.protocol import to_serialize
 
 from daskdist.config import collective_s
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.messages.failure import Failure, pickle_with_buffers
-from daskdist.strategy.collectives.liveness import Inquiry
+from daskdist.strategy.collectives.liveness import Asking, Inquiry
 from daskdist.strategy.collectives.operations import AllReduce, Merge
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
-from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.group import ReplicaGroup, Step
 from daskdist.strategy.values.device_arrays import host_nest
-
-if TYPE_CHECKING:
-    from daskdist.strategy.collectives.mailbox import Mailbox
 
 # Workers that send to all others at once; more do so in a tree.
 _MOST_AT_ONCE: Final = 8
@@ -36,6 +34,30 @@ _LOOK_EVERY_S: Final = 1.0
 _SMALL_BYTES: Final = 2**16
 
 
+class MailboxContract(Protocol):
+    """A worker's mailbox as `Transport` uses it; see `Mailbox`."""
+
+    worker: Worker
+    asking: Asking
+
+    def send(self, address: str, **message: Any) -> ThreadFuture[None]:
+        """Send a message to another worker."""
+        ...
+
+    def take(
+        self,
+        key: Step,
+        turn: int,
+        part: str,
+        senders: Sequence[str],
+        name: str,
+        group: ReplicaGroup,
+        refuse: Callable[[str, Any], None],
+    ) -> list[Any]:
+        """Wait for the messages of other workers; return them in the order of the senders."""
+        ...
+
+
 class Transport:
     """What goes between the workers of a rendezvous.
 
@@ -49,7 +71,7 @@ class Transport:
         The number of the call.
     """
 
-    def __init__(self, mailbox: Mailbox, team: ReplicaGroup, step: int) -> None:
+    def __init__(self, mailbox: MailboxContract, team: ReplicaGroup, step: int) -> None:
         self._mailbox = mailbox
         self._team = team
         self._key = (team.token, step)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
@@ -36,18 +36,17 @@ from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.group import Replica
+from daskdist.strategy.input.backend import InputBackend
 from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, Supplied
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline, num_steps
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
-
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.replica.contract import StrategyContract
 
 logger: Final = logging.getLogger("daskdist")
 # By strategy, the sharding decisions that were logged, each with the pipeline it is for.
-_logged: Final[weakref.WeakKeyDictionary[Strategy, set[str]]] = weakref.WeakKeyDictionary()
+_logged: Final[weakref.WeakKeyDictionary[StrategyContract, set[str]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,12 @@ class DistributedDataset:
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: StrategyContract,
         feed: Callable[[], Feeding],
         options: InputOptions,
         code: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        self._strategy = strategy
+        self.strategy = strategy
         # Tokens of the functions that it calls, which change where one is defined again.
         self._code = code
         self._code_fed: tuple[str, ...] = ()
@@ -125,18 +124,18 @@ class DistributedDataset:
         self._fed: Sequence[Replica] = ()
         self._feeding_of_those: Feeding
         # What replicas that read it themselves are sent, once that was made.
-        self._plans: Any = None
+        self.plans: Any = None
         self.options = options
         self._feeding  # noqa: B018
 
     @property
     def _feeding(self) -> Feeding:
         """What feeds the replicas there are."""
-        replicas = self._strategy.replicas
+        replicas = self.strategy.replicas
         if self._fed is not replicas:
             self._code_fed = self._code()
             self._feeding_of_those = self._feed()
-            self._plans = None
+            self.plans = None
             self.__dict__.pop("known_element_spec", None)
             self._fed = replicas
         return self._feeding_of_those
@@ -158,11 +157,11 @@ class DistributedDataset:
             feeding.reader(),
             feeding.begin_pass(),
             options=self.options,
-            devices=[named(replica.device) for replica in self._strategy.replicas if replica.worker is None],
+            devices=[named(replica.device) for replica in self.strategy.replicas if replica.worker is None],
             drops_uneven=feeding.drops_uneven,
-            mapped=feeding.mapped and partial(_mapped, self._strategy, feeding.mapped),
-            copied=partial(_copy_stats, self._strategy),
-            at_end=self._strategy._backend.raise_unseen,
+            mapped=feeding.mapped and partial(_mapped, self.strategy, feeding.mapped),
+            copied=partial(_copy_stats, self.strategy),
+            at_end=self.strategy.internals.backend.raise_unseen,
         )
 
     def __reduce__(self) -> Any:
@@ -189,7 +188,7 @@ class DistributedDataset:
         SpecUnknown
             A function that replicas call with it can be tried on their devices only.
         """
-        num_replicas = self._strategy.num_replicas_in_sync
+        num_replicas = self.strategy.num_replicas_in_sync
         spec = self._feeding.spec
         if num_replicas > 1:
             spec = spec.with_leaves(list(map(self._piece, spec.leaves)))
@@ -222,7 +221,7 @@ class DistributedDataset:
 
     def explain(self) -> str:
         """How the input is shared out, why so, and what each worker reads; of devices, what is left on the host."""
-        replicas = [replica.worker for replica in self._strategy.replicas]
+        replicas = [replica.worker for replica in self.strategy.replicas]
         feeding = self._feeding
         shares = [
             Share(worker or "this process", replicas.count(worker), splits, pipeline.is_listed)
@@ -231,7 +230,7 @@ class DistributedDataset:
         ]
         return "\n".join(
             [
-                f"{count(len(replicas), 'replica')} on {count(len(self._strategy.workers), 'worker')}",
+                f"{count(len(replicas), 'replica')} on {count(len(self.strategy.workers), 'worker')}",
                 f"sharding: {feeding.how} ({feeding.sharding})",
                 shares_table(shares),
                 "pipeline:",
@@ -244,7 +243,7 @@ class DistributedDataset:
 
     def _left_on_the_host(self) -> list[str]:
         # Of replicas on devices; nothing to say where that is nothing.
-        there = [device for each in self._strategy.replicas if not (device := named(each.device)).is_host]
+        there = [device for each in self.strategy.replicas if not (device := named(each.device)).is_host]
         spec = self._feeding.spec
         left = [
             f"{path or '(the element)'} ({what})"
@@ -257,15 +256,15 @@ class DistributedDataset:
         node = self._feeding.pipelines[0].node
         if not merged_options(node).shuffle_on_device:
             return []
-        if all(named(replica.device).is_host for replica in self._strategy.replicas):
+        if all(named(replica.device).is_host for replica in self.strategy.replicas):
             return ["shuffle_on_device: of no effect, as all replicas are on the host"]
-        where = "" if self._strategy.workers == (None,) else "in loops on replicas, "
+        where = "" if self.strategy.workers == (None,) else "in loops on replicas, "
         return [
             f"shuffle_on_device: {where}{describe_row_order(self._feeding.pipelines[0].primitive, self._feeding.spec)}"
         ]
 
     def __repr__(self) -> str:
-        return f"<DistributedDataset over {self._strategy.num_replicas_in_sync} replicas: {self.known_element_spec}>"
+        return f"<DistributedDataset over {self.strategy.num_replicas_in_sync} replicas: {self.known_element_spec}>"
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
@@ -279,7 +278,7 @@ def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
     return str(leaf.dtype) if any(device.lacks(leaf.dtype) for device in devices) else ""
 
 
-def _log_once(strategy: Strategy, node: Node, sharding: Decision) -> None:
+def _log_once(strategy: StrategyContract, node: Node, sharding: Decision) -> None:
     # A program may distribute the same pipeline again in every epoch.
     logged, notice = _logged.setdefault(strategy, set()), f"sharding by {sharding.policy.name}: {sharding}"
     key = f"{notice}\n{tree(node)}"
@@ -288,19 +287,20 @@ def _log_once(strategy: Strategy, node: Node, sharding: Decision) -> None:
         logger.log(logging.WARNING if sharding.is_costly else logging.INFO, "%s", notice)
 
 
-def _mapped(strategy: Strategy, maps: MapsOnReplicas, value: Any) -> Any:
+def _mapped(strategy: StrategyContract, maps: MapsOnReplicas, value: Any) -> Any:
     return strategy.run(maps, args=(value,))
 
 
-def _copy_stats(strategy: Strategy) -> CopyStats | None:
-    return strategy._input.copy_stats([(replica.worker, replica.device) for replica in strategy.replicas])
+def _copy_stats(strategy: StrategyContract) -> CopyStats | None:
+    input_backend: InputBackend = strategy.internals.input
+    return input_backend.copy_stats([(replica.worker, replica.device) for replica in strategy.replicas])
 
 
 def _first_elements(node: Node, number: int) -> list[Any]:
     return list(itertools.islice((element for rows in rows_of(plan(node)) for element in rows.elements()), number))
 
 
-def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> DistributedDataset:
+def of_dataset(strategy: StrategyContract, dataset: Dataset, options: InputOptions) -> DistributedDataset:
     """A dataset's batches, each cut into one piece a replica; see `Strategy.distribute_dataset`."""
     if options.replication_mode is InputReplicationMode.PER_REPLICA:
         raise ArgumentError(
@@ -311,7 +311,7 @@ def of_dataset(strategy: Strategy, dataset: Dataset, options: InputOptions) -> D
     return DistributedDataset(strategy, lambda: _feeding_of(strategy, supplied), options, lambda: supplied.code)
 
 
-def _feeding_of(strategy: Strategy, dataset: Supplied) -> Feeding:
+def _feeding_of(strategy: StrategyContract, dataset: Supplied) -> Feeding:
     given = dataset.options()
     # The spec is the same whatever a place for a shard is filled with.
     node = filled(dataset.node, 0, 1)

@@ -19,8 +19,8 @@ from daskdist.devices import Device, is_on_device, name_of, named
 from daskdist.errors import DaskdistError
 from daskdist.ops.map import spec_after
 from daskdist.passes.device_maps import without_device_maps
-from daskdist.strategy.replica.call_function import put_on
 from daskdist.strategy.replica.context import ReplicaContext, here
+from daskdist.strategy.values.device_arrays import put_on
 
 
 @dataclass(frozen=True)

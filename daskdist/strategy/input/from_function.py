@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import getclosurevars
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node, counting
@@ -21,13 +21,11 @@ from daskdist.strategy.input.dataset import DistributedDataset, Feeding
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.replica.contract import StrategyContract
 
 
 def of_function(
-    strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: InputOptions
+    strategy: StrategyContract, dataset_fn: Callable[[InputContext], Any], options: InputOptions
 ) -> DistributedDataset:
     """What replicas take in turn of the datasets that a function makes; see `Strategy`."""
     if not callable(dataset_fn):
@@ -41,13 +39,13 @@ def of_function(
 
 
 def _feeding_of(
-    strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: InputOptions, counter: PassCounter
+    strategy: StrategyContract, dataset_fn: Callable[[InputContext], Any], options: InputOptions, counter: PassCounter
 ) -> Feeding:
     served = _served(strategy, options.replication_mode)
     num_replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(len(served), number, num_replicas) for number in range(len(served))]
     workers = [consumers[0] for consumers in served]
-    made, reader = strategy._input.make_datasets(dataset_fn, list(zip(workers, contexts, strict=True)))
+    made, reader = strategy.internals.input.make_datasets(dataset_fn, list(zip(workers, contexts, strict=True)))
     spec = _common_spec(made, workers)
     varies = any(leaf.shape and leaf.shape[0] is None for leaf in spec.leaves)
     pipelines = [
@@ -91,7 +89,7 @@ def _counted_by(counter: PassCounter, node: Node) -> Node:
     return replace(node, passes=PassNumber(counter)) if isinstance(node, OnWorker) else node
 
 
-def _served(strategy: Strategy, mode: InputReplicationMode) -> list[tuple[str | None, ...]]:
+def _served(strategy: StrategyContract, mode: InputReplicationMode) -> list[tuple[str | None, ...]]:
     # For each input pipeline, the worker of each replica that it serves.
     consumers = tuple(replica.worker for replica in strategy.replicas)
     if mode is InputReplicationMode.PER_REPLICA:

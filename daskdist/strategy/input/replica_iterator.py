@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, count, zip_longest
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import optree
 
@@ -37,7 +37,7 @@ from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import read_by
 from daskdist.strategy.collectives.step_counts import Ask, Board, Outside, Unseen
 from daskdist.strategy.group import Replica
-from daskdist.strategy.input.dataset import DistributedDataset
+from daskdist.strategy.input.dataset import DistributedDataset, Feeding
 from daskdist.strategy.input.device_maps import DeviceMaps
 from daskdist.strategy.input.iterator import DistributedIterator, ahead_of
 from daskdist.strategy.input.on_worker import OnWorker
@@ -45,12 +45,10 @@ from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
 from daskdist.strategy.input.shared_reader import Meeting, Reading
+from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
 from daskdist.strategy.values.flat import flattened
 from daskdist.strategy.values.per_replica import PerReplica
-
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
 
 # Where the replicas of one process come together, by the call, the worker and the pipeline; each goes with the last of
 # its iterators.
@@ -338,7 +336,7 @@ def _packed(ahead: DevicePrefetch, structure: Structure) -> Iterator[Any]:
 # --- on the side of the program ---
 
 
-def with_plans(strategy: Strategy, leaves: list[Any], treespec: Any) -> tuple[list[Any], Any, list[Meeting]]:
+def with_plans(strategy: StrategyContract, leaves: list[Any], treespec: Any) -> tuple[list[Any], Any, list[Meeting]]:
     """What `run` is given, with plans in the places of distributed datasets; and what is to live as long as the call.
 
     Raises
@@ -362,29 +360,30 @@ def with_plans(strategy: Strategy, leaves: list[Any], treespec: Any) -> tuple[li
     return *flattened(treespec.unflatten(map(plan, leaves))), meetings
 
 
-def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting]) -> Fed:
-    if dataset._strategy is not strategy:
+def _fed(strategy: StrategyContract, dataset: DistributedDataset, meetings: list[Meeting]) -> Fed:
+    if dataset.strategy is not strategy:
         raise ArgumentError(
             "run: a distributed dataset is of another strategy; distribute the dataset with the one that is to run"
         )
     # First: where replicas are lost, or functions are defined again, it has other plans.
-    pipelines = dataset.feeding_of_pass().pipelines
-    found: Plans | None = dataset._plans
+    feeding = dataset.feeding_of_pass()
+    pipelines = feeding.pipelines
+    found: Plans | None = dataset.plans
     if found is None:
-        found = dataset._plans = _plans_of(strategy, dataset)
+        found = dataset.plans = _plans_of(strategy, dataset, feeding)
     plans: Sequence[Any] = found.plans
     if found.futures or found.around:
-        plans = strategy._input.with_kept_blocks(plans, found.futures, found.around)
+        plans = strategy.internals.input.with_kept_blocks(plans, found.futures, found.around)
     # Not before it is known that there will be a call.
     token = uuid.uuid4().hex
-    epochs = dataset._feeding.begin_pass()
+    epochs = feeding.begin_pass()
     turn = f"{token}:{json.dumps(epochs)}"
     by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
     held: Any = None
     if isinstance(pipelines[0].node, OnWorker):
         handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
         workers = tuple(replica.worker for replica in strategy.replicas)
-        held = PerReplica.of(PerReplicaRef(strategy._backend, handles, ExtractAll(), workers))
+        held = PerReplica.of(PerReplicaRef(strategy.internals.backend, handles, ExtractAll(), workers))
     elif strategy.workers == (None,):
         # Replicas of this process, which may come one after the other, find what was read for them.
         devices = [named(replica.device) for replica in strategy.replicas]
@@ -394,8 +393,8 @@ def _fed(strategy: Strategy, dataset: DistributedDataset, meetings: list[Meeting
     return Fed(PerReplica(by_replica), turn, held)
 
 
-def _plans_of(strategy: Strategy, dataset: DistributedDataset) -> Plans:
-    feeding, pipelines = dataset._feeding, dataset.pipelines
+def _plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: Feeding) -> Plans:
+    pipelines = feeding.pipelines
     futures: dict[Any, Any] = {}
     around: dict[Any, Any] = {}
     if strategy.workers != (None,):
@@ -452,12 +451,12 @@ def _say(pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int) -
     return Unseen(pipeline.node.worker, number, tuple(range(first_replica, first_replica + num_replicas)))
 
 
-def _check_located(strategy: Strategy, pipeline: Pipeline, say: Cuts | Pipeline | Unseen | None) -> None:
+def _check_located(strategy: StrategyContract, pipeline: Pipeline, say: Cuts | Pipeline | Unseen | None) -> None:
     # Whoever reads a file is to have it. What the data alone tells, all workers read.
     locations = merged_options(pipeline.node).locations
     if locations is None:
         return
-    addresses = strategy._input.addresses(locations)
+    addresses = strategy.internals.input.addresses(locations)
     readers = strategy.workers if isinstance(say, Pipeline) else dict.fromkeys(pipeline.consumers)
     for split in (split for splits in read_by(pipeline.node) for split in splits if split.path):
         there = addresses(split.path)

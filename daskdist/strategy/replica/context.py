@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import optree
@@ -17,13 +17,10 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.collectives.operations import AllGather, AllReduce, Merge, all_reduce_of
 from daskdist.strategy.collectives.rendezvous import Collective, Rendezvous
 from daskdist.strategy.reduce.reductions import Op
+from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
-from daskdist.strategy.variables.store import VariableStore
-
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
 
 # What to do with a distributed dataset, instead of iterating over it inside a function that replicas run.
 TO_REPLICAS: Final = (
@@ -59,22 +56,22 @@ class ReplicaContext:
         self,
         replica_id_in_sync_group: int,
         num_replicas_in_sync: int,
-        strategy: Callable[[], Strategy],
+        strategy: Callable[[], Any],
         rendezvous: Callable[[], Rendezvous] | None = None,
-        store: Callable[[], VariableStore | None] = lambda: None,
+        store: Callable[[], Any] = lambda: None,
         device: str = "CPU:0",
     ) -> None:
         self.replica_id_in_sync_group = replica_id_in_sync_group
         self.num_replicas_in_sync = num_replicas_in_sync
         self._strategy = strategy
         self._rendezvous = rendezvous
-        self._store = store
+        self.store = store
         self._device = device
         # Whether what is assigned to a variable is for this replica's copy alone.
         self.updates_alone = False
 
     @cached_property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> Any:
         """The strategy whose replicas these are. On a worker it tells of them, and is of use between them."""
         return self._strategy()
 
@@ -126,7 +123,7 @@ class ReplicaContext:
         """
         collective = all_reduce_of(reduce_op)
         leaves, treespec = _given("all_reduce", value)
-        found = self._meet(collective, (leaves, treespec))
+        found = self.meet(collective, (leaves, treespec))
         return optree.tree_unflatten(treespec, found)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -155,7 +152,7 @@ class ReplicaContext:
         """
         along = AllGather(whole_number("all_gather", "axis", axis, at_least=0))
         leaves, treespec = _given("all_gather", value)
-        return optree.tree_unflatten(treespec, self._meet(along, (leaves, treespec)))
+        return optree.tree_unflatten(treespec, self.meet(along, (leaves, treespec)))
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Call a function once for all replicas, between them.
@@ -191,17 +188,18 @@ class ReplicaContext:
         if not isinstance(args, (list, tuple)):
             raise ArgumentError(f"merge_call: args is a {type(args).__name__}; give a tuple, such as args=(x,)")
         strategy, device = self.strategy, named(self._device)
+        merge_calls = strategy.internals.merge_calls
 
         def call(fn: Callable[..., Any], merged: Any, along: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
             given, by_name = merged
             stream = contextlib.nullcontext() if device.is_host else in_stream_of(device)
-            with strategy._merge_calls.open(along) as changes, between(strategy, is_merge_call=True), stream:
+            with merge_calls.open(along) as changes, cross_replica_scope(strategy, is_merge_call=True), stream:
                 return fn(strategy, *given, **by_name), changes()
 
-        given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy)
+        given = _with_own_copies((tuple(args), dict(kwargs or {})), but_of=strategy.internals.token)
         merge = Merge(merge_fn, call)
-        found, changes = self._meet(merge, (given, strategy._merge_calls.collect(given)))[self.replica_id_in_sync_group]
-        strategy._merge_calls.apply(changes, self)
+        found, changes = self.meet(merge, (given, merge_calls.collect(given)))[self.replica_id_in_sync_group]
+        merge_calls.apply(changes, self)
         if not device.is_host:
             with in_stream_of(device):
                 return moved_nest(found, device)
@@ -209,7 +207,8 @@ class ReplicaContext:
         # As with `all_reduce`; of what is no array, all in a process have the same.
         return optree.tree_map(_own_array, found, none_is_leaf=True) if self.num_replicas_in_sync > 1 else found
 
-    def _meet(self, collective: Collective, given: Any) -> Any:
+    def meet(self, collective: Collective, given: Any) -> Any:
+        """Take part in a collective with what this replica gives; return its result."""
         number = self.replica_id_in_sync_group
         if are_loaded():
             self._let_look(collective)
@@ -260,42 +259,42 @@ def _given(operation: str, value: Any) -> tuple[list[Any], Any]:
     return leaves, treespec
 
 
-def _with_own_copies(nest: Any, but_of: Strategy | None = None) -> Any:
+def _with_own_copies(nest: Any, but_of: str | None = None) -> Any:
     # Variables are read here: one replica goes on for the others, and would read its own copy for theirs. But what
     # knows its strategy is of use between replicas too.
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
 
     def is_read(leaf: Any) -> bool:
-        return hasattr(type(leaf), "read_value") and (but_of is None or getattr(leaf, "_token", None) != but_of._token)
+        return hasattr(type(leaf), "read_value") and (but_of is None or getattr(leaf, "token", None) != but_of)
 
     if not any(map(is_read, leaves)):
         return nest
     return optree.tree_unflatten(treespec, [leaf.read_value() if is_read(leaf) else leaf for leaf in leaves])
 
 
-class Between:
+class CrossReplicaScope:
     """Where a strategy is current, and no replica's function runs."""
 
-    def __init__(self, strategy: Strategy, *, is_merge_call: bool = False) -> None:
+    def __init__(self, strategy: Any, *, is_merge_call: bool = False) -> None:
         self.strategy = strategy
         self.is_merge_call = is_merge_call
 
 
 # What of these this is in; None outside of them.
-here: ContextVar[ReplicaContext | Between | None] = ContextVar("daskdist context", default=None)
+here: ContextVar[ReplicaContext | CrossReplicaScope | None] = ContextVar("daskdist context", default=None)
 
 
 @contextlib.contextmanager
-def between(strategy: Strategy, *, is_merge_call: bool = False) -> Iterator[None]:
+def cross_replica_scope(strategy: StrategyContract, *, is_merge_call: bool = False) -> Iterator[None]:
     """Make a strategy current in a ``with`` block: that of a scope, or of a function that `merge_call` calls."""
-    token = here.set(Between(strategy, is_merge_call=is_merge_call))
+    token = here.set(CrossReplicaScope(strategy, is_merge_call=is_merge_call))
     try:
         yield
     finally:
         here.reset(token)
 
 
-def replica_there_is() -> ReplicaContext | None:
+def current_replica() -> ReplicaContext | None:
     """The replica whose function this is in, if any."""
     found = here.get()
     return found if type(found) is ReplicaContext else None
@@ -311,9 +310,9 @@ def check_in_program(operation: str) -> None:
         take a step of its own there, and the others would never see that step.
     """
     found = here.get()
-    if found is None or (type(found) is Between and not found.is_merge_call):
+    if found is None or (type(found) is CrossReplicaScope and not found.is_merge_call):
         return
-    if type(found) is Between:
+    if type(found) is CrossReplicaScope:
         who = "a function that merge_call calls"
     else:
         who = f"replica {found.replica_id_in_sync_group}, inside the function that it runs"  # type: ignore[union-attr]
@@ -323,13 +322,13 @@ def check_in_program(operation: str) -> None:
     )
 
 
-def is_free_for(strategy: Strategy) -> bool:
+def is_free_for(strategy: Any) -> bool:
     """Whether no replica's function runs here, and no scope of another strategy is open."""
     found = here.get()
-    return found is None or (type(found) is Between and found.strategy is strategy)
+    return found is None or (type(found) is CrossReplicaScope and found.strategy is strategy)
 
 
-def scope_there_is() -> Strategy | None:
+def current_scope_strategy() -> StrategyContract | None:
     """The strategy of the scope this is in, if any."""
     found = here.get()
-    return found.strategy if type(found) is Between else None
+    return found.strategy if type(found) is CrossReplicaScope else None

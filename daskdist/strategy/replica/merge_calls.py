@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from daskdist.strategy.replica.context import ReplicaContext
+from typing import Any, Protocol
 
 
 class MergeCalls(Protocol):
@@ -26,7 +23,7 @@ class MergeCalls(Protocol):
         """Let the function use what replicas sent, in a ``with`` block; give a getter of each replica's changes."""
         ...
 
-    def apply(self, changes: Any, replica: ReplicaContext) -> None:
+    def apply(self, changes: Any, replica: Any) -> None:
         """Apply a replica's changes to it."""
         ...
 
@@ -44,5 +41,5 @@ class LocalMergeCalls:
         """Give a getter of no changes."""
         yield lambda: [()] * len(along)
 
-    def apply(self, changes: Any, replica: ReplicaContext) -> None:
+    def apply(self, changes: Any, replica: Any) -> None:
         """Do nothing: the function has changed the variables."""

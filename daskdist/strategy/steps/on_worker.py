@@ -33,6 +33,7 @@ from daskdist.strategy.steps.outcomes import Failed, loaded_structure, received,
 from daskdist.strategy.steps.peers import Peers
 from daskdist.strategy.steps.replica_call import LOOP, ReplicaSlot, call_replica
 from daskdist.strategy.steps.stream import OPERATION
+from daskdist.strategy.variables.store import VariableStore
 
 # News that can wait goes along with others, or after so long.
 _LATER_S: Final = 0.002
@@ -211,7 +212,7 @@ class StepsOnWorker:
         members = team.members(self.worker.address)
         while len(self._executors) < len(members):
             self._executors.append(Executor(f"daskdist replica {members[len(self._executors)]}", self._enter))
-        self._mailbox.become(team)
+        self._mailbox.register(team, VariableStore)
         self._slots = {
             number: (ReplicaSlot(team.token, team.replicas[number], number, len(team.replicas)), executor)
             for number, executor in zip(members, self._executors, strict=True)

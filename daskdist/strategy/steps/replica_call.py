@@ -19,9 +19,9 @@ from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.device_staging import arrivals_of
 from daskdist.strategy.input.replica_iterator import Around, fed
-from daskdist.strategy.replica.call_function import call_on_replica
 from daskdist.strategy.replica.context import ReplicaContext
-from daskdist.strategy.replica.cross_replica import CrossReplicaStrategy
+from daskdist.strategy.steps.call_function import call_on_replica
+from daskdist.strategy.steps.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.per_replica import filled

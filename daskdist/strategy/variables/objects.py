@@ -70,12 +70,12 @@ def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaCont
     """
     if aggregation is VariableAggregation.NONE:
         box = _Box(value, _digest(value, what))
-        replica._meet(AgreedObjects(what, ADVICE), box)
+        replica.meet(AgreedObjects(what, ADVICE), box)
         return box.value
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         is_first = replica.replica_id_in_sync_group == 0
         # As it is now: the first may change its own as soon as all have come.
-        found = replica._meet(First(what), [copied(value, what)] if is_first else None)
+        found = replica.meet(First(what), [copied(value, what)] if is_first else None)
         return value if is_first else _on_device_of(replica, copied(found[0], what))
     try:
         nest = as_numpy(value, copied=False)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optree
 
 from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.regroup import component
-from daskdist.strategy.variables.replica_copy import read_there
 from daskdist.strategy.variables.variable import Variable
 
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
 
-
-def with_copies(operation: str, strategy: Strategy, nest: Any) -> tuple[list[Any], Any]:
+def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
     """The leaves of a nest and its structure, with the copies of a variable in its place.
 
     Raises
@@ -28,7 +24,7 @@ def with_copies(operation: str, strategy: Strategy, nest: Any) -> tuple[list[Any
         for leaf in leaves:
             for each in leaf.values if has_variables(leaf) else (leaf,):
                 if isinstance(each, Variable):
-                    each._check_is_of(strategy, operation)
+                    each.check_is_of(token, operation)
         leaves, treespec = optree.tree_flatten(treespec.unflatten(map(_of_copies, leaves)), none_is_leaf=True)
     return leaves, treespec
 
@@ -44,11 +40,9 @@ def _of_copies(leaf: Any) -> Any:
     if not has_variables(leaf):
         return leaf
     found = list(leaf.values)
-    for variable in {each._key.number: each for each in found if isinstance(each, Variable)}.values():
+    for variable in {each.key.number: each for each in found if isinstance(each, Variable)}.values():
         # Of the other replicas there may be no copies where this is, between replicas.
-        is_asked = [isinstance(each, Variable) and each._key.number == variable._key.number for each in found]
-        layout = variable._layout
-        copies = variable._between()._each_of(layout.num_leaves, "variable", read_there, variable, PerReplica(is_asked))
-        own = layout.packed(copies)
+        is_asked = [isinstance(each, Variable) and each.key.number == variable.key.number for each in found]
+        own = variable.values_where(is_asked)
         found = [component(own, number) if is_asked[number] else each for number, each in enumerate(found)]
     return PerReplica(found)

@@ -5,184 +5,26 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import optree
 
 from daskdist.checkpoint.nests import as_numpy, like
-from daskdist.core.spec import TensorSpec
-from daskdist.devices import Device, adopted, dtype_of, is_on_device, named
+from daskdist.devices import Device, dtype_of, is_on_device, named
 from daskdist.errors import ArgumentError
-from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.collectives.operations import First
 from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.replica.context import ReplicaContext, current_replica
 from daskdist.strategy.values.device_arrays import host_array, host_nest, moved
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.variables.aggregation import VariableSynchronization
+from daskdist.strategy.variables.layout import CopyLayout, as_arrays, check, frozen, leaves_like, with_dtype
 from daskdist.strategy.variables.objects import copied, parts_of
+from daskdist.strategy.variables.record import VariableRecord
 
-if TYPE_CHECKING:
-    from daskdist.strategy.variables.variable import Variable
-
-NUMBERS: Final = (bool, int, float, complex)
 _CHANGES: Final = {"assign_add": operator.add, "assign_sub": operator.sub}
-
-
-@dataclass(frozen=True)
-class CopyLayout:
-    """What a variable's value is, but for its numbers.
-
-    Parameters
-    ----------
-    treespec
-        The structure of the arrays; None where the value is an object of any kind.
-    specs
-        Of each array its shape and dtype; of an object too, if it is a nest of arrays of a framework.
-    kind
-        What messages call an object.
-    """
-
-    treespec: Any
-    specs: tuple[TensorSpec, ...] = ()
-    kind: str = ""
-
-    @classmethod
-    def of(cls, value: Any) -> CopyLayout:
-        """The layout of a value."""
-        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
-        if not leaves or not all(map(is_array, leaves)):
-            specs = [_spec_of_framework(leaf) for leaf in leaves]
-            return cls(None, tuple(spec for spec in specs if spec) if all(specs) else (), type(value).__name__)
-        return cls(treespec, tuple([TensorSpec.of(np.asarray(leaf)) for leaf in leaves]))
-
-    @property
-    def num_leaves(self) -> int:
-        """The number of arrays, or one of an object."""
-        return len(self.specs) if self.treespec is not None else 1
-
-    def packed(self, leaves: Sequence[Any]) -> Any:
-        """The value that leaves are of."""
-        return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)
-
-
-def _spec_of_framework(leaf: Any) -> TensorSpec | None:
-    if is_array(leaf):
-        return TensorSpec.of(np.asarray(leaf))
-    if not hasattr(leaf, "__dlpack__"):
-        return None
-    try:
-        return TensorSpec(tuple(leaf.shape), dtype_of(leaf))
-    except TypeError:
-        # Of a dtype that NumPy has not; this one has its values.
-        return TensorSpec(tuple(leaf.shape), np.dtype(np.float32))
-
-
-def frozen(leaf: Any) -> Any:
-    """A leaf that is a variable's own: if it is an array nobody is to change it."""
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        leaf = np.asarray(leaf)
-        leaf.flags.writeable = False
-    return leaf
-
-
-def is_array(leaf: Any) -> bool:
-    """Whether a leaf is numbers."""
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        return leaf.dtype.kind in "biufc"
-    return isinstance(leaf, NUMBERS)
-
-
-def of_numbers(value: Any) -> Any:
-    """Lists of Python numbers as an array; what else there is as it is."""
-    if not isinstance(value, (list, tuple)) or not all(type(leaf) in NUMBERS for leaf in optree.tree_leaves(value)):
-        return value
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        # Rows of different lengths are a nest.
-        return value
-    return array if array.dtype.kind in "biufc" else value
-
-
-def with_dtype(value: Any, dtype: Any) -> Any:
-    """A nest with its arrays of a dtype; as it is if that is None."""
-    if dtype is None:
-        return value
-    return optree.tree_map(lambda leaf: np.asarray(leaf, dtype) if is_array(leaf) else leaf, value, none_is_leaf=True)
-
-
-def leaves_like(layout: CopyLayout, value: Any, what: str) -> list[Any]:
-    """The leaves of a value that is of the structure of a layout.
-
-    Raises
-    ------
-    ArgumentError
-        It is of another.
-    """
-    if layout.treespec.is_leaf():
-        return [of_numbers(value)]
-    try:
-        leaves: list[Any] = layout.treespec.flatten_up_to(value)
-    except ValueError as error:
-        raise ArgumentError(f"{what}: the value is of another structure than the variable's: {error}") from None
-    return leaves
-
-
-def as_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """Leaves with what can be made an array here made one: other variables, arrays of frameworks.
-
-    Arrays of devices stay there.
-    """
-    return list(map(_as_array, leaves))
-
-
-def _as_array(leaf: Any) -> Any:
-    if is_array(leaf):
-        return leaf
-    if hasattr(leaf, "read_value"):
-        # Another variable; on a device it has arrays of that.
-        leaf = leaf.read_value()
-    leaf = adopted(leaf)
-    if is_array(leaf) or is_on_device(leaf):
-        return leaf
-    if not hasattr(leaf, "__array__"):
-        return leaf
-    try:
-        return as_numpy(leaf, copied=False)
-    except ArgumentError:
-        # Whoever wants an array refuses it.
-        return leaf
-
-
-def check(what: str, layout: CopyLayout, leaves: Sequence[Any]) -> None:
-    """Refuse leaves that are not of the shapes of a variable, or not of dtypes that go into its own.
-
-    Raises
-    ------
-    ArgumentError
-        They are not.
-    """
-    for leaf, spec in zip(leaves, layout.specs, strict=True):
-        is_there = is_on_device(leaf)
-        if not is_there and not is_array(leaf):
-            raise ArgumentError(f"{what}: the value is {type(leaf).__name__}; give an array or a number")
-        given = TensorSpec(tuple(leaf.shape), dtype_of(leaf)) if is_there else np.asarray(leaf)
-        if given.shape != spec.shape:
-            raise ArgumentError(f"{what}: the value has shape {given.shape}; the variable has {spec.shape}")
-        if type(leaf) is int and spec.dtype.kind in "iu":
-            # A Python number has no dtype, and goes wherever it fits into.
-            info = np.iinfo(spec.dtype)
-            if not info.min <= leaf <= info.max:
-                raise ArgumentError(f"{what}: {leaf} does not fit into the variable's {spec.dtype}")
-        elif not np.can_cast(given.dtype, spec.dtype, "same_kind"):
-            raise ArgumentError(
-                f"{what}: the value has dtype {given.dtype}, which does not go into the variable's {spec.dtype}; cast "
-                "it first"
-            )
 
 
 class ReplicaCopy:
@@ -196,11 +38,11 @@ class ReplicaCopy:
         The replica, whose function this is in.
     """
 
-    def __init__(self, variable: Variable, replica: ReplicaContext) -> None:
+    def __init__(self, variable: VariableRecord, replica: ReplicaContext) -> None:
         self.variable = variable
         self.replica = replica
-        self.device: Device = named(replica._device)
-        self._store: Any = replica._store()
+        self.device: Device = named(replica.devices[0])
+        self._store: Any = replica.store()
 
     @property
     def is_own(self) -> bool:
@@ -219,7 +61,7 @@ class ReplicaCopy:
     @property
     def lent(self) -> list[Any]:
         """Its arrays, or the object, which may be changed in place."""
-        if self.variable._layout.treespec is None:
+        if self.variable.layout.treespec is None:
             self._store.lend(self.variable, self.replica.replica_id_in_sync_group)
         return self.leaves
 
@@ -234,11 +76,11 @@ class ReplicaCopy:
     def host_leaves(self) -> list[Any]:
         """Its arrays as they leave the device, or the object."""
         leaves = self.leaves
-        return leaves if self.variable._layout.treespec is None else list(map(host_array, leaves))
+        return leaves if self.variable.layout.treespec is None else list(map(host_array, leaves))
 
     def checked(self, how: str, value: Any) -> list[Any]:
         """The leaves of a value as arrays of the host or of a device, or the object, if the variable can have it."""
-        layout = self.variable._layout
+        layout = self.variable.layout
         if layout.treespec is None:
             self._check_change(how)
             return [own_object(value, self.variable.name)]
@@ -250,11 +92,11 @@ class ReplicaCopy:
     def write(self, how: str, leaves: Sequence[Any]) -> None:
         """Change this copy alone, by arrays of the host or of a device, or another object."""
         variable = self.variable
-        if variable._layout.treespec is None:
+        if variable.layout.treespec is None:
             self._check_change(how)
             found = list(leaves) if how not in _CHANGES else self._changed(how, *self.leaves, *leaves)
         else:
-            specs = variable._layout.specs
+            specs = variable.layout.specs
             found = [self._own(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
             change = _CHANGES.get(how)
             if change is not None:
@@ -262,12 +104,12 @@ class ReplicaCopy:
             found = list(map(frozen, found))
         place = variable, self.replica.replica_id_in_sync_group
         self._store.put(*place, found)
-        if variable._layout.treespec is None and self.is_shared:
+        if variable.layout.treespec is None and self.is_shared:
             # Replicas of this process were given the very same.
             self._store.put(*place, [copied(found[0], variable.name)])
 
     def _check_change(self, how: str) -> None:
-        layout = self.variable._layout
+        layout = self.variable.layout
         if how in _CHANGES and not layout.specs:
             raise ArgumentError(f"{self.variable.name}.{how}: the value is {layout.kind}, and no array")
 
@@ -296,14 +138,38 @@ class ReplicaCopy:
 
 def own_object(value: Any, what: str) -> Any:
     """An object that is to be a replica's; of another variable the value, which stays that one's too."""
-    return copied(value.read_value(), what) if isinstance(getattr(value, "_key", None), VariableKey) else value
+    return copied(value.read_value(), what) if isinstance(value, VariableRecord) else value
 
 
 # --- called on each replica ---
 
 
-def _own(variable: Variable) -> ReplicaCopy:
-    copy = variable._copy()
+def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
+    """Return the copy of the current replica; None outside of replicas.
+
+    Raises
+    ------
+    ArgumentError
+        The replica has none: its strategy is closed, its worker was started anew, or it is of another strategy.
+    """
+    replica = current_replica()
+    if replica is None:
+        return None
+    store = replica.store()
+    if store is None:
+        raise ArgumentError(
+            f"{variable.name}: its worker knows nothing of it; its strategy is closed, or the worker was started anew"
+        )
+    if store.token != variable.token:
+        raise ArgumentError(
+            f"{variable.name}: used on a replica of another strategy; a variable is for the strategy in whose scope it "
+            "was made"
+        )
+    return ReplicaCopy(variable, replica)
+
+
+def _required_copy(variable: VariableRecord) -> ReplicaCopy:
+    copy = copy_on_replica(variable)
     if copy is None:
         raise RuntimeError(f"{variable.name}: not on a replica")
     return copy
@@ -314,9 +180,9 @@ def _listed(leaves: list[Any]) -> FlatResult:
     return FlatResult(leaves, list_spec(len(leaves)))
 
 
-def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -> FlatResult:
+def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: str | None) -> FlatResult:
     """Have a function make what a variable is to begin with."""
-    copy = _own(variable)
+    copy = _required_copy(variable)
     replica = copy.replica
     value, layout = None, CopyLayout(None)
     if replica.replica_id_in_sync_group == 0:
@@ -325,13 +191,13 @@ def make_there(variable: Variable, make: Callable[[], Any], dtype: str | None) -
     if replica.num_replicas_in_sync > 1:
         arrays = optree.tree_leaves(value) if layout.treespec is not None else []
         given = (layout, arrays) if replica.replica_id_in_sync_group == 0 else None
-        layout, arrays = replica._meet(First(f"{variable.name} at its beginning"), given)
+        layout, arrays = replica.meet(First(f"{variable.name} at its beginning"), given)
         if layout.treespec is not None:
             value = layout.packed(arrays)
         elif replica.replica_id_in_sync_group:
             value = make()
             layout = CopyLayout.of(value)
-    variable._layout = layout
+    variable.layout = layout
     if layout.treespec is not None:
         copy.write("put", optree.tree_leaves(value))
         return _listed([layout])
@@ -344,22 +210,22 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
     leaves = copy.host_leaves
     replica = copy.replica
     worker = replica.strategy.replicas[replica.replica_id_in_sync_group].worker
-    if copy.variable._layout.treespec is None and worker is not None:
+    if copy.variable.layout.treespec is None and worker is not None:
         # One that cannot be copied does not leave the worker either.
         with contextlib.suppress(ArgumentError):
             leaves = [copied(leaf, copy.variable.name) for leaf in leaves]
     return _listed(leaves)
 
 
-def read_there(variable: Variable, is_asked: bool = True) -> FlatResult:
+def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResult:
     """The leaves of a replica's copy; None for each where it is not asked for."""
-    return _for_program(_own(variable)) if is_asked else _listed([None] * variable._layout.num_leaves)
+    return _for_program(_required_copy(variable)) if is_asked else _listed([None] * variable.layout.num_leaves)
 
 
-def read_together(variables: Sequence[Variable]) -> list[list[Any]]:
+def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
     """The leaves of a replica's copies; what objects have in common, such as a model and its optimizer, they keep."""
-    found = [_own(each).host_leaves for each in variables]
-    objects = [number for number, each in enumerate(variables) if each._layout.treespec is None]
+    found = [_required_copy(each).host_leaves for each in variables]
+    objects = [number for number, each in enumerate(variables) if each.layout.treespec is None]
     # What cannot be copied does not leave the worker either.
     with contextlib.suppress(ArgumentError):
         others = copied([found[number] for number in objects], "merge_call")
@@ -368,12 +234,12 @@ def read_together(variables: Sequence[Variable]) -> list[list[Any]]:
     return found
 
 
-def write_there(variable: Variable, how: str, leaves: list[Any]) -> FlatResult:
+def write_on_replica(variable: VariableRecord, how: str, leaves: list[Any]) -> FlatResult:
     """Change a replica's copy alone, and give its leaves."""
-    copy = _own(variable)
-    if variable._layout.treespec is not None:
+    copy = _required_copy(variable)
+    if variable.layout.treespec is not None:
         leaves = as_arrays(leaves)
-        check(f"{variable.name}.{how}", variable._layout, leaves)
+        check(f"{variable.name}.{how}", variable.layout, leaves)
     elif how == "assign":
         # The program's own, or what other replicas are given too.
         leaves = [copied(own_object(leaf, variable.name), f"{variable.name}.{how}") for leaf in leaves]
@@ -381,44 +247,44 @@ def write_there(variable: Variable, how: str, leaves: list[Any]) -> FlatResult:
     return _for_program(copy)
 
 
-def align_there(variable: Variable) -> FlatResult:
+def align_on_replica(variable: VariableRecord) -> FlatResult:
     """Have all replicas have what the first one has."""
-    copy = _own(variable)
+    copy = _required_copy(variable)
     replica = copy.replica
     if replica.num_replicas_in_sync > 1:
         is_first = replica.replica_id_in_sync_group == 0
-        found = replica._meet(First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
+        found = replica.meet(First(f"{variable.name}, aligned"), copy.host_leaves if is_first else None)
         if not is_first:
             copy.write("put", found)
     return _listed([True])
 
 
-def state_there(variable: Variable) -> FlatResult:
+def state_on_replica(variable: VariableRecord) -> FlatResult:
     """What a replica has, in arrays that can be saved."""
-    value = variable._layout.packed(_own(variable).host_leaves)
-    if variable._layout.treespec is None:
+    value = variable.layout.packed(_required_copy(variable).host_leaves)
+    if variable.layout.treespec is None:
         value = value.state_dict() if hasattr(value, "state_dict") else value
         try:
             value = as_numpy(value)
         except ArgumentError as error:
             raise ArgumentError(
-                f"{variable.name}: {variable._layout.kind} cannot be saved; it needs a state_dict() of arrays and a "
+                f"{variable.name}: {variable.layout.kind} cannot be saved; it needs a state_dict() of arrays and a "
                 f"load_state_dict(): {error}"
             ) from None
     return FlatResult([value], list_spec(1))
 
 
-def restore_there(variable: Variable, state: FlatResult) -> FlatResult:
+def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResult:
     """Give a replica what was saved."""
-    copy = _own(variable)
-    value = variable._layout.packed(copy.host_leaves)
+    copy = _required_copy(variable)
+    value = variable.layout.packed(copy.host_leaves)
     (saved,) = state.leaves
     if hasattr(value, "load_state_dict"):
-        value = variable._layout.packed(copy.lent)
+        value = variable.layout.packed(copy.lent)
         value.load_state_dict(like(value.state_dict(), saved, owner=value))
         return FlatResult([True], list_spec(1))
     restored = like(value, saved)
-    if variable._layout.treespec is None:
+    if variable.layout.treespec is None:
         copy.write("put", [restored])
     else:
         copy.write("put", copy.checked("restore", restored))

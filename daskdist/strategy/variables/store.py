@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daskdist.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from daskdist.strategy.variables.variable import Variable
+from daskdist.strategy.variables.record import VariableRecord
 
 
 class VariableStore:
@@ -27,7 +25,7 @@ class VariableStore:
         # By the number of the variable and that of the replica.
         self._states: dict[int, dict[int, Any]] = {}
 
-    def get(self, variable: Variable, replica: int) -> Any:
+    def get(self, variable: VariableRecord, replica: int) -> Any:
         """The state of a variable on a replica.
 
         Raises
@@ -36,23 +34,23 @@ class VariableStore:
             There is none.
         """
         try:
-            return self._states[variable._key.number][replica]
+            return self._states[variable.key.number][replica]
         except KeyError:
             raise ArgumentError(
                 f"{variable.name}: replica {replica} has no value of it; what it was to begin with could not be made, "
                 "or its worker was started anew since"
             ) from None
 
-    def others(self, variable: Variable, replica: int) -> list[Any]:
+    def others(self, variable: VariableRecord, replica: int) -> list[Any]:
         """The states of a variable on the other replicas of this process."""
-        states = dict(self._states.get(variable._key.number, {}))
+        states = dict(self._states.get(variable.key.number, {}))
         return [state for other, state in states.items() if other != replica]
 
-    def put(self, variable: Variable, replica: int, state: Any) -> None:
+    def put(self, variable: VariableRecord, replica: int, state: Any) -> None:
         """Keep a state."""
-        self._states.setdefault(variable._key.number, {})[replica] = state
+        self._states.setdefault(variable.key.number, {})[replica] = state
 
-    def lend(self, variable: Variable, replica: int) -> None:
+    def lend(self, variable: VariableRecord, replica: int) -> None:
         """Be told that a state, an object, may be changed in place."""
 
     def renumber(self, numbers: Mapping[int, int]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import optree
@@ -20,36 +19,37 @@ from daskdist.execute.messages.by_reference import ByReference, VariableKey
 from daskdist.strategy.collectives.operations import Agreed, First
 from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.replica.context import ReplicaContext, replica_there_is, scope_there_is
+from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy
+from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.values.device_arrays import called_on_device, host_array
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
-from daskdist.strategy.variables.objects import ADVICE, aggregated
-from daskdist.strategy.variables.replica_copy import (
+from daskdist.strategy.variables.layout import (
     NUMBERS,
     CopyLayout,
-    ReplicaCopy,
     as_arrays,
     check,
     leaves_like,
-    make_there,
     of_numbers,
-    read_there,
-    restore_there,
-    state_there,
     with_dtype,
-    write_there,
 )
-
-if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.variables.objects import ADVICE, aggregated
+from daskdist.strategy.variables.record import VariableRecord
+from daskdist.strategy.variables.replica_copy import (
+    copy_on_replica,
+    make_on_replica,
+    read_on_replica,
+    restore_on_replica,
+    state_on_replica,
+    write_on_replica,
+)
 
 _MAKERS: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
 _numbers: Final = itertools.count()
 
 
-class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
+class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     """A value that replicas keep from call to call: each has its copy, where it is.
 
     Made in a ``with strategy.scope()`` block, and used by the functions that the strategy runs, which have it from
@@ -122,50 +122,51 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         self.aggregation = VariableAggregation.of(aggregation)
         self.synchronization = VariableSynchronization.of(synchronization)
         self.trainable = trainable
-        self._key = VariableKey(next(_numbers))
-        self.name = str(name) if name is not None else f"Variable_{self._key.number}"
-        self._strategy: Strategy | None = self._scope()
-        self._token = self._strategy._token
-        self._layout = CopyLayout(None)
-        self._strategy._variables[self._key.number] = self
-        # Before it is there: if it is refused, what replicas made of it is let go of too.
-        weakref.finalize(self, self._strategy._backend.forget, self._key.number).atexit = False
+        self.key = VariableKey(next(_numbers))
+        self.name = str(name) if name is not None else f"Variable_{self.key.number}"
+        self._strategy: StrategyContract | None = self._scope()
+        self.token = self._strategy.internals.token
+        self.layout = CopyLayout(None)
+        # Before it has a value: if that is refused, what replicas made of it is freed too.
+        self._strategy.internals.register(self)
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
 
-    def _scope(self) -> Strategy:
-        replica = replica_there_is()
+    def _scope(self) -> StrategyContract:
+        replica = current_replica()
         if replica is not None:
             raise RuntimeError(
                 f"{self.name}: made by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
                 "make it before, in a `with strategy.scope():` block, and use it there"
             )
-        strategy = scope_there_is()
+        strategy = current_scope_strategy()
         if strategy is None:
             raise ArgumentError(f"{self.name}: no strategy is current; make it in a `with strategy.scope():` block")
-        if not strategy._merge_calls.makes_variables:
+        if not strategy.internals.merge_calls.makes_variables:
             raise RuntimeError(
                 f"{self.name}: made on a worker, in a function that merge_call calls; make it before, in the program"
             )
         return strategy
 
     def _begin(self, initial_value: Any, dtype: np.dtype[Any] | None) -> None:
-        strategy = self._between()
+        strategy = self._strategy_in_use()
         if isinstance(initial_value, _MAKERS):
-            found = strategy._each_of(1, "variable", make_there, self, initial_value, dtype and dtype.str)
+            found = strategy.internals.call_each(
+                1, "variable", make_on_replica, self, initial_value, dtype and dtype.str
+            )
             layouts = strategy.local_results(found[0])
-            self._layout = layouts[0]
+            self.layout = layouts[0]
             for number, layout in enumerate(layouts):
-                if (layout.treespec, layout.kind) != (self._layout.treespec, self._layout.kind):
+                if (layout.treespec, layout.kind) != (self.layout.treespec, self.layout.kind):
                     raise ArgumentError(
                         f"{self.name}: the function made {layouts[0].kind} on replica 0 and {layout.kind or 'arrays'} "
                         f"on replica {number}"
                     )
         else:
             value = with_dtype(of_numbers(self._plain(initial_value)), dtype)
-            self._layout = CopyLayout.of(value)
-            if self._layout.treespec is None:
+            self.layout = CopyLayout.of(value)
+            if self.layout.treespec is None:
                 raise ArgumentError(
-                    f"{self.name}: initial_value is {self._layout.kind}; give arrays and numbers, or a nest of some, "
+                    f"{self.name}: initial_value is {self.layout.kind}; give arrays and numbers, or a nest of some, "
                     "or a function that makes the object on each replica"
                 )
         self._check_layout()
@@ -181,13 +182,13 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def _check_layout(self) -> None:
-        layout, aggregation = self._layout, self.aggregation
+        layout, aggregation = self.layout, self.aggregation
         if layout.treespec is None and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
             if not layout.specs:
                 raise ArgumentError(
                     f"{self.name}: aggregation {aggregation.name} is for arrays, and the value is {layout.kind}"
                 )
-            if _is_apart(self):
+            if self.is_on_read:
                 raise ArgumentError(
                     f"{self.name}: aggregation {aggregation.name} of what each replica has for itself (ON_READ) is for "
                     f"NumPy's arrays, and the value is {layout.kind} of another framework's"
@@ -223,7 +224,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def _spec(self) -> TensorSpec:
-        layout = self._layout
+        layout = self.layout
         if layout.treespec is None or not layout.treespec.is_leaf():
             what = "an object" if layout.treespec is None else "a nest of arrays"
             raise AttributeError(f"{self.name} is {what}, and has no shape or dtype of its own; see read_value()")
@@ -232,8 +233,15 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def values(self) -> PerReplica:
         """Each replica's copy; a `PerReplica`, or where the variable is a nest of arrays a nest of some."""
-        found = self._between()._each_of(self._layout.num_leaves, "variable", read_there, self)
-        return self._layout.packed(found)  # type: ignore[no-any-return]
+        return self._packed_copies()  # type: ignore[no-any-return]
+
+    def values_where(self, is_asked: Sequence[bool]) -> PerReplica:
+        """Return each replica's copy as `values` does, but None for replicas that are not asked."""
+        return self._packed_copies(PerReplica(is_asked))  # type: ignore[no-any-return]
+
+    def _packed_copies(self, *args: Any) -> Any:
+        internals, layout = self._strategy_in_use().internals, self.layout
+        return layout.packed(internals.call_each(layout.num_leaves, "variable", read_on_replica, self, *args))
 
     # --- what is done with it ---
 
@@ -252,14 +260,14 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         ArgumentError
             It is ``ON_READ`` and has no aggregation, and this is not on a replica; or it is of another strategy.
         """
-        copy = self._copy()
+        copy = copy_on_replica(self)
         if copy is not None:
-            return self._layout.packed(copy.lent)
-        strategy, layout = self._between(), self._layout
-        found = strategy._each_of(layout.num_leaves, "variable", read_there, self)
+            return self.layout.packed(copy.lent)
+        strategy, layout = self._strategy_in_use(), self.layout
+        found = strategy.internals.call_each(layout.num_leaves, "variable", read_on_replica, self)
         if layout.treespec is None:
             return found[0]
-        if _is_apart(self) and self.aggregation is VariableAggregation.NONE:
+        if self.is_on_read and self.aggregation is VariableAggregation.NONE:
             raise ArgumentError(
                 f"{self.name}: each replica has its own value (ON_READ), and aggregation is NONE; give an "
                 "aggregation, or see each with values"
@@ -317,26 +325,26 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         return self._assign("assign_sub", delta)
 
     def _assign(self, how: str, value: Any) -> Any:
-        copy = self._copy()
+        copy = copy_on_replica(self)
         if copy is None:
             return self._assign_between(how, value)
         leaves = copy.checked(how, value)
-        if not copy.is_own and self._layout.treespec is None:
+        if not copy.is_own and self.layout.treespec is None:
             leaves = [aggregated(f"{self.name}.{how}", self.aggregation, copy.replica, *leaves)]
         elif not copy.is_own:
             leaves = self._aggregated(how, leaves, copy.replica)
         copy.write(how, leaves)
-        return self._layout.packed(copy.leaves)
+        return self.layout.packed(copy.leaves)
 
     def _aggregated(self, how: str, leaves: list[Any], replica: ReplicaContext) -> list[Any]:
         aggregation = self.aggregation
         what = f"{self.name}.{how}"
         if aggregation is VariableAggregation.NONE:
-            replica._meet(Agreed(what, ADVICE), (leaves, self._layout.treespec))
+            replica.meet(Agreed(what, ADVICE), (leaves, self.layout.treespec))
             return leaves
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = replica.replica_id_in_sync_group == 0
-            return replica._meet(First(what), leaves if is_first else None)  # type: ignore[no-any-return]
+            return replica.meet(First(what), leaves if is_first else None)  # type: ignore[no-any-return]
         if aggregation is VariableAggregation.SUM and any(type(leaf) in NUMBERS for leaf in leaves):
             raise ArgumentError(
                 f"{what}: a Python number on each of {replica.num_replicas_in_sync} replicas is to be summed, and is "
@@ -346,13 +354,13 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         return replica.all_reduce(ReduceOp(aggregation.value), leaves)  # type: ignore[no-any-return]
 
     def _assign_between(self, how: str, value: Any) -> Any:
-        strategy, layout = self._between(), self._layout
+        strategy, layout = self._strategy_in_use(), self.layout
         if layout.treespec is None:
             leaves = [value]
         else:
             leaves = list(map(_here, leaves_like(layout, value, f"{self.name}.{how}")))
             # Of one of which each replica has its own, what the program reads, and not that.
-            leaves = [leaf.read_value() if _is_apart(leaf) else leaf for leaf in leaves]
+            leaves = [leaf.read_value() if isinstance(leaf, Variable) and leaf.is_on_read else leaf for leaf in leaves]
             if self.synchronization is VariableSynchronization.ON_READ and self.aggregation is VariableAggregation.SUM:
                 if how != "assign":
                     raise ArgumentError(
@@ -375,28 +383,30 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
             each, rest = leaf // num_replicas, leaf % num_replicas
             return PerReplica([each + (rest > number) for number in range(num_replicas)])
 
-        return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self._layout.specs, strict=True)]
+        return [part(leaf, spec.dtype) for leaf, spec in zip(leaves, self.layout.specs, strict=True)]
 
     def _check_here(self, how: str, leaves: list[Any]) -> None:
         # Seen at once where it can be.
-        layout = self._layout
+        layout = self.layout
         if layout.treespec is not None and not any(
             isinstance(leaf, (AsyncValue, PerReplica, Variable)) for leaf in leaves
         ):
             check(f"{self.name}.{how}", layout, leaves)
 
     def _write(self, how: str, leaves: list[Any]) -> list[PerReplica]:
-        layout = self._layout
+        layout = self.layout
         self._check_here(how, leaves)
-        return self._between()._each_of(layout.num_leaves, "variable", write_there, self, how, leaves)
+        return self._strategy_in_use().internals.call_each(
+            layout.num_leaves, "variable", write_on_replica, self, how, leaves
+        )
 
     def _as_one(self, found: list[PerReplica]) -> Any:
         # What the program has of what replicas have.
-        layout, aggregation = self._layout, self.aggregation
+        layout, aggregation = self.layout, self.aggregation
         if layout.treespec is None:
             return found[0]
-        if _is_apart(self) and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
-            return self._between().reduce(aggregation.name, layout.packed(found), axis=None)
+        if self.is_on_read and aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+            return self._strategy_in_use().reduce(aggregation.name, layout.packed(found), axis=None)
         return layout.packed([each.values[0] for each in found])
 
     def state_dict(self) -> dict[str, Any]:
@@ -413,13 +423,13 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         ArgumentError
             It is an object that has no ``state_dict`` and is no nest of arrays.
         """
-        strategy = self._between()
-        if self._is_of_each:
-            found = strategy._each_of(1, "variable", state_there, self)
+        strategy = self._strategy_in_use()
+        if self.is_saved_per_replica:
+            found = strategy.internals.call_each(1, "variable", state_on_replica, self)
             return {"replicas": list(strategy.local_results(found[0]))}
-        if self._layout.treespec is not None:
+        if self.layout.treespec is not None:
             return {"value": self.numpy()}
-        found = strategy._each_of(1, "variable", state_there, self)
+        found = strategy.internals.call_each(1, "variable", state_on_replica, self)
         return {"value": strategy.local_results(found[0])[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -430,66 +440,31 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         ArgumentError
             The value is of another structure or shape; or each replica has its own, and there were not as many.
         """
-        strategy = self._between()
-        key = "replicas" if self._is_of_each else "value"
+        strategy = self._strategy_in_use()
+        key = "replicas" if self.is_saved_per_replica else "value"
         if not isinstance(state, Mapping) or key not in state:
             raise ArgumentError(f"{self.name}: the state has no {key!r}, and so is of another kind of variable")
         found = state[key]
-        if self._is_of_each and len(found) != strategy.num_replicas_in_sync:
+        if self.is_saved_per_replica and len(found) != strategy.num_replicas_in_sync:
             raise ArgumentError(
                 f"{self.name}: each replica has its own value; the state has {len(found)}, and there are "
                 f"{strategy.num_replicas_in_sync} replicas"
             )
-        if self._layout.treespec is not None and not self._is_of_each:
+        if self.layout.treespec is not None and not self.is_saved_per_replica:
             self.assign(like(self.numpy(), found))
             return
-        states = found if self._is_of_each else [found] * strategy.num_replicas_in_sync
+        states = found if self.is_saved_per_replica else [found] * strategy.num_replicas_in_sync
         each = PerReplica([FlatResult([state], list_spec(1)) for state in states])
         # Waited for: what does not fit is told now.
-        strategy.local_results(strategy._each_of(1, "variable", restore_there, self, each)[0])
-
-    @property
-    def _is_mirrored(self) -> bool:
-        # Whether it is arrays that are the same on all replicas.
-        return self._layout.treespec is not None and not _is_apart(self)
-
-    @property
-    def _is_of_each(self) -> bool:
-        if self.synchronization is not VariableSynchronization.ON_READ:
-            return False
-        return self._layout.treespec is None or self.aggregation is VariableAggregation.NONE
+        strategy.local_results(strategy.internals.call_each(1, "variable", restore_on_replica, self, each)[0])
 
     # --- where it is ---
 
-    def _copy(self) -> ReplicaCopy | None:
-        """The copy of the replica that this is on, if it is on one."""
-        replica = replica_there_is()
-        if replica is None:
-            return None
-        store = replica._store()
-        if store is None:
-            raise ArgumentError(
-                f"{self.name}: its worker knows nothing of it; its strategy is closed, or the worker was started anew"
-            )
-        if store.token != self._token:
-            raise ArgumentError(
-                f"{self.name}: used on a replica of another strategy; a variable is for the strategy in whose scope it "
-                "was made"
-            )
-        return ReplicaCopy(self, replica)
-
-    def _check_is_of(self, strategy: Strategy, operation: str) -> None:
-        if self._token != strategy._token:
-            raise ArgumentError(
-                f"{operation}: {self.name} is a variable of another strategy; a variable is for the strategy in whose "
-                "scope it was made"
-            )
-
-    def _between(self) -> Strategy:
+    def _strategy_in_use(self) -> StrategyContract:
         """The strategy, in whose program this is."""
-        scope = scope_there_is()
+        scope = current_scope_strategy()
         # On a worker it is known in what replicas have called between them.
-        strategy = scope if scope is not None and scope._token == self._token else self._strategy
+        strategy = scope if scope is not None and scope.internals.token == self.token else self._strategy
         if strategy is None:
             raise ArgumentError(
                 f"{self.name}: used outside of its strategy; on a worker it can be used by what run calls on a "
@@ -503,13 +478,13 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         return strategy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _variable_there, (
-            self._key,
-            self._token,
+        return _variable_on_worker, (
+            self.key,
+            self.token,
             self.name,
             self.synchronization.name,
             self.aggregation.name,
-            self._layout,
+            self.layout,
         )
 
     def __copy__(self) -> Variable:
@@ -563,7 +538,7 @@ class Variable(ByReference, np.lib.mixins.NDArrayOperatorsMixin):
         return format(self.numpy(), spec)
 
     def __repr__(self) -> str:
-        layout = self._layout
+        layout = self.layout
         if layout.treespec is None:
             what = layout.kind
         elif layout.treespec.is_leaf():
@@ -581,15 +556,11 @@ def _here(leaf: Any) -> Any:
     return leaf if isinstance(leaf, (AsyncValue, PerReplica, Variable)) else as_arrays([leaf])[0]
 
 
-def _is_apart(leaf: Any) -> bool:
-    return isinstance(leaf, Variable) and leaf.synchronization is VariableSynchronization.ON_READ
-
-
-def _variable_there(
+def _variable_on_worker(
     key: VariableKey, token: str, name: str, synchronization: str, aggregation: str, layout: CopyLayout
 ) -> Variable:
     found = Variable.__new__(Variable)
-    found._key, found._token, found.name, found._layout = key, token, name, layout
+    found.key, found.token, found.name, found.layout = key, token, name, layout
     found.synchronization = VariableSynchronization(synchronization)
     found.aggregation = VariableAggregation(aggregation)
     found._strategy, found.trainable = None, True

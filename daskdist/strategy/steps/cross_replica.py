@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import optree
@@ -15,14 +15,16 @@ from daskdist.errors import ArgumentError
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.backend import LocalInput
 from daskdist.strategy.local_backend import LocalBackend
-from daskdist.strategy.replica.call_function import put_on
+from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.strategy import Strategy
-from daskdist.strategy.variables.replica_copy import ReplicaCopy, frozen, read_together
+from daskdist.strategy.values.device_arrays import put_on
+from daskdist.strategy.variables.layout import frozen
+from daskdist.strategy.variables.record import VariableRecord
+from daskdist.strategy.variables.replica_copy import ReplicaCopy, read_together
 from daskdist.strategy.variables.store import VariableStore
-from daskdist.strategy.variables.variable import Variable
 
-if TYPE_CHECKING:
-    from daskdist.strategy.replica.context import ReplicaContext
+# Variables, each with the leaves of a replica's copy.
+_States: TypeAlias = Sequence[tuple[VariableRecord, list[Any]]]
 
 
 class _StoreOfAll(VariableStore):
@@ -45,44 +47,44 @@ class _StoreOfAll(VariableStore):
         own: VariableStore,
         first: int,
         given: Mapping[int, Mapping[int, Any]],
-        objects: Mapping[int, Sequence[Variable]],
+        objects: Mapping[int, Sequence[VariableRecord]],
     ) -> None:
         super().__init__(own.token)
         self._own = own
         self._first = first
         self._states.update({number: dict(states) for number, states in given.items()})
         self._objects = objects
-        self._changed: dict[int, dict[int, Variable]] = {}
+        self._changed: dict[int, dict[int, VariableRecord]] = {}
 
-    def get(self, variable: Variable, replica: int) -> Any:
-        if replica in self._states.get(variable._key.number, ()):
+    def get(self, variable: VariableRecord, replica: int) -> Any:
+        if replica in self._states.get(variable.key.number, ()):
             return super().get(variable, replica)
-        if not variable._is_mirrored:
+        if not variable.is_mirrored:
             raise ArgumentError(
                 f"{variable.name}: each replica has its own, and on a cluster a function between replicas has those of "
                 "the variables that it is given: put it in args of merge_call"
             )
         return self._own.get(variable, self._first)
 
-    def put(self, variable: Variable, replica: int, state: Any) -> None:
+    def put(self, variable: VariableRecord, replica: int, state: Any) -> None:
         super().put(variable, replica, state)
         self._note(variable, replica)
 
-    def lend(self, variable: Variable, replica: int) -> None:
+    def lend(self, variable: VariableRecord, replica: int) -> None:
         # What another one has in common with it, as an optimizer has with a model, changes too.
         for each in (variable, *self._objects.get(replica, ())):
             self._note(each, replica)
 
-    def _note(self, variable: Variable, replica: int) -> None:
-        self._changed.setdefault(replica, {})[variable._key.number] = variable
+    def _note(self, variable: VariableRecord, replica: int) -> None:
+        self._changed.setdefault(replica, {})[variable.key.number] = variable
 
-    def changes(self, replica: int) -> list[tuple[Variable, Any]]:
+    def changes(self, replica: int) -> list[tuple[VariableRecord, Any]]:
         """What a replica is to have from now on."""
         return [(each, self._sent(each, replica)) for each in self._changed.get(replica, {}).values()]
 
-    def _sent(self, variable: Variable, replica: int) -> Any:
+    def _sent(self, variable: VariableRecord, replica: int) -> Any:
         own = self.get(variable, replica)
-        if not variable._is_mirrored:
+        if not variable.is_mirrored:
             return own
         # What all are to have is the very same: it is pickled once.
         first = self.get(variable, 0)
@@ -131,28 +133,30 @@ class _MergeCallsOnWorker:
         self._number = number
         self._own = own
 
-    def collect(self, given: Any) -> list[tuple[Variable, list[Any]]]:
+    def collect(self, given: Any) -> list[tuple[VariableRecord, list[Any]]]:
         if self._backend.is_between:
             # Of replicas that it calls itself, all are here.
             return []
-        leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, Variable))
-        apart = list({each._key.number: each for each in leaves if not each._is_mirrored}.values())
+        leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, VariableRecord))
+        apart = list({each.key.number: each for each in leaves if not each.is_mirrored}.values())
         return list(zip(apart, read_together(apart), strict=True))
 
     @contextlib.contextmanager
-    def open(self, along: Sequence[Sequence[tuple[Variable, list[Any]]]]) -> Iterator[Callable[[], Sequence[Any]]]:
+    def open(
+        self, along: Sequence[Sequence[tuple[VariableRecord, list[Any]]]]
+    ) -> Iterator[Callable[[], Sequence[Any]]]:
         backend = self._backend
         if self._own is None or backend.is_between:
             yield lambda: [()] * len(along)
             return
         device = named(self._replica.device)
         given: dict[int, dict[int, Any]] = {}
-        objects: dict[int, list[Variable]] = {}
+        objects: dict[int, list[VariableRecord]] = {}
         for replica, states in enumerate(along):
             for variable, leaves in states:
                 found = leaves if device.is_host else [put_on(device, leaf) for leaf in leaves]
-                given.setdefault(variable._key.number, {})[replica] = list(map(frozen, found))
-                if variable._layout.treespec is None:
+                given.setdefault(variable.key.number, {})[replica] = list(map(frozen, found))
+                if variable.layout.treespec is None:
                     objects.setdefault(replica, []).append(variable)
         store = backend.store = _StoreOfAll(self._own, self._number, given, objects)
         backend.is_between = True
@@ -162,7 +166,7 @@ class _MergeCallsOnWorker:
             backend.is_between = False
             backend.store = VariableStore(store.token)
 
-    def apply(self, changes: Sequence[tuple[Variable, Any]], replica: ReplicaContext) -> None:
+    def apply(self, changes: Sequence[tuple[VariableRecord, Any]], replica: ReplicaContext) -> None:
         for variable, leaves in changes:
             ReplicaCopy(variable, replica).write("put", leaves)
 

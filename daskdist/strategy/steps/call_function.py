@@ -6,28 +6,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import optree
 
-from daskdist.devices import Device, are_loaded, is_on_device, named
+from daskdist.devices import are_loaded, named
 from daskdist.strategy.group import Replica
 from daskdist.strategy.replica.context import ReplicaContext, here
-from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved
+from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, put_on
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.flat import LEAVES
-from daskdist.strategy.variables.variable import Variable
+from daskdist.strategy.variables.record import VariableRecord
 
 
 def _without_variables(result: Any) -> Any:
     # What a variable is to this replica: elsewhere it is not the same.
     if type(result) in LEAVES:
         return result
-    if isinstance(result, Variable):
+    if isinstance(result, VariableRecord):
         return result.read_value()
-    if not any(isinstance(leaf, Variable) for leaf in optree.tree_leaves(result)):
+    if not any(isinstance(leaf, VariableRecord) for leaf in optree.tree_leaves(result)):
         return result
     return optree.tree_map(
-        lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else leaf, result, none_is_leaf=True
+        lambda leaf: leaf.read_value() if isinstance(leaf, VariableRecord) else leaf, result, none_is_leaf=True
     )
 
 
@@ -56,11 +55,3 @@ def call_on_replica(
         raise
     finally:
         here.reset(token)
-
-
-def put_on(device: Device, leaf: Any) -> Any:
-    # What no device has stays as it is: text, objects, times, rows of different lengths; and so do numbers.
-    if isinstance(leaf, np.ndarray) and not device.lacks(leaf.dtype):
-        return device.put(leaf)
-    # What another replica made, on its device.
-    return moved(leaf, device) if is_on_device(leaf) else leaf

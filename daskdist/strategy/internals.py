@@ -1,0 +1,184 @@
+"""`StrategyInternals`: the parts of a strategy that users do not call."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import optree
+
+from daskdist.config import setting
+from daskdist.errors import ArgumentError, CollectiveError
+from daskdist.execute.caller import Handle
+from daskdist.strategy.backend import Backend
+from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.input.backend import InputBackend
+from daskdist.strategy.reduce.reductions import OF_EQUALS, Axis, Op, ReduceOp, name_of
+from daskdist.strategy.reduce.tree import fold_tree
+from daskdist.strategy.replica.context import cross_replica_scope, current_replica, is_free_for
+from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.replica.current_group import CurrentGroup
+from daskdist.strategy.replica.merge_calls import MergeCalls
+from daskdist.strategy.returned_values import ReturnedValues
+from daskdist.strategy.values.extract import PerReplicaRef
+from daskdist.strategy.values.flat import LEAVES, flattened
+from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
+from daskdist.strategy.variables.read_copies import has_variables, with_copies
+from daskdist.strategy.variables.replica_copy import align_on_replica
+from daskdist.strategy.variables.variable import Variable
+
+# Types of arguments of a step that are leaves without a look into them.
+ARGUMENT_LEAVES: Final = LEAVES | {PerReplica, AsyncValue, Variable}
+
+
+class StrategyInternals:
+    """The parts of a strategy that users do not call.
+
+    Parameters
+    ----------
+    strategy
+        The strategy, which owns this; referred to weakly.
+    group
+        Its replicas.
+    backend
+        Makes the calls.
+    input_backend
+        Reads and places datasets.
+    merge_calls
+        Serves functions that `ReplicaContext.merge_call` calls.
+    """
+
+    def __init__(
+        self,
+        strategy: StrategyContract,
+        group: ReplicaGroup,
+        backend: Backend,
+        input_backend: InputBackend,
+        merge_calls: MergeCalls,
+    ) -> None:
+        self._strategy = weakref.ref(strategy)
+        self.token = group.token
+        self.group = CurrentGroup(group, backend)
+        self.backend = backend
+        self.input = input_backend
+        self.merge_calls = merge_calls
+        self.returned = ReturnedValues(backend)
+        # The variables that the program still has, by number.
+        self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+
+    def register(self, variable: Variable) -> None:
+        """Remember a new variable; free what replicas keep of it when the program drops it."""
+        number = variable.key.number
+        self._variables[number] = variable
+        weakref.finalize(variable, self.backend.forget, number).atexit = False
+
+    def recover(self) -> None:
+        """Go on with the replicas that are left, if some are lost."""
+        if self.backend.in_doubt:
+            self.group.recover(self._align)
+
+    def _align(self) -> None:
+        # Some copies of a mirrored variable may have the next value already, and others not.
+        strategy: Any = self._strategy()
+        with cross_replica_scope(strategy):
+            variables = [variable for variable in list(self._variables.values()) if variable.is_mirrored]
+            aligned = [self.call_each(1, "variable", align_on_replica, variable) for variable in variables]
+        for (outcome,) in aligned:
+            # A variable that could not be created has no value to give to others.
+            with cross_replica_scope(strategy), contextlib.suppress(ArgumentError, CollectiveError):
+                strategy.local_results(outcome)
+
+    def check_scope(self, operation: str) -> None:
+        """Refuse an operation on a replica or in the scope of another strategy; else recover from lost workers.
+
+        Raises
+        ------
+        RuntimeError
+            It is called there.
+        """
+        if is_free_for(self._strategy()):
+            self.recover()
+            return
+        replica = current_replica()
+        if replica is not None:
+            raise RuntimeError(
+                f"{operation}: called by replica {replica.replica_id_in_sync_group}, inside the function that it runs; "
+                "a strategy is for the program that hands that function to run"
+            )
+        raise RuntimeError(f"{operation}: a scope of another strategy is open; leave it first")
+
+    def check_values(self, operation: str, leaves: Sequence[Any], num_replicas: int | None = None) -> None:
+        """Refuse values of another strategy, or of another number of replicas.
+
+        Raises
+        ------
+        ArgumentError
+            There is one.
+        """
+        self.check_scope(operation)
+        size = len(self.group.now.replicas)
+        if num_replicas is not None and self.group.had(num_replicas):
+            size = num_replicas
+        for leaf in leaves:
+            if isinstance(leaf, PerReplica):
+                if leaf.number() != size:
+                    raise self.group.wrong_size(operation, leaf.number())
+            elif isinstance(leaf, Variable):
+                leaf.check_is_of(self.token, operation)
+                continue
+            elif not isinstance(leaf, AsyncValue):
+                continue
+            if not leaf.can_be_given_to(self.backend):
+                raise ArgumentError(
+                    f"{operation}: a value is of another strategy, whose cluster is not this one's; bring it here "
+                    "first, with np.asarray say"
+                )
+
+    def call_replicas(
+        self, operation: str, fn: Callable[..., Any], leaves: list[Any], treespec: Any
+    ) -> tuple[Sequence[Handle], ReplicaGroup]:
+        """Call a function on every replica; return the handles of what it returns, and the replicas."""
+        group = self.group.now
+        if self.group.has_shrunk:
+            for leaf in leaves:
+                if type(leaf) is PerReplica and leaf.number() != len(group.replicas):
+                    # A worker was lost since `check_values`.
+                    raise self.group.wrong_size(operation, leaf.number())
+        return self.backend.call_replicas(operation, fn, leaves, treespec, group), group
+
+    def call_each(self, num_leaves: int, operation: str, fn: Callable[..., Any], *args: Any) -> list[PerReplica]:
+        """Call a function on each replica; return the leaves of the list of ``num_leaves`` that it returns."""
+        leaves, treespec = flattened((args, {}), ARGUMENT_LEAVES)
+        self.check_values(operation, leaves)
+        handles, group = self.call_replicas(operation, fn, leaves, treespec)
+        return self.returned.columns(handles, num_leaves, group)
+
+    def reduce(self, op: Op, value: Any, axis: Axis, on: str | None = None) -> Any:
+        """Reduce the values of all replicas to one, as `Strategy.reduce` does, with the result on a given worker."""
+        if type(value) is PerReplica and not has_variables(value):
+            self.check_values("reduce", (value,))
+            return self._fold(op, axis, [value], on)[0]
+        leaves, treespec = with_copies("reduce", self.token, value)
+        self.recover()
+        num_replicas = len(self.group.now.replicas)
+        if num_replicas == 1:
+            leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
+        self.check_values("reduce", leaves)
+        per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
+        if len(per_replica) < len(leaves) and not (isinstance(op, ReduceOp) and op in OF_EQUALS):
+            raise ArgumentError(
+                f"reduce: {name_of(op)} over {num_replicas} replicas of a value that is not per replica; "
+                "reduce what run returns, or use MEAN"
+            )
+        results = iter(self._fold(op, axis, per_replica, on) if per_replica else ())
+        reduced = [next(results) if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        return optree.tree_unflatten(treespec, reduced)
+
+    def _fold(self, op: Op, axis: Axis, values: list[PerReplica], on: str | None) -> list[Any]:
+        parts: PerReplicaRef | list[list[Any]] | None = values[0].spread if len(values) == 1 else None
+        if parts is None:
+            parts = [list(row) for row in zip(*[value.values for value in values], strict=True)]
+        handle = fold_tree(self.backend, op, axis, self.group.now.worker_of, parts, setting("split-every"), on)
+        return self.returned.leaves(handle, len(values))

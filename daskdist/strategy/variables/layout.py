@@ -1,0 +1,170 @@
+"""`CopyLayout`: the structure, shapes and dtypes of a variable's value; and the arrays that such a value is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import optree
+
+from daskdist.checkpoint.nests import as_numpy
+from daskdist.core.spec import TensorSpec
+from daskdist.devices import adopted, dtype_of, is_on_device
+from daskdist.errors import ArgumentError
+
+NUMBERS: Final = (bool, int, float, complex)
+
+
+@dataclass(frozen=True)
+class CopyLayout:
+    """What a variable's value is, but for its numbers.
+
+    Parameters
+    ----------
+    treespec
+        The structure of the arrays; None where the value is an object of any kind.
+    specs
+        Of each array its shape and dtype; of an object too, if it is a nest of arrays of a framework.
+    kind
+        What messages call an object.
+    """
+
+    treespec: Any
+    specs: tuple[TensorSpec, ...] = ()
+    kind: str = ""
+
+    @classmethod
+    def of(cls, value: Any) -> CopyLayout:
+        """The layout of a value."""
+        leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
+        if not leaves or not all(map(is_array, leaves)):
+            specs = [_spec_of_framework(leaf) for leaf in leaves]
+            return cls(None, tuple(spec for spec in specs if spec) if all(specs) else (), type(value).__name__)
+        return cls(treespec, tuple([TensorSpec.of(np.asarray(leaf)) for leaf in leaves]))
+
+    @property
+    def num_leaves(self) -> int:
+        """The number of arrays, or one of an object."""
+        return len(self.specs) if self.treespec is not None else 1
+
+    def packed(self, leaves: Sequence[Any]) -> Any:
+        """The value that leaves are of."""
+        return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)
+
+
+def _spec_of_framework(leaf: Any) -> TensorSpec | None:
+    if is_array(leaf):
+        return TensorSpec.of(np.asarray(leaf))
+    if not hasattr(leaf, "__dlpack__"):
+        return None
+    try:
+        return TensorSpec(tuple(leaf.shape), dtype_of(leaf))
+    except TypeError:
+        # Of a dtype that NumPy has not; this one has its values.
+        return TensorSpec(tuple(leaf.shape), np.dtype(np.float32))
+
+
+def frozen(leaf: Any) -> Any:
+    """A leaf that is a variable's own: if it is an array nobody is to change it."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        leaf = np.asarray(leaf)
+        leaf.flags.writeable = False
+    return leaf
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is numbers."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.dtype.kind in "biufc"
+    return isinstance(leaf, NUMBERS)
+
+
+def of_numbers(value: Any) -> Any:
+    """Lists of Python numbers as an array; what else there is as it is."""
+    if not isinstance(value, (list, tuple)) or not all(type(leaf) in NUMBERS for leaf in optree.tree_leaves(value)):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        # Rows of different lengths are a nest.
+        return value
+    return array if array.dtype.kind in "biufc" else value
+
+
+def with_dtype(value: Any, dtype: Any) -> Any:
+    """A nest with its arrays of a dtype; as it is if that is None."""
+    if dtype is None:
+        return value
+    return optree.tree_map(lambda leaf: np.asarray(leaf, dtype) if is_array(leaf) else leaf, value, none_is_leaf=True)
+
+
+def leaves_like(layout: CopyLayout, value: Any, what: str) -> list[Any]:
+    """The leaves of a value that is of the structure of a layout.
+
+    Raises
+    ------
+    ArgumentError
+        It is of another.
+    """
+    if layout.treespec.is_leaf():
+        return [of_numbers(value)]
+    try:
+        leaves: list[Any] = layout.treespec.flatten_up_to(value)
+    except ValueError as error:
+        raise ArgumentError(f"{what}: the value is of another structure than the variable's: {error}") from None
+    return leaves
+
+
+def as_arrays(leaves: Sequence[Any]) -> list[Any]:
+    """Leaves with what can be made an array here made one: other variables, arrays of frameworks.
+
+    Arrays of devices stay there.
+    """
+    return list(map(_as_array, leaves))
+
+
+def _as_array(leaf: Any) -> Any:
+    if is_array(leaf):
+        return leaf
+    if hasattr(leaf, "read_value"):
+        # Another variable; on a device it has arrays of that.
+        leaf = leaf.read_value()
+    leaf = adopted(leaf)
+    if is_array(leaf) or is_on_device(leaf):
+        return leaf
+    if not hasattr(leaf, "__array__"):
+        return leaf
+    try:
+        return as_numpy(leaf, copied=False)
+    except ArgumentError:
+        # Whoever wants an array refuses it.
+        return leaf
+
+
+def check(what: str, layout: CopyLayout, leaves: Sequence[Any]) -> None:
+    """Refuse leaves that are not of the shapes of a variable, or not of dtypes that go into its own.
+
+    Raises
+    ------
+    ArgumentError
+        They are not.
+    """
+    for leaf, spec in zip(leaves, layout.specs, strict=True):
+        is_there = is_on_device(leaf)
+        if not is_there and not is_array(leaf):
+            raise ArgumentError(f"{what}: the value is {type(leaf).__name__}; give an array or a number")
+        given = TensorSpec(tuple(leaf.shape), dtype_of(leaf)) if is_there else np.asarray(leaf)
+        if given.shape != spec.shape:
+            raise ArgumentError(f"{what}: the value has shape {given.shape}; the variable has {spec.shape}")
+        if type(leaf) is int and spec.dtype.kind in "iu":
+            # A Python number has no dtype, and goes wherever it fits into.
+            info = np.iinfo(spec.dtype)
+            if not info.min <= leaf <= info.max:
+                raise ArgumentError(f"{what}: {leaf} does not fit into the variable's {spec.dtype}")
+        elif not np.can_cast(given.dtype, spec.dtype, "same_kind"):
+            raise ArgumentError(
+                f"{what}: the value has dtype {given.dtype}, which does not go into the variable's {spec.dtype}; cast "
+                "it first"
+            )
