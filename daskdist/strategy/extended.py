@@ -365,17 +365,16 @@ class StrategyExtended:
     def _destination(self, operation: str, given: Any) -> Replica | None:
         # A replica; None for all.
         strategy = self.strategy
-        found: Replica | None
         if given is None:
             return None
         if isinstance(given, PerReplica):
             strategy.internals.check_values(operation, [given])
             return None
-        by_name = dict(zip(self.worker_devices, strategy.replicas, strict=True))
+        by_name: dict[str, Replica] = dict(zip(self.worker_devices, strategy.replicas, strict=True))
         if isinstance(given, str):
             found = by_name.get(given) or by_name.get(_canonical(given))
         else:
-            found = given if isinstance(given, type(strategy.replicas[0])) and given in strategy.replicas else None
+            found = given if isinstance(given, Replica) and given in strategy.replicas else None
         if found is None:
             raise ArgumentError(
                 f"{operation}: {given!r:.80} is no destination; give None for every replica, a PerReplica, or the "
