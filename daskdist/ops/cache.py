@@ -145,5 +145,5 @@ class CacheCursor:
             self.kept.runs.setdefault(self.key, self.replayed)
         elif self.source is not None:
             self.is_whole = False
-            epoch: Epoch = self.source.born[1]  # type: ignore[attr-defined]  # of every cursor
+            epoch: Epoch = self.source.opened_at[1]  # type: ignore[attr-defined]  # of every cursor
             self.kept.resumed.note(self.key, epoch, self._places)

@@ -180,7 +180,7 @@ class SnapshotCursor:
         """Go on half way: what was written before is not here, so nothing is left of a pass that writes."""
         if self.source is not None:
             self.is_whole = False
-            epoch: Epoch = self.source.born[1]  # type: ignore[attr-defined]  # of every cursor
+            epoch: Epoch = self.source.opened_at[1]  # type: ignore[attr-defined]  # of every cursor
             self._snapshot.resumed.note(self._snapshot.directory, epoch, self._places)
 
     def pull(self) -> Run:

@@ -20,7 +20,8 @@ from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle, lengths_of
 from daskdist.execute.stream.gather import CHEAP_BYTES, Empty, blocks_of, bundle_size, gather, is_view, run_bytes
-from daskdist.execute.stream.interpreter import Gather, Interpreter
+from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.runtime import Gather
 from daskdist.execute.transfer.gather_on_device import CompactOnDevices, DeviceGather
 
 _MANY_CUTS = 8

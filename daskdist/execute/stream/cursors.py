@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
@@ -38,9 +38,7 @@ from daskdist.execute.stream.element_puller import MOST_PULLED, ElementPuller
 from daskdist.execute.stream.element_reader import MOST_ROWS, PATIENCE_S, ElementReader
 from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.lineage import Lineage, Path, PathKey, with_lineages
-
-if TYPE_CHECKING:
-    from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
 # Elements of a stream that are passed over at a time, where it has to run again.
 _PASSED_OVER = 1024
@@ -51,29 +49,6 @@ _ENOUGH_BRIEF = 256
 # ... and begin with this share of those, up to so many.
 _BRIEF_SHARE = 8
 _MOST_AT_FIRST = 64
-
-
-@dataclass(slots=True)
-class Sizes:
-    """Sizes at one place of a pipeline, which its repetitions have in common.
-
-    Parameters
-    ----------
-    num_rows
-        Rows of the next part of a split that can be divided: they begin small, so that the first elements come soon,
-        and double.
-    growth
-        What a block turned out to take, as a multiple of what was expected; learned from reports.
-    are_known
-        Whether one report has told.
-    sample
-        The block that is to tell next, and what it was expected to take. Weak: it is not kept for that.
-    """
-
-    num_rows: int = 64
-    growth: float = 1.0
-    are_known: bool = False
-    sample: tuple[weakref.ref[BlockRef], int] | None = None
 
 
 class BlockCursor:
@@ -87,8 +62,8 @@ class BlockCursor:
     # Whether it goes on where what it asks of fails; a source itself does not.
     goes_on = False
 
-    def __init__(self, interpreter: Interpreter, factor: int | None, path: Path, epoch: Epoch) -> None:
-        self.interpreter = interpreter
+    def __init__(self, runtime: StreamRuntime, factor: int | None, path: Path, epoch: Epoch) -> None:
+        self.runtime = runtime
         self.factor = factor
         self.path = path
         self.epoch = epoch
@@ -96,7 +71,7 @@ class BlockCursor:
         self.is_over = False
         # One that an operation opened for an element comes but once.
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
-        self._sizes = interpreter.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
+        self._sizes = runtime.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
         self.failure: FailedElement | None = None
         # Of the block that is handed on the elements behind one that failed, and the places of others there.
         self.rest: Any = None
@@ -135,10 +110,10 @@ class BlockCursor:
 
     def _first(self) -> BlockRef:
         if not self.in_order:
-            if self.interpreter.waits:
-                self.interpreter.caller.wait_for_one([ref.handle for ref in self.pending])
+            if self.runtime.waits:
+                self.runtime.caller.wait_for_one([ref.handle for ref in self.pending])
             for ref in self.pending:
-                if self.interpreter.caller.is_done(ref.handle):
+                if self.runtime.caller.is_done(ref.handle):
                     return ref
         return self.pending[0]
 
@@ -147,27 +122,27 @@ class BlockCursor:
         pass
 
     def _count(self, ref: BlockRef) -> None:
-        interpreter = self.interpreter
-        report = interpreter.caller.report(ref.handle, wait=interpreter.waits)
+        runtime = self.runtime
+        report = runtime.caller.report(ref.handle, wait=runtime.waits)
         if report is None:
             raise NotReady
         ref.num_rows = report.num_rows
         self._resize(ref, report.nbytes)
         self.failed.extend(report.failed)
-        interpreter.note_skipped(report.skipped)
+        runtime.note_skipped(report.skipped)
 
     def _resize(self, ref: BlockRef, nbytes: int) -> None:
         if ref.on_release is not None:
-            self.interpreter.reads[ref.worker].acquire(nbytes - ref.nbytes)
+            self.runtime.reads[ref.worker].acquire(nbytes - ref.nbytes)
         ref.nbytes = nbytes
 
     def _ask_ahead(self) -> None:
-        caller, windows = self.interpreter.caller, self.interpreter.reads
+        caller, windows = self.runtime.caller, self.runtime.reads
         while not self.is_over and self.failure is None and len(self.pending) <= caller.num_ahead:
             if self.pending and not windows[self.pending[-1].worker].has_room(self.pending[-1].nbytes):
                 return
             try:
-                with self.interpreter.waiting(not self.pending):
+                with self.runtime.waiting(not self.pending):
                     ref = self._ask()
             except Exhausted:
                 self.is_over = True
@@ -187,7 +162,7 @@ class BlockCursor:
         # One block at a time; where a report is a call of its own, until one has told.
         if latest.is_kept:
             return
-        caller, sizes = self.interpreter.caller, self._sizes
+        caller, sizes = self.runtime.caller, self._sizes
         if sizes.sample is None and (caller.reports_freely or not sizes.are_known):
             sizes.sample = weakref.ref(latest), latest.nbytes
         if sizes.sample is not None:
@@ -202,12 +177,10 @@ class BlockCursor:
     def _refer(
         self, handle: Any, num_rows: int | None, num_bytes: int, worker: str | None, extent: Any = None, run: Any = None
     ) -> BlockRef:
-        interpreter = self.interpreter
+        runtime = self.runtime
         num_rows = -1 if num_rows is None or self.factor is None else num_rows * self.factor
         lineage = Lineage(self.path, self.epoch, extent, None if run is None else with_lineages(run))
-        return interpreter.refer(
-            handle, num_rows, int(num_bytes * self._sizes.growth), worker, interpreter.reads, lineage
-        )
+        return runtime.refer(handle, num_rows, int(num_bytes * self._sizes.growth), worker, runtime.reads, lineage)
 
     def _ask(self) -> BlockRef:
         raise NotImplementedError
@@ -220,8 +193,8 @@ class BlockCursor:
 class ReadCursor(BlockCursor):
     """The blocks of a source's splits."""
 
-    def __init__(self, interpreter: Interpreter, read: Read, path: Path, epoch: Epoch) -> None:
-        super().__init__(interpreter, read.factor, path, epoch)
+    def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch) -> None:
+        super().__init__(runtime, read.factor, path, epoch)
         self.in_order = read.in_order
         self.read = read
         # The split that is next, and how many rows of it were asked for already.
@@ -266,14 +239,14 @@ class ReadCursor(BlockCursor):
             handle = self._handle(part, worker)
         else:
             function, without = ReadKeptSplit(TryEachRead(read.function), divide), replace(split, payload=None)
-            call = self.interpreter.caller.call
+            call = self.runtime.caller.call
             handle = call(function, [self._kept], without, start, stop, worker=worker, name=read.name)
         ref = self._refer(handle, part.num_rows, num_bytes, worker, (number, start, stop))
         ref.is_kept = read.kept_for is not None and read.function is value_itself
         return ref
 
     def _handle(self, split: Split, worker: str | None) -> Handle:
-        read, caller = self.read, self.interpreter.caller
+        read, caller = self.read, self.runtime.caller
         if read.graph is None:
             return caller.source(TryEachRead(read.function), split, worker=worker, name=read.name)
         value = caller.upstream(read.graph, split.payload, worker=worker)
@@ -282,35 +255,35 @@ class ReadCursor(BlockCursor):
         return caller.call(ReadGraphValue(TryEachRead(read.function)), [value], split, worker=worker, name=read.name)
 
     def _kept_data(self, split: Split) -> Handle | None:
-        read, interpreter = self.read, self.interpreter
+        read, runtime = self.read, self.runtime
         if read.kept_for is None or split.num_rows is None or not self._is_lasting:
             return None
         splits = read.splits()
         if not isinstance(splits, Sequence) or len(splits) > 1:
             return None
-        if (split.num_bytes or 0) > interpreter.most_bytes:
+        if (split.num_bytes or 0) > runtime.most_bytes:
             return None
-        return interpreter.caller.kept(read, split, interpreter.next_worker())
+        return runtime.caller.kept(read, split, runtime.next_worker())
 
     def _kept_block(self, handle: Handle, split: Split) -> BlockRef:
         # One for all repetitions. It counts as asked for in each, so that tiny datasets are not repeated by thousands
         # before the first element.
-        interpreter = self.interpreter
-        interpreter.num_asked += 1
-        ref = interpreter.kept.get(self.path)
+        runtime = self.runtime
+        runtime.num_asked += 1
+        ref = runtime.kept.get(self.path)
         if ref is None or ref.handle is not handle:
             lineage = Lineage(self.path, self.epoch, (0, 0, split.num_rows), None)
             ref = BlockRef(handle, split.num_rows or 0, split.num_bytes or 0, None, None, lineage, is_kept=True)
-            interpreter.kept[self.path] = ref
+            runtime.kept[self.path] = ref
         return ref
 
     def _worker(self, split: Split) -> str | None:
         # One that has the data, or else the next: what is read, and in what order, is the same.
         if not self._has_asked:
-            self._places, self._has_asked = self.interpreter.caller.places(self.read), True
+            self._places, self._has_asked = self.runtime.caller.places(self.read), True
         there = self._places(split) if self._places is not None else ()
         if not there:
-            return self.interpreter.next_worker()
+            return self.runtime.next_worker()
         worker = min(there, key=self._num_given.__getitem__)
         self._num_given[worker] += 1
         return worker
@@ -330,12 +303,12 @@ class ReadCursor(BlockCursor):
 
     def _stop(self, split: Split) -> int | None:
         # Up to which row of the split to read now; None for a split that is read whole.
-        if self.read.divide is None or not self.interpreter.caller.divides or not split.num_rows:
+        if self.read.divide is None or not self.runtime.caller.divides or not split.num_rows:
             return None
         row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
         self.num_rows = 2 * num_rows
-        if not self.interpreter.caller.reports_freely:
+        if not self.runtime.caller.reports_freely:
             # Each part costs tasks: repetitions begin with large ones.
             self._sizes.num_rows = self.num_rows
         return min(self.offset + num_rows, split.num_rows)
@@ -355,8 +328,8 @@ def _each_from(number: int, splits: Any) -> Iterator[Split]:
 class StreamCursor(BlockCursor):
     """The blocks of a stream that runs in this process, each of the elements that were there when it was asked for."""
 
-    def __init__(self, interpreter: Interpreter, stream: Stream, path: Path, epoch: Epoch) -> None:
-        super().__init__(interpreter, None, path, epoch)
+    def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
+        super().__init__(runtime, None, path, epoch)
         self.stream = stream
         # The number of the next element, and how many were taken here, where it was gone on from a position.
         self._number = self._num_taken = 0
@@ -366,7 +339,7 @@ class StreamCursor(BlockCursor):
         self._is_nested = len(self._place) < len(path)
 
     def _ask(self) -> BlockRef:
-        interpreter = self.interpreter
+        runtime = self.runtime
         if self._is_nested:
             return self._ask_here()
         # As many at a time, and as many ahead, as were handed on before: the first elements come by themselves.
@@ -374,51 +347,51 @@ class StreamCursor(BlockCursor):
         num_rows = min(max(self._num_taken - num_ahead, 1), MOST_ROWS)
         if self.pending and num_ahead + num_rows > self._num_taken - num_ahead:
             raise NotReady
-        wait = interpreter.waits and not self.pending
+        wait = runtime.waits and not self.pending
         return self._block(lambda: self._elements.take(num_rows, wait=wait))
 
     def _ask_here(self) -> BlockRef:
         # There may be many such, each of few elements: they are pulled in this thread.
-        interpreter, place = self.interpreter, self._place
-        num_brief = interpreter.num_brief[place]
-        is_brief = interpreter.is_brief and num_brief >= _ENOUGH_BRIEF
-        if self.pending or not (interpreter.waits or is_brief):
+        runtime, place = self.runtime, self._place
+        num_brief = runtime.num_brief[place]
+        is_brief = runtime.is_brief and num_brief >= _ENOUGH_BRIEF
+        if self.pending or not (runtime.waits or is_brief):
             raise NotReady
         num_rows = max(self._num_taken, min(num_brief // _BRIEF_SHARE, _MOST_AT_FIRST), 1)
         start = perf_counter()
         block = self._block(lambda: self._elements.take(min(num_rows, MOST_PULLED), wait=True))
-        interpreter.num_brief[place] = num_brief + block.num_rows if perf_counter() - start < PATIENCE_S else 0
+        runtime.num_brief[place] = num_brief + block.num_rows if perf_counter() - start < PATIENCE_S else 0
         return block
 
     @property
     def _elements(self) -> RowReader:
         if self._reader is None and self.stream.read is not None:
             self._reader = self.stream.read(self.epoch)
-            self.interpreter.note_reader(self._reader)
+            self.runtime.note_reader(self._reader)
         if self._reader is None:
-            interpreter = self.interpreter
-            limit_bytes = min(interpreter.caller.bundle_bytes, interpreter.most_bytes)
+            runtime = self.runtime
+            limit_bytes = min(runtime.caller.bundle_bytes, runtime.most_bytes)
             if self._is_nested:
                 self._reader = ElementPuller(self.stream.start, limit_bytes)
                 return self._reader
-            self._reader = ElementReader(self.stream.start, limit_bytes, is_ahead=interpreter.caller.num_ahead > 0)
+            self._reader = ElementReader(self.stream.start, limit_bytes, is_ahead=runtime.caller.num_ahead > 0)
         return self._reader
 
     def _block(self, take: Callable[[], Rows]) -> BlockRef:
-        interpreter = self.interpreter
-        worker, found = interpreter.next_worker(), []
+        runtime = self.runtime
+        worker, found = runtime.next_worker(), []
 
         def rows() -> Rows:
             found.append(take())
             return found[0]
 
-        handle = interpreter.caller.stream(rows, worker=worker, name=self.stream.name)
+        handle = runtime.caller.stream(rows, worker=worker, name=self.stream.name)
         (block,) = found
         first, self._number = self._number, self._number + len(block)
         self._num_taken += len(block)
-        interpreter.note_skipped(block.skipped)
+        runtime.note_skipped(block.skipped)
         lineage = Lineage(self.path, self.epoch, (first, len(block)), None)
-        return interpreter.refer(handle, len(block), block.nbytes, worker, interpreter.reads, lineage)
+        return runtime.refer(handle, len(block), block.nbytes, worker, runtime.reads, lineage)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
         # It runs from its start again: what is not wanted is pulled and let go of.
@@ -443,13 +416,13 @@ class StreamCursor(BlockCursor):
 class WorkerStreamCursor(BlockCursor):
     """The blocks of a stream that is on a worker: each is pulled after the one before; one without rows is the end."""
 
-    def __init__(self, interpreter: Interpreter, stream: Stream, path: Path, epoch: Epoch) -> None:
-        super().__init__(interpreter, None, path, epoch)
+    def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
+        super().__init__(runtime, None, path, epoch)
         self.stream = stream
         self.row_bytes = 0.0
         # The elements of blocks that were handed on.
         self.num_taken = 0
-        self._worker = interpreter.next_worker()
+        self._worker = runtime.next_worker()
         self._latest: Handle | None = None
         # The handle of the pass.
         self._pass: Handle | None = None
@@ -457,7 +430,7 @@ class WorkerStreamCursor(BlockCursor):
     def _ask(self) -> BlockRef:
         if len(self.pending) >= _HELD_AHEAD:
             raise NotReady
-        caller, stream = self.interpreter.caller, self.stream
+        caller, stream = self.runtime.caller, self.stream
         if self._pass is None:
             begin: Any = stream.begin
             name, worker = f"{stream.name}-begin", self._worker
@@ -483,22 +456,22 @@ class ComputeCursor(BlockCursor):
 
     goes_on = True
 
-    def __init__(self, interpreter: Interpreter, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
-        super().__init__(interpreter, compute.factor, path, epoch)
+    def __init__(self, runtime: StreamRuntime, compute: Compute, path: Path, epoch: Epoch, source: Cursor) -> None:
+        super().__init__(runtime, compute.factor, path, epoch)
         self.compute = compute
         self.in_order = compute.in_order
         self.source = source
         self.waiting = RunQueue()
 
     def _ask(self) -> BlockRef:
-        run = next_bundle(self.interpreter, self.waiting, self.source, is_full=self.compute.is_full)
+        run = next_bundle(self.runtime, self.waiting, self.source, is_full=self.compute.is_full)
         return self.remade(None, run)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
-        interpreter, compute = self.interpreter, self.compute
-        worker = interpreter.near(run)
+        runtime, compute = self.runtime, self.compute
+        worker = runtime.near(run)
         function = same if compute.function is same else TryEach(compute.function, compute.factor)
-        handle = interpreter.ask(run, worker=worker, name=compute.name, function=function, unstacked=compute.unstacked)
+        handle = runtime.ask(run, worker=worker, name=compute.name, function=function, unstacked=compute.unstacked)
         return self._refer(handle, len(run), int(run_bytes(run)), worker, None, run)
 
 
@@ -507,16 +480,16 @@ class ChainCursor(BlockCursor):
 
     goes_on = True
 
-    def __init__(self, interpreter: Interpreter, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
-        super().__init__(interpreter, chain.factor, path, epoch)
+    def __init__(self, runtime: StreamRuntime, chain: Chain, path: Path, epoch: Epoch, source: Cursor) -> None:
+        super().__init__(runtime, chain.factor, path, epoch)
         self.chain = chain
         self.source = source
         self.waiting = RunQueue()
         self._carried: Handle | None = None
 
     def _ask(self) -> BlockRef:
-        run = next_bundle(self.interpreter, self.waiting, self.source)
-        worker, caller = self.interpreter.near(run), self.interpreter.caller
+        run = next_bundle(self.runtime, self.waiting, self.source)
+        worker, caller = self.runtime.near(run), self.runtime.caller
         if self._carried is None:
             self._carried = self._given(self.chain.initial, worker)
         before, both = self._carried, self._both(run, self._carried, worker)
@@ -524,43 +497,43 @@ class ChainCursor(BlockCursor):
         return self._rows(run, both, worker, CarryHandle(before))
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
-        worker = self.interpreter.near(run)
+        worker = self.runtime.near(run)
         return self._rows(run, self._both(run, self._given(extent, worker), worker), worker, extent)
 
     def _given(self, carried: Any, worker: str | None) -> Handle:
-        return self.interpreter.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
+        return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
     def _both(self, run: Any, carried: Handle, worker: str | None) -> Handle:
-        interpreter, chain = self.interpreter, self.chain
+        runtime, chain = self.runtime, self.chain
         # With a function, if one that does nothing, rows know where they are from.
-        rows = interpreter.ask(run, worker=worker, name="gather", function=same)
+        rows = runtime.ask(run, worker=worker, name="gather", function=same)
         function = CallWithCarry(TryEachCarried(chain.function))
-        return interpreter.caller.call(function, [rows, carried], worker=worker, name=chain.name)
+        return runtime.caller.call(function, [rows, carried], worker=worker, name=chain.name)
 
     def _rows(self, run: Any, both: Handle, worker: str | None, extent: Any) -> BlockRef:
-        handle = self.interpreter.caller.call(GetItem(0), [both], worker=worker, name=f"{self.chain.name}-rows")
+        handle = self.runtime.caller.call(GetItem(0), [both], worker=worker, name=f"{self.chain.name}-rows")
         return self._refer(handle, len(run), int(run_bytes(run)), worker, extent, run)
 
     def saved(self) -> dict[str, Any]:
         """What a position takes besides the fields that are data: the value carried on."""
-        return {"carried": None if self._carried is None else [self.interpreter.caller.result(self._carried)]}
+        return {"carried": None if self._carried is None else [self.runtime.caller.result(self._carried)]}
 
     def resumed(self, saved: dict[str, Any]) -> None:
         """Go on from there."""
         if saved["carried"] is not None:
-            self._carried = self._given(saved["carried"][0], self.interpreter.next_worker())
+            self._carried = self._given(saved["carried"][0], self.runtime.next_worker())
 
 
-def next_bundle(interpreter: Interpreter, waiting: RunQueue, source: Cursor, *, is_full: bool = False) -> Any:
+def next_bundle(runtime: StreamRuntime, waiting: RunQueue, source: Cursor, *, is_full: bool = False) -> Any:
     """As many elements of a source as one call should take; fewer unless ``is_full``, where fewer have come."""
     waiting.fill(source.pull, 1)
     if is_full:
         with suppress(Exhausted):
-            while sum(map(run_bytes, waiting.runs)) < interpreter.caller.bundle_bytes:
+            while sum(map(run_bytes, waiting.runs)) < runtime.caller.bundle_bytes:
                 waiting.push(source.pull())
         if len(waiting.runs) > 1:
             return waiting.pop(len(waiting))
-    return waiting.pop(bundle_size(interpreter.caller, waiting.runs[0], interpreter.most_bytes))
+    return waiting.pop(bundle_size(runtime.caller, waiting.runs[0], runtime.most_bytes))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daskdist.core.origin import Skipped
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotReady
@@ -17,9 +17,7 @@ from daskdist.execute.caller import Handle
 from daskdist.execute.stream.calls import GetItem
 from daskdist.execute.stream.gather import run_bytes
 from daskdist.execute.stream.lineage import Lineage, Path, with_lineages
-
-if TYPE_CHECKING:
-    from daskdist.execute.stream.interpreter import Interpreter
+from daskdist.execute.stream.runtime import StreamRuntime
 
 # Elements given at first to a function that may make many of each.
 _FEW_GIVEN = 16
@@ -28,8 +26,8 @@ _FEW_GIVEN = 16
 class FactCursor:
     """Elements and a fact of them, asked for ahead where the elements lie."""
 
-    def __init__(self, interpreter: Interpreter, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
-        self.interpreter = interpreter
+    def __init__(self, runtime: StreamRuntime, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
+        self.runtime = runtime
         self.fact = fact
         self.path = path
         self.epoch = epoch
@@ -48,9 +46,9 @@ class FactCursor:
         if not self._pending:
             raise Exhausted
         given, run, handle = self._pending[0]
-        caller = self.interpreter.caller
+        caller = self.runtime.caller
         is_raised = isinstance(handle, _Raised)
-        if not self.interpreter.waits and not is_raised and not caller.is_done(handle):
+        if not self.runtime.waits and not is_raised and not caller.is_done(handle):
             raise NotReady
         try:
             if isinstance(handle, _Raised):
@@ -65,17 +63,17 @@ class FactCursor:
         if self.fact.makes_rows:
             (ref,) = run.blocks  # type: ignore[union-attr]
             ref.num_rows, skipped, fact = fact
-            self.interpreter.note_skipped(skipped)
+            self.runtime.note_skipped(skipped)
             run = Selection.whole(ref)
         return Noted(run, fact)
 
     def _ask_ahead(self) -> None:
-        interpreter = self.interpreter
-        while not self.is_over and len(self._pending) <= interpreter.caller.num_ahead:
-            if self._pending and not interpreter.reads.has_room():
+        runtime = self.runtime
+        while not self.is_over and len(self._pending) <= runtime.caller.num_ahead:
+            if self._pending and not runtime.reads.has_room():
                 return
             try:
-                with interpreter.waiting(not self._pending):
+                with runtime.waiting(not self._pending):
                     run = self._next_given()
             except Exhausted:
                 self.is_over = True
@@ -126,25 +124,25 @@ class FactCursor:
             self._pending.append((given, given, _Raised(error)))
 
     def _call(self, given: Run) -> None:
-        fact, worker = self.fact, self.interpreter.near(given)
-        handle = self.interpreter.ask(given, worker=worker, name=fact.name, function=fact.function)
+        fact, worker = self.fact, self.runtime.near(given)
+        handle = self.runtime.ask(given, worker=worker, name=fact.name, function=fact.function)
         if not fact.makes_rows:
             self._pending.append((given, given, handle))
             return
-        asked = self.interpreter.caller.call(with_report, [handle], worker=worker, name=f"{fact.name}-fact")
+        asked = self.runtime.caller.call(with_report, [handle], worker=worker, name=f"{fact.name}-fact")
         run = Selection((self._rows(given, handle, worker),), range(0))
         self._pending.append((given, run, asked))
 
     def _rows(self, given: Run, handle: Handle, worker: str | None) -> BlockRef:
-        interpreter = self.interpreter
-        rows = interpreter.caller.call(GetItem(0), [handle], worker=worker, name=f"{self.fact.name}-rows")
+        runtime = self.runtime
+        rows = runtime.caller.call(GetItem(0), [handle], worker=worker, name=f"{self.fact.name}-rows")
         lineage = Lineage(self.path, self.epoch, None, with_lineages(given))
-        return interpreter.refer(rows, -1, int(run_bytes(given)), worker, interpreter.reads, lineage)
+        return runtime.refer(rows, -1, int(run_bytes(given)), worker, runtime.reads, lineage)
 
     def remade(self, extent: Any, run: Any) -> BlockRef:
         """The block of a lineage, asked for again."""
-        fact, worker = self.fact, self.interpreter.near(run)
-        return self._rows(run, self.interpreter.ask(run, worker=worker, name=fact.name, function=fact.function), worker)
+        fact, worker = self.fact, self.runtime.near(run)
+        return self._rows(run, self.runtime.ask(run, worker=worker, name=fact.name, function=fact.function), worker)
 
     def saved(self) -> dict[str, Any]:
         """What a position takes besides the fields that are data: the elements that facts were asked of."""

@@ -33,7 +33,16 @@ from daskdist.core.structure import Nested
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
 from daskdist.execute.stream.cursors import CarryHandle, StreamCursor
 from daskdist.execute.stream.interpreter import Interpreter
-from daskdist.execute.stream.lineage import Lineage, Path, PathKey, lineage_of, with_blocks
+from daskdist.execute.stream.lineage import (
+    HasExtraState,
+    Lineage,
+    OpenedCursor,
+    Path,
+    PathKey,
+    Resumable,
+    lineage_of,
+    with_blocks,
+)
 
 _PLAIN: Final = (
     type(None),
@@ -143,21 +152,21 @@ class StateRecorder:
             return SavedValue("dict", [(key, self.of(each)) for key, each in value.items()])
         if isinstance(value, (list, tuple, deque, set)):
             return SavedValue("container", (type(value), [self.of(each) for each in value]))
-        if hasattr(value, "born"):
+        if isinstance(value, OpenedCursor):
             return self._cursor(value)
         if dataclasses.is_dataclass(value) and not _is_frozen(value):
             return SavedValue("object", (type(value), self._fields(value)))
         raise _NotSavableError
 
     def _cursor(self, cursor: Any) -> SavedCursor:
-        path, epoch = cursor.born
-        extra = self.of(cursor.saved()) if hasattr(cursor, "saved") else None
+        path, epoch = cursor.opened_at
+        extra = self.of(cursor.saved()) if isinstance(cursor, HasExtraState) else None
         return SavedCursor(path, epoch, type(cursor), self._fields(cursor), extra)
 
     def _fields(self, value: Any) -> dict[str, Any]:
         fields = {}
         for name, each in vars(value).items():
-            if not name.startswith("_") and name not in ("born", "path", "epoch"):
+            if not name.startswith("_") and name not in ("opened_at", "path", "epoch"):
                 try:
                     fields[name] = self.of(each)
                 except _NotSavableError:
@@ -277,7 +286,7 @@ class StateRestorer:
             # A stream's runs already; others are used but for their way of making blocks.
             cursor = self._open(saved)
         self._set(cursor, saved.fields, cursor)
-        if hasattr(cursor, "resumed"):
+        if isinstance(cursor, Resumable):
             cursor.resumed(self.of(saved.extra, None))
         return cursor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,31 @@ class PathKey:
     """A step of a path: what an arrangement made a primitive of."""
 
     value: Any
+
+
+@runtime_checkable
+class OpenedCursor(Protocol):
+    """A cursor that says which primitive it was opened for, and for which pass."""
+
+    opened_at: tuple[Path, Epoch]
+
+
+@runtime_checkable
+class HasExtraState(Protocol):
+    """A cursor whose position needs more than the fields that are data."""
+
+    def saved(self) -> Any:
+        """Return what a position needs besides those fields."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A cursor that has to prepare itself once its fields are set from a position."""
+
+    def resumed(self, saved: Any) -> Any:
+        """Continue from what `HasExtraState.saved` returned; None where the cursor has no such method."""
+        ...
 
 
 class Lineage:
