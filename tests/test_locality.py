@@ -184,9 +184,9 @@ def test_a_collection_that_is_gone_is_an_error(on_cluster, client):
     done(client, array)
     ds = Dataset.from_dask(array).batch(20)
     client.cancel(array)
-    with pytest.raises(errors.ClusterError, match=r"no longer on the cluster: .*make the data again"):
+    with pytest.raises(errors.ClusterError, match=r"no longer on the cluster: .*create the data again"):
         list(on_cluster.distribute_dataset(ds))
-    with pytest.raises(errors.ClusterError, match=r"no longer on the cluster: .*make the data again"):
+    with pytest.raises(errors.ClusterError, match=r"no longer on the cluster: .*create the data again"):
         list(ds)
 
 

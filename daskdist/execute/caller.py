@@ -1,14 +1,14 @@
-"""Callers: who makes the calls an interpreter asks for.
+"""The contract of callers, which make the calls that an interpreter asks for.
 
-An interpreter says what is to be called, on which blocks and near which worker. A caller makes the call and
-gives a **handle**, which stands for the result and can be an argument of further calls.
+An interpreter decides which function to call, on which blocks and near which worker. A caller makes the call and
+returns a **handle**, which stands for the result and can be an argument of further calls.
 
 ====================  ==========================================  =================================
 caller                makes a call                                a handle is
 ====================  ==========================================  =================================
 `Now`                 at once, in this thread                     the result
 `Threads`             on a bounded pool of this process           a future of the pool
-`graph.Record`        never: writes a Dask task                   a reference to the task
+`graph.RecordCaller`  never: writes a Dask task                   a reference to the task
 `submit.Submit`       on a Dask cluster, at once                  a Dask future
 `NeverRun`            never: raises                               —
 ====================  ==========================================  =================================
@@ -27,23 +27,23 @@ from daskdist.core.primitive import Read, Split
 
 Handle = Any
 Graph = dict[Any, Any]
-# Tells the workers that have the data of a split already.
+# Returns the workers that already have the data of a split.
 SplitLocations = Callable[[Split], Sequence[str]]
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a finished call says of its block.
+    """Facts about the block that a finished call returned.
 
     Parameters
     ----------
     num_rows
-        Its elements.
+        The number of elements.
     nbytes
-        Its size in memory.
+        The size in memory.
     skipped
-        What was left out on the way to it.
+        Elements that were left out while the block was computed.
     failed
         The elements that failed, each with its place.
     """
@@ -55,39 +55,39 @@ class Report:
 
 
 def report_of(rows: Rows) -> Report:
-    """The report on a block."""
+    """Return the report on a block."""
     return Report(len(rows), rows.nbytes, rows.skipped, failed_of(rows))
 
 
 def lengths_of(blocks: Sequence[Rows]) -> tuple[int, ...]:
-    """Of each element of a block, the length of its longest leaf along axis 0; 1 where it has none."""
+    """Return for each element of a block the length of its longest leaf along axis 0, or 1 if it has no leaf."""
     (rows,) = blocks
     items = (raw_item(rows, index) for index in range(len(rows)))
-    # One that failed is told where it would be handed out.
+    # A failed element counts as one row: its error is raised when it would be handed out.
     shapes = ([()] if isinstance(item, FailedElement) else [leaf.shape for leaf in item] for item in items)
-    return tuple(max((shape[0] if shape else 1 for shape in each), default=1) for each in shapes)
+    return tuple(max((shape[0] if shape else 1 for shape in leaf_shapes), default=1) for leaf_shapes in shapes)
 
 
 class Caller(Protocol):
-    """See the top of this file."""
+    """An object that makes calls and returns handles; the module docstring lists the kinds."""
 
-    # Calls worth having under way beyond the one that is waited for.
+    # The number of calls to keep running besides the one that is waited for.
     num_ahead: int
-    # The most a bundle should hold.
+    # Upper limits on the size of a bundle.
     bundle_bytes: int
     bundle_chunks: int
-    # Whether to spend calls on giving up memory early.
+    # True if extra calls are worth making to free memory early.
     compacts: bool
-    # Whether a report costs no call.
+    # True if a report costs no call of its own.
     reports_freely: bool
-    # Whether splits that can be divided are, so that the first elements come soon.
+    # True if divisible splits are divided, so that the first elements arrive soon.
     divides: bool
-    # Where results lie, the same for callers whose handles are of use to each other; None where of no use later.
+    # An identifier shared by callers that can use each other's handles; None if handles are of no use later.
     home: Hashable | None
 
     @property
     def backend(self) -> Any:
-        """Return the source that brings results to the program that looks at them; the caller itself by default."""
+        """The object that fetches results for the program; the caller itself by default."""
         ...
 
     def call(
@@ -100,9 +100,21 @@ class Caller(Protocol):
         is_cheap: bool = False,
         name: str,
     ) -> Handle:
-        """Call ``function(results of the handles, *args)``, on worker ``on`` if that can be, or there only.
+        """Call ``function(results of the handles, *args)``.
 
-        A light call, which only makes views or copies a few rows, is not worth handing from one thread to another.
+        Parameters
+        ----------
+        function, handles, args
+            The function, and the arguments that it is called with.
+        worker
+            The worker to make the call on, if possible.
+        is_pinned
+            Whether no other worker will do.
+        is_cheap
+            Whether the call only makes views or copies a few rows, so that handing it to another thread would cost
+            more than the call itself.
+        name
+            The name of the task.
         """
         ...
 
@@ -111,44 +123,48 @@ class Caller(Protocol):
         ...
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
-        """The value of a key of a Dask graph."""
+        """Return a handle of the value of a key of a Dask graph."""
         ...
 
-    def places(self, read: Read) -> SplitLocations | None:
-        """What tells for each split of a source where its data lies already; None where nothing is known of that."""
+    def split_locations(self, read: Read) -> SplitLocations | None:
+        """Return a function from a split of a source to the workers that have its data; None if nothing is known."""
         ...
 
-    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
-        """The payload of the only split of a source, where it is kept for all passes; asked for on worker ``on``.
+    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
+        """Return a handle of the payload of a source's only split, if that is kept for all passes.
 
-        None where it is given anew to each call that needs it.
+        Returns
+        -------
+        handle
+            The payload, placed on ``worker`` if it is not on the cluster yet; None if the payload is passed anew to
+            each call that needs it.
         """
         ...
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
-        """Call ``take()`` in this thread, at once; what it raises passes through."""
+        """Call ``take()`` at once in this thread; exceptions propagate."""
         ...
 
     def is_done(self, handle: Handle) -> bool:
-        """Whether a result is there."""
+        """Return whether a result is available."""
         ...
 
     def wait_for_one(self, handles: Sequence[Handle]) -> None:
-        """Wait until one of several results is there."""
+        """Wait until one of several results is available."""
         ...
 
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
-        """What is known of a result; None where it is not there yet and ``wait`` is False."""
+        """Return the report on a result; None if it is not available yet and ``wait`` is False."""
         ...
 
     def result(self, handle: Handle) -> Any:
-        """The result itself, waited for and brought here."""
+        """Wait for a result and return it."""
         ...
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
-        """Several results, brought here together."""
+        """Wait for several results and return them, fetched together."""
         ...
 
     def close(self) -> None:
-        """Drop what is under way; no call is made after it."""
+        """Drop the calls that are running; no call is made afterwards."""
         ...

@@ -1,1 +1,1 @@
-"""Callers: each way to make the calls that an interpreter asks for."""
+"""The callers, one a module: in this thread, on a thread pool, as a Dask graph, or on a Dask cluster."""

@@ -17,7 +17,7 @@ from daskdist.execute.callers.threads import Threads
 
 
 class NeverRun:
-    """Refuses every call: proof that building a pipeline runs none of it."""
+    """A caller that refuses every call: proof that building a pipeline runs none of it."""
 
     num_ahead = 0
     bundle_bytes = 4 * MIB
@@ -33,10 +33,10 @@ class NeverRun:
 
     call = source = upstream = stream = is_done = wait_for_one = report = result = results = _refuse
 
-    def places(self, read: Read) -> SplitLocations | None:
+    def split_locations(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
+    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ _chosen: ContextVar[Callable[[], Caller] | None] = ContextVar("daskdist caller",
 
 @contextlib.contextmanager
 def using(make: Callable[[], Caller]) -> Iterator[None]:
-    """Make every pipeline that starts inside run by the callers that ``make`` gives."""
+    """Run every pipeline that starts inside this context by a caller that ``make`` returns."""
     token = _chosen.set(make)
     try:
         yield
@@ -57,9 +57,9 @@ def using(make: Callable[[], Caller]) -> Iterator[None]:
 
 
 def local_caller(node: Node, num_threads: int | None = None, fetch: Fetch | None = None) -> Caller:
-    """The caller for a pipeline that runs in this process: threads where asked for, or where they gain something."""
+    """Return the caller for a pipeline in this process: threads if requested, or if some operation gains by them."""
     make = _chosen.get()
     if make is not None:
         return make()
-    gains = num_threads or any(each.background for each in walk(node))
-    return Threads(num_threads, fetch) if gains else Now(fetch)
+    is_threaded = num_threads or any(operation.background for operation in walk(node))
+    return Threads(num_threads, fetch) if is_threaded else Now(fetch)

@@ -12,38 +12,38 @@ from daskdist.execute.caller import Graph
 
 
 def compute_key(graph: Graph, key: Any, fetch: Fetch | None = None) -> Any:
-    """One key of a Dask graph, computed in this thread; ``fetch`` brings what is `RemoteResult` of it."""
+    """Compute one key of a Dask graph in this thread; ``fetch`` gets each `RemoteResult` in it."""
     from dask.local import get_sync
     from dask.optimization import cull
 
-    wanted = cull(graph, [key])[0]
-    # What is on a cluster is brought here, straight from the workers.
-    brought: Graph = {}
-    for name, task in wanted.items():
+    needed = cull(graph, [key])[0]
+    # Results on a cluster are fetched directly from the workers.
+    fetches: Graph = {}
+    for name, task in needed.items():
         if is_future(task) and task.client is None and fetch is not None:
-            # It came to a worker with a function that has it from around it.
-            brought[name] = (partial(fetch, RemoteResult(task.key, ())),)
+            # The future came to this worker inside the closure of a function, and so has no client.
+            fetches[name] = (partial(fetch, RemoteResult(task.key, ())),)
         elif is_future(task):
             if task.client is None or task.cancelled():
                 raise lost_data_error(name)
-            brought[name] = (FutureResult(task),)
+            fetches[name] = (FutureResult(task),)
         elif type(task) is RemoteResult:
             if fetch is None:
                 raise lost_data_error(name)
-            brought[name] = (partial(fetch, task),)
-    return get_sync({**wanted, **brought}, key)
+            fetches[name] = (partial(fetch, task),)
+    return get_sync({**needed, **fetches}, key)
 
 
 @dataclass(frozen=True)
 class RemoteResult:
-    """Stands in a Dask graph for what the cluster has on whose worker the graph is.
+    """A placeholder in a Dask graph on a worker for a result that the worker's cluster holds.
 
     Parameters
     ----------
     key
-        What the cluster calls it.
+        The key of the result on the cluster.
     workers
-        The workers that had it when that was asked.
+        The workers that held it when the scheduler was last asked.
     """
 
     key: Any
@@ -55,7 +55,7 @@ Fetch = Callable[[RemoteResult], Any]
 
 @dataclass(frozen=True)
 class FutureResult:
-    """The result of a future of a cluster, waited for."""
+    """A call that waits for the result of a cluster's future and returns it."""
 
     future: Any
 
@@ -65,14 +65,14 @@ class FutureResult:
 
 
 def is_future(task: Any) -> bool:
-    """Whether a task of a graph stands for a result that a cluster has or is to have."""
-    # By its name: this is no place to load distributed.
+    """Return whether a task of a graph is a future of a cluster."""
+    # The class is compared by name, because importing distributed here would slow down ``import daskdist``.
     return type(task).__name__ == "Future" and type(task).__module__ == "distributed.client"
 
 
 def lost_data_error(key: Any) -> ClusterError:
-    """What is raised where data was on a cluster only, and is no longer."""
+    """Return the error for data that was only on a cluster and is there no longer."""
     return ClusterError(
         f"{key} is no longer on the cluster: the strategy that put it there is closed, or the worker that had it is "
-        "lost; make the data again"
+        "lost; create the data again"
     )

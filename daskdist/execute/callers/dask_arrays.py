@@ -14,9 +14,9 @@ from daskdist.execute.callers.graph import Recorded
 
 
 def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_elements: int) -> Any:
-    """Return one array for each leaf, in the structure of an element; a chunk an element.
+    """Return one array for each leaf, in the structure of an element; each element becomes a chunk.
 
-    Chunk lengths are known where batches are of rows of known number; else they are NaN, as Dask has it.
+    Chunk lengths are known if the sizes of batches are; otherwise they are NaN, as is Dask's convention.
     """
     import dask.array as da
     from dask.delayed import Delayed
@@ -43,15 +43,15 @@ def to_dask_array(node: Node, recorded: Recorded, spec: ElementSpec, num_element
 
 
 def how_to_count(node: Node) -> str:
-    """Return what to do where the number of a node's elements is not known."""
+    """Return advice for a pipeline whose number of elements is not known."""
     cause = node.name
-    # A file that is damaged may be one to pass over.
+    # Counting may read a damaged file, which the pipeline itself may be set to skip.
     with contextlib.suppress(DaskdistError):
-        for each in walk(node):
-            if each.cardinality == UNKNOWN and all(source.cardinality != UNKNOWN for source in each.inputs):
-                cause = each.name
+        for operation in walk(node):
+            if operation.cardinality == UNKNOWN and all(source.cardinality != UNKNOWN for source in operation.inputs):
+                cause = operation.name
     return (
-        f"{cause} tells it only when the data is read: state it with "
+        f"that of {cause} is known only when the data is read: state it with "
         "assert_cardinality(n), or persist() the dataset, or cache() it and iterate over it once"
     )
 
@@ -65,7 +65,7 @@ def _leaf(part: Any, structure: Any, number: int) -> Any:
 
 
 def batch_lengths(node: Node, num_batches: int) -> list[float]:
-    """The rows of each batch, where the last operation says so; NaN otherwise."""
+    """Return the number of rows of each batch; NaN where the last operation does not determine it."""
     size = node.group_size
     if size is None or node.inputs[0].cardinality < 0:
         return [float("nan")] * num_batches

@@ -1,4 +1,4 @@
-"""Where on a cluster the values of a Dask graph lie."""
+"""The workers of a cluster that hold the values of a Dask graph."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dask.core import get_dependencies
 from daskdist.execute.caller import Graph
 from daskdist.execute.callers.compute_key import is_future
 
-# Tasks that are looked at for what one value is made of.
+# The most tasks to visit when looking for the futures that one value depends on.
 _MOST_TASKS: Final = 64
 
 
 class DataLocations:
-    """Which workers have the values of a graph's keys, or most of what these are made of.
+    """The workers that hold the values of a graph's keys, or most of the data these depend on.
 
     Parameters
     ----------
     client
         The connection to the cluster.
     graph
-        Tasks by key; those that were persisted are futures.
+        Tasks by key; persisted ones are futures.
     workers
         The workers that take part.
     """
@@ -34,15 +34,15 @@ class DataLocations:
         self._workers = frozenset(workers)
         self._futures = {key: task for key, task in graph.items() if is_future(task) and task.client is client}
         self._holders: dict[Any, tuple[str, ...]] = {}
-        # One question for all. What is still being made is asked for once more when it is made.
+        # One request for all futures. Those still being computed are asked for again once they are done.
         self._ask(list(self._futures.values()))
 
     def __bool__(self) -> bool:
         return bool(self._futures)
 
     def __call__(self, key: Any) -> Sequence[str]:
-        """The workers that have most of a key's value, of those that take part."""
-        futures = self._made_of(key)
+        """Return the participating workers that hold most of a key's value."""
+        futures = self._dependencies_of(key)
         if any(future.key not in self._holders and future.done() for future in futures):
             self._ask([future for future in self._futures.values() if future.done()])
         counts = Counter(worker for future in futures for worker in self._holders.get(future.key, ()))
@@ -53,23 +53,23 @@ class DataLocations:
         unknown = {future.key: future for future in futures if future.key not in self._holders}
         if not unknown:
             return
-        found = self._client.sync(self._client.scheduler.who_has, keys=list(unknown))
+        who_has = self._client.sync(self._client.scheduler.who_has, keys=list(unknown))
         for key, future in unknown.items():
-            there = tuple(worker for worker in found.get(key, ()) if worker in self._workers)
-            if there or future.done():
-                self._holders[key] = there
+            holders = tuple(worker for worker in who_has.get(key, ()) if worker in self._workers)
+            if holders or future.done():
+                self._holders[key] = holders
 
-    def _made_of(self, key: Any) -> list[Any]:
-        # The futures nearest to the key; none where there is more to look at than that is worth.
-        waiting, seen, futures = [key], {key}, []
-        while waiting:
-            each = waiting.pop()
-            if each in self._futures:
-                futures.append(self._futures[each])
+    def _dependencies_of(self, key: Any) -> list[Any]:
+        # Return the futures nearest to the key; none if more tasks would have to be visited than that is worth.
+        unvisited, seen, futures = [key], {key}, []
+        while unvisited:
+            task_key = unvisited.pop()
+            if task_key in self._futures:
+                futures.append(self._futures[task_key])
                 continue
-            below = get_dependencies(self._graph, each) - seen
-            seen |= below
-            waiting += below
+            dependencies = get_dependencies(self._graph, task_key) - seen
+            seen |= dependencies
+            unvisited += dependencies
             if len(seen) > _MOST_TASKS:
                 return []
         return futures

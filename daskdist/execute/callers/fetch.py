@@ -1,4 +1,4 @@
-"""What a cluster has already, read by a pipeline on one of its workers: told of by key, brought by the workers."""
+"""Data that a cluster already holds, read by a pipeline on one of its workers: sent by key, fetched from workers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.callers.compute_key import RemoteResult, is_future, lost_data_error
 from daskdist.execute.callers.submit import Submit
 
-# Seconds between two looks at whether what is waited for can still come.
-_LOOK_EVERY_S: Final = 1.0
-# So long is waited for what is being moved, or made again.
-_PATIENCE_S: Final = 8.0
-_ASK_AGAIN_S: Final = 0.05
+# Seconds between two checks of whether the awaited data can still arrive.
+_CHECK_EVERY_S: Final = 1.0
+# Seconds to wait for data that is being moved or computed again.
+_TIMEOUT_S: Final = 8.0
+_RETRY_EVERY_S: Final = 0.05
 _ENDED: Final = (Status.closing, Status.closed, Status.failed)
 
 
 class WithRemoteResults:
-    """A value that goes to workers, in which futures of their cluster are told of by key: the data does not go along.
+    """A value for workers that is pickled with keys in place of its futures, so that their data is not sent.
 
     Parameters
     ----------
     value
         The value.
     futures
-        All futures in it, by key. Whoever calls something with the value holds on to them until that is over.
+        All futures in the value, by key. The caller must hold them until the call with the value is over.
     holders
-        For the keys that are told of, the workers that have the data; what else is in it stays a future.
+        The workers that hold the data, by key. A future whose key is missing here stays a future.
     """
 
     def __init__(self, value: Any, futures: Mapping[Any, Future], holders: Mapping[Any, Sequence[str]]) -> None:
@@ -62,16 +62,16 @@ class _RemoteResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def workers_with_data(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any, Sequence[str]]:
-    """The workers that have data of a cluster, by key; what is still being made is waited for.
+    """Return the workers that hold the data of some futures, by key; wait for data that is still being computed.
 
     Raises
     ------
     ArgumentError
-        It is on another cluster.
+        The data is on another cluster.
     ClusterError
-        It is no longer there, or a worker is lost that takes part.
+        The data is no longer there, or a participating worker is lost.
     Exception
-        What was raised where it was made.
+        Computing the data raised this.
     """
     client = submit.client
     for key, future in futures.items():
@@ -87,69 +87,69 @@ def workers_with_data(submit: Submit, futures: Mapping[Any, Future]) -> dict[Any
     for future in futures.values():
         if future.status == "error":
             future.result()
-    found: dict[Any, Sequence[str]] = client.sync(client.scheduler.who_has, keys=list(futures))
-    return found
+    who_has: dict[Any, Sequence[str]] = client.sync(client.scheduler.who_has, keys=list(futures))
+    return who_has
 
 
 class WorkerFetch:
-    """Brings what the cluster has to the thread that calls it, on a worker; from another worker where it is there.
+    """Fetching of a cluster's data on a worker: from its own memory, or from another worker.
 
     Parameters
     ----------
     worker
-        The worker.
+        The worker that this runs on.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def __call__(self, kept: RemoteResult) -> Any:
-        """The data.
+    def __call__(self, remote: RemoteResult) -> Any:
+        """Return the data.
 
         Raises
         ------
         ClusterError
-            It is no longer there, or cannot be read here.
+            The data is no longer there, or cannot be read here.
         """
-        task = asyncio.run_coroutine_threadsafe(self._brought(kept), self._worker.loop.asyncio_loop)
-        while not futures_wait([task], timeout=_LOOK_EVERY_S).done:
+        task = asyncio.run_coroutine_threadsafe(self._fetch(remote), self._worker.loop.asyncio_loop)
+        while not futures_wait([task], timeout=_CHECK_EVERY_S).done:
             if self._worker.status in _ENDED:
                 task.cancel()
-                raise lost_data_error(kept.key)
+                raise lost_data_error(remote.key)
         return task.result()
 
-    async def _brought(self, kept: RemoteResult) -> Any:
-        worker, key = self._worker, kept.key
-        holders: Sequence[str] = kept.workers
-        end = time.monotonic() + _PATIENCE_S
+    async def _fetch(self, remote: RemoteResult) -> Any:
+        worker, key = self._worker, remote.key
+        holders: Sequence[str] = remote.workers
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             if key in worker.data:
                 return worker.data[key]
-            others = [each for each in holders if each != worker.address]
-            found = await self._from_others(key, others) if others else {}
-            if key in found:
-                return found[key]
+            others = [address for address in holders if address != worker.address]
+            data = await self._fetch_from(others, key) if others else {}
+            if key in data:
+                return data[key]
             status = (await worker.scheduler.get_task_status(keys=[key]))[key]
-            if status in (None, "released", "forgotten", "erred") or time.monotonic() > end:
+            if status in (None, "released", "forgotten", "erred") or time.monotonic() > deadline:
                 raise lost_data_error(key)
-            await asyncio.sleep(_ASK_AGAIN_S)
-            holders = await self._holders(key)
+            await asyncio.sleep(_RETRY_EVERY_S)
+            holders = await self._holders_of(key)
 
-    async def _holders(self, key: Any) -> Sequence[str]:
-        # The scheduler is asked only after what was known has turned out to be so no longer.
-        found: dict[Any, Sequence[str]] = await self._worker.scheduler.who_has(keys=[key])
-        return found.get(key, ())
+    async def _holders_of(self, key: Any) -> Sequence[str]:
+        # The scheduler is asked only after the holders known so far no longer have the data.
+        who_has: dict[Any, Sequence[str]] = await self._worker.scheduler.who_has(keys=[key])
+        return who_has.get(key, ())
 
-    async def _from_others(self, key: Any, others: Sequence[str]) -> dict[Any, Any]:
+    async def _fetch_from(self, others: Sequence[str], key: Any) -> dict[Any, Any]:
         worker = self._worker
         task = asyncio.ensure_future(gather_from_workers({key: others}, rpc=worker.rpc, who=worker.address))
-        while not (await asyncio.wait([task], timeout=_LOOK_EVERY_S))[0]:
-            # To one that is lost it would try to connect for long.
-            if not set(others) & set(await self._holders(key)):
+        while not (await asyncio.wait([task], timeout=_CHECK_EVERY_S))[0]:
+            # Without this check it would try for a long time to connect to a lost worker.
+            if not set(others) & set(await self._holders_of(key)):
                 task.cancel()
                 return {}
-        found: dict[Any, Any]
-        found, _, failed, _ = task.result()
+        data: dict[Any, Any]
+        data, _, failed, _ = task.result()
         if failed:
             raise ClusterError(f"{key} is on {', '.join(others)} and cannot be read on {worker.address}: see its log")
-        return found
+        return data

@@ -1,4 +1,4 @@
-"""A pipeline as a Dask graph, and back: the only file that touches Dask's task classes."""
+"""Conversion of a pipeline to a Dask graph and back: the only module that uses Dask's task classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dask import threaded
 
-# Not public, and where graphs are made of: kept to this file.
+# Dask's task classes are private to Dask, so that only this module uses them.
 from dask._task_spec import GraphNode, List, Task, TaskRef
 
 from daskdist.core.block import Bundle, Rows
@@ -25,21 +25,21 @@ from daskdist.execute.stream.interpreter import Interpreter
 
 
 class RecordCaller:
-    """Writes each call as a task of a graph.
+    """A caller that writes each call as a task of a graph; a handle is a reference to the task.
 
     Parameters
     ----------
     token
-        Goes into every key, so that keys of different pipelines differ.
+        A part of every key, so that keys of different pipelines differ.
     """
 
     num_ahead = 0
     bundle_bytes = 4 * MIB
-    # One chunk a task, so that a chunk is a key: whoever schedules the graph sees the batches.
+    # One chunk per task, so that each chunk has a key and the scheduler of the graph sees the batches.
     bundle_chunks = 1
     compacts = False
     reports_freely = False
-    # The parts would be tasks: a graph of whole splits is smaller.
+    # Each part of a split would be a task: a graph of whole splits is smaller.
     divides = False
     home: Hashable | None = None
     backend: Any = None
@@ -64,24 +64,25 @@ class RecordCaller:
         return self.write_task(name, function, *args)
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
-        # The collection's own graph goes in as it is: its tasks and ours are one graph.
+        # The collection's own graph is merged unchanged: its tasks and ours form one graph.
         if key not in self.graph:
             self.graph.update(graph())
         return TaskRef(key)
 
-    def places(self, read: Read) -> SplitLocations | None:
+    def split_locations(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
+    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
     def write_task(self, name: str, function: Callable[..., Any], *args: Any) -> TaskRef:
+        """Add the task ``function(*args)`` to the graph and return a reference to it."""
         key = (f"{name}-{self.token}", len(self.graph))
         self.graph[key] = Task(key, function, *args)
         return TaskRef(key)
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:
-        raise UnknownLengthError(f"how much {name} gives is known only when it has run")
+        raise UnknownLengthError(f"the number of elements of {name} is known only when it has run")
 
     def is_done(self, handle: Handle) -> bool:
         return False
@@ -92,7 +93,7 @@ class RecordCaller:
     def report(self, handle: Handle, *, wait: bool) -> Report | None:
         if not wait:
             return None
-        raise UnknownLengthError("how many rows there are is known only when they are read")
+        raise UnknownLengthError("the number of rows is known only when they are read")
 
     def result(self, handle: Handle) -> Any:
         raise UnknownLengthError("a recorded call has no result yet")
@@ -113,8 +114,8 @@ class Recorded:
     graph
         Tasks by key.
     keys
-        The keys whose values are the elements in order: one each where ``is_split``, else one key for all,
-        whose value is a list.
+        The keys whose values are the elements in order: one per element if ``is_split``, otherwise a single key
+        whose value is the list of elements.
     is_split
         Whether there is a key for each element.
     """
@@ -124,7 +125,7 @@ class Recorded:
     is_split: bool
 
     def split(self, num_elements: int) -> Recorded:
-        """Return the same with a key for each element, where one key has them all, as many as said."""
+        """Return a graph with a key for each of ``num_elements`` elements, from one whose single key holds them all."""
         (key,) = self.keys
         name = f"{key[0]}-element"
         graph = dict(self.graph)
@@ -134,10 +135,10 @@ class Recorded:
 
 
 def record(primitive: Primitive, name: str, iteration: int) -> Recorded:
-    """The graph of a pipeline.
+    """Return the graph of a pipeline.
 
-    Where row counts are known, each element is a key ``(name, i)``. Where they are not, reading and what is
-    fused with it are a task a split, and one task arranges what they give: its value lists all elements.
+    If row counts are known, each element has a key ``(name, i)``. Otherwise there is one task per split, which reads
+    it and applies the operations fused with reading, and a final task whose value is the list of all elements.
     """
     token = name.rpartition("-")[2]
     caller = RecordCaller(token)
@@ -171,13 +172,14 @@ def _element(rows: Rows, place: int) -> Any:
 
 
 def _with_blocks_read(primitive: Primitive, caller: RecordCaller, sources: list[TaskRef]) -> Primitive:
-    # The same stream, its reads replaced by reads of what tasks have read: filled in by _arrange_all.
+    # Return the stream with its reads replaced by reads of blocks that tasks have read; _arrange_all supplies those.
     if isinstance(primitive, Arrange):
-        return replace(primitive, inputs=tuple(_with_blocks_read(each, caller, sources) for each in primitive.inputs))
+        inputs = tuple(_with_blocks_read(source, caller, sources) for source in primitive.inputs)
+        return replace(primitive, inputs=inputs)
     if isinstance(primitive, (Compute, Chain, Fact)):
         return replace(primitive, source=_with_blocks_read(primitive.source, caller, sources))
     if isinstance(primitive, Stream) or primitive.splits_of is not None:
-        # Whoever arranges reads it: it comes as it likes, or is another in each pass.
+        # The final task reads it: its splits are produced while it runs, or differ in each pass.
         return primitive
     splits = primitive.splits()
     if isinstance(splits, EndlessSplits):
@@ -194,7 +196,15 @@ def _with_blocks_read(primitive: Primitive, caller: RecordCaller, sources: list[
 
 @dataclass(frozen=True)
 class ReadBlocks:
-    """Splits whose payload is the number of a block, and once there are blocks, the block."""
+    """Splits whose payloads are blocks that tasks have read.
+
+    Parameters
+    ----------
+    numbers
+        The numbers of the blocks.
+    blocks
+        All blocks; None until the final task supplies them.
+    """
 
     numbers: range
     blocks: tuple[Rows, ...] | None = None
@@ -206,18 +216,18 @@ class ReadBlocks:
 
 
 def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> list[Any]:
-    def filled(part: Primitive) -> Primitive:
+    def with_blocks(part: Primitive) -> Primitive:
         if isinstance(part, Arrange):
-            return replace(part, inputs=tuple(map(filled, part.inputs)))
+            return replace(part, inputs=tuple(map(with_blocks, part.inputs)))
         if isinstance(part, (Compute, Chain, Fact)):
-            return replace(part, source=filled(part.source))
+            return replace(part, source=with_blocks(part.source))
         if isinstance(part, Stream) or not isinstance(part.splits, ReadBlocks):
             return part
         return replace(part, splits=replace(part.splits, blocks=tuple(blocks)))
 
     caller = Now()
     elements: list[Any] = []
-    for bundle in BundleBuilder(Interpreter(caller), filled(primitive), (iteration,)):
+    for bundle in BundleBuilder(Interpreter(caller), with_blocks(primitive), (iteration,)):
         (lane,) = bundle.lanes
         rows: Rows = caller.result(lane.ref.handle)  # type: ignore[union-attr]
         elements += rows.elements(lane.places[0], lane.places[-1] + 1)
@@ -226,7 +236,7 @@ def _arrange_all(blocks: list[Rows], primitive: Primitive, iteration: int) -> li
 
 @dataclass(frozen=True, eq=False)
 class FromGraph(Source):
-    """Elements that keys of a graph hold: what ``persist`` leaves.
+    """A source of elements that keys of a graph hold; ``persist`` returns it.
 
     Parameters
     ----------
@@ -259,7 +269,7 @@ class FromGraph(Source):
         return self.known_cardinality
 
     def count(self) -> int:
-        """Return the number of elements, which are waited for where they are being computed."""
+        """Return the number of elements; wait for them if they are being computed."""
         if self.recorded.is_split:
             return len(self.recorded.keys)
         value = self.recorded.graph[self.recorded.keys[0]]
@@ -281,7 +291,7 @@ class FromGraph(Source):
 
 @dataclass(frozen=True)
 class AsBundle:
-    """What a key holds, one element or a list of them, as a bundle."""
+    """A reader that returns the value of a key, one element or a list of them, as a bundle."""
 
     spec: ElementSpec
     is_one: bool
@@ -293,17 +303,17 @@ class AsBundle:
 
 
 def one_task(key: Any, function: Callable[..., Any], handles: Sequence[Handle], *args: Any) -> Graph:
-    """A graph with a task ``function(results of the handles, *args)``; handles are futures of a cluster."""
+    """Return a graph with a task ``function(results of the handles, *args)``; handles are futures of a cluster."""
     return {**{handle.key: handle for handle in handles}, key: Task(key, function, List(*handles), *args)}
 
 
 def is_unfinished_task(task: Any) -> bool:
-    """Whether this, found in a graph, is something still to be called, not what came of it."""
+    """Return whether a value of a graph is a task still to be run, rather than a result or a future."""
     return isinstance(task, GraphNode) and not is_future(task)
 
 
 def scheduler_of(graph: Graph) -> Callable[..., Any]:
-    """What computes a graph by default: the cluster that has part of it already, or else threads."""
+    """Return the default scheduler of a graph: the cluster that already holds part of it, or else threads."""
     for task in graph.values():
         if is_future(task):
             get: Callable[..., Any] = task.client.get

@@ -1,4 +1,4 @@
-"""Small blocks of the program's memory that stay on a cluster for all passes over the datasets they are of."""
+"""Small blocks of the program's memory that stay on a cluster for all passes over their datasets."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ from daskdist.core.block import Block
 from daskdist.core.ragged import Ragged
 from daskdist.execute.caller import Handle
 
-# A block is sent by way of the scheduler, which keeps it too, so that it can be made again where its worker is lost.
+# The largest block to keep. It is sent through the scheduler, which keeps a copy, so that it can be computed again if
+# its worker is lost.
 MOST_BYTES: Final = 8 * 2**20
-# Of all blocks together; of more, those that were not used for longest are sent anew when they are.
+# The limit for all blocks together; beyond it the least recently used ones are dropped, and sent again when needed.
 _MOST_BYTES_IN_ALL: Final = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class _KeptBlock:
     handle: Handle
-    # A copy that is as what was sent: the program may write into its arrays between two passes.
+    # A copy of the block as it was sent: the program may write into its arrays between two passes.
     block: Block
     num_bytes: int
 
 
 class KeptBlocks:
-    """The blocks that are kept, each for as long as somebody has the dataset that it is all of.
+    """The blocks kept on a cluster, each for as long as its dataset is referenced.
 
     Parameters
     ----------
-    is_there
-        Tells whether what a handle stands for can still be had.
+    is_available
+        Returns whether the result of a handle is still available.
     """
 
-    def __init__(self, is_there: Callable[[Handle], bool]) -> None:
-        self._is_there = is_there
+    def __init__(self, is_available: Callable[[Handle], bool]) -> None:
+        self._is_available = is_available
         self._by_owner: WeakKeyDictionary[object, _KeptBlock] = WeakKeyDictionary()
         self._changing = Lock()
 
     def handle_of(self, owner: object, block: object, send: Callable[[Block], Handle]) -> Handle | None:
-        """Return the handle of a block on the cluster, sent there if it has changed or is not there.
+        """Return the handle of a block on the cluster; send the block if it has changed or is not there.
 
         Parameters
         ----------
         owner
-            What it is kept for: while somebody has that.
+            The block is kept for as long as this object is referenced.
         block
             The block.
         send
-            Sends it.
+            Sends a block to the cluster and returns its handle.
 
         Returns
         -------
         handle
-            None where it is not kept: it is large, or what its arrays hold can change although they do not.
+            None if the block is not kept: it is too large, or its arrays hold objects that can change in place.
         """
         sizes = [_size(leaf) for leaf in block.leaves] if isinstance(block, Block) else [None]
         num_bytes = sum(size for size in sizes if size is not None)
@@ -66,10 +67,10 @@ class KeptBlocks:
             return None
         with self._changing:
             kept = self._by_owner.pop(owner, None)
-            if kept is None or not self._is_there(kept.handle) or not _is_same(kept.block, block):
+            if kept is None or not self._is_available(kept.handle) or not _is_same(kept.block, block):
                 copied = Block(block.structure, [_copy(leaf) for leaf in block.leaves], block.label, block.origin)
                 kept = _KeptBlock(send(copied), copied, num_bytes)
-            # The one that was used last is the last.
+            # Inserted at the end: the dict is in order of last use.
             self._by_owner[owner] = kept
             self._make_room()
             return kept.handle
@@ -84,7 +85,7 @@ class KeptBlocks:
             excess -= size
 
     def clear(self) -> None:
-        """Let go of all of them."""
+        """Drop all blocks."""
         with self._changing:
             self._by_owner.clear()
 
@@ -93,14 +94,14 @@ class KeptBlocks:
 
 
 def _size(leaf: Any) -> int | None:
-    # In bytes; of text, about. None of what can change although the array does not.
+    # Return the size in bytes, approximate for text; None if the array holds objects that can change in place.
     if type(leaf) is Ragged:
         sizes = _size(leaf.values), _size(leaf.row_splits)
         return None if None in sizes else sum(sizes)  # type: ignore[arg-type]  # none of them is None
     if type(leaf) is not np.ndarray:
         return None
     if leaf.dtype.kind == "T":
-        # One without a value that stands for missing text.
+        # Only a dtype without a value for missing text can be compared.
         is_plain = leaf.nbytes <= MOST_BYTES and not hasattr(leaf.dtype, "na_object")
         return leaf.nbytes + int(np.strings.str_len(leaf).sum()) if is_plain else None
     if not leaf.dtype.hasobject:
@@ -110,7 +111,7 @@ def _size(leaf: Any) -> int | None:
 
 
 def _copy(leaf: Any) -> Any:
-    # In memory of its own, each row after the one before.
+    # Copy into separate memory, in C order.
     return Ragged(_copy(leaf.values), leaf.row_splits.copy()) if type(leaf) is Ragged else leaf.copy("C")
 
 
@@ -130,7 +131,7 @@ def _has_same_bytes(one: Any, other: Any) -> bool:
         return bool((one == other).all())
     if one.dtype.hasobject:
         return all(map(is_, one.ravel().tolist(), other.ravel().tolist()))
-    # As bits: not a number is itself, and the zeros differ.
-    a, b = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+    # Compare bits, so that NaN equals itself and 0.0 differs from -0.0.
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
     width = 8 if not len(a) % 8 else 1
     return bool((a.view(f"u{width}") == b.view(f"u{width}")).all())

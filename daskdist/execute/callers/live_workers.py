@@ -1,4 +1,4 @@
-"""The workers that take part, and what becomes of calls on those that are lost."""
+"""The workers that take part, and the end of calls on lost workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OVER: Final = frozenset({"memory", "erred"})
 
 
 class LiveWorkers:
-    """The workers that take part, as all callers of one strategy know them.
+    """The workers that take part, shared by all callers of one strategy.
 
     Parameters
     ----------
@@ -21,32 +21,32 @@ class LiveWorkers:
     """
 
     def __init__(self, workers: Sequence[str]) -> None:
-        # Those that are left and those that are not, replaced together.
-        self._both: tuple[tuple[str, ...], tuple[str, ...]] = tuple(workers), ()
-        # The directory of each, which no other process has.
+        # Present and lost workers, replaced together so that readers see a consistent pair.
+        self._present_and_lost: tuple[tuple[str, ...], tuple[str, ...]] = tuple(workers), ()
+        # The local directory of each worker, which identifies its process.
         self._directories: dict[str, str] = {}
-        # Whether something failed since it was last seen which workers are there.
+        # True if something failed since the workers were last checked.
         self.in_doubt = False
-        # Whether the program connects to the workers directly.
+        # True if the program connects to the workers directly.
         self.is_direct = True
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Those that take part."""
-        return self._both[0]
+        """The workers that take part."""
+        return self._present_and_lost[0]
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Those without which the others go on."""
-        return self._both[1]
+        """The lost workers, without which the others continue."""
+        return self._present_and_lost[1]
 
-    def missing(self, there: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Those that take part and are not there any more, though another one may be at the address.
+    def missing(self, connected: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return the participating workers that are gone, including those replaced by another at the same address.
 
         Parameters
         ----------
-        there
-            What the scheduler knows of each worker, by address.
+        connected
+            The scheduler's description of each connected worker, by address.
 
         >>> live_workers = LiveWorkers(["tcp://a:1", "tcp://b:1"])
         >>> live_workers.missing({"tcp://a:1": {"local_directory": "/tmp/1"}})
@@ -58,42 +58,42 @@ class LiveWorkers:
         return [
             worker
             for worker in self.present
-            if worker not in there
-            or known.setdefault(worker, there[worker]["local_directory"]) != there[worker]["local_directory"]
+            if worker not in connected
+            or known.setdefault(worker, connected[worker]["local_directory"]) != connected[worker]["local_directory"]
         ]
 
     def drop(self, addresses: Collection[str]) -> None:
-        """Go on without some.
+        """Continue without some workers.
 
         >>> live_workers = LiveWorkers(["tcp://a:1", "tcp://b:1"])
         >>> live_workers.drop(["tcp://a:1"])
         >>> live_workers.present, live_workers.lost
         (('tcp://b:1',), ('tcp://a:1',))
         """
-        present, lost = self._both
-        self._both = (
-            tuple(each for each in present if each not in addresses),
-            (*lost, *(each for each in present if each in addresses)),
+        present, lost = self._present_and_lost
+        self._present_and_lost = (
+            tuple(address for address in present if address not in addresses),
+            (*lost, *(address for address in present if address in addresses)),
         )
 
 
 def cancel_lost_tasks(addresses: Sequence[str], client: str, *, dask_scheduler: Scheduler) -> None:
-    """Cancel what can be made on lost workers only, and what waits for it: Dask would wait without end."""
-    # One that was started anew at its address makes what others want of it.
+    """Cancel the tasks that only lost workers may run, and their dependents: Dask would wait for them forever."""
+    # A worker restarted at the same address runs the tasks that are restricted to it.
     lost = set(addresses) - set(dask_scheduler.workers)
-    waiting: list[Any] = [
+    unvisited: list[Any] = [
         task
         for task in dask_scheduler.tasks.values()
         if task.worker_restrictions and not task.loose_restrictions and task.worker_restrictions <= lost
     ]
-    found: dict[str, Any] = {}
-    while waiting:
-        task = waiting.pop()
-        if task.state not in _OVER and task.key not in found:
-            found[task.key] = task
-            waiting += task.dependents
-    asking = dask_scheduler.clients.get(client)
-    wanted = [key for key, task in found.items() if asking in (task.who_wants or ())]
-    if wanted:
-        dask_scheduler.client_releases_keys(wanted, client, stimulus_id="daskdist-lost-worker")
-        dask_scheduler.report({"op": "cancelled-keys", "keys": wanted, "reason": "lost worker"}, client=client)
+    stuck: dict[str, Any] = {}
+    while unvisited:
+        task = unvisited.pop()
+        if task.state not in _OVER and task.key not in stuck:
+            stuck[task.key] = task
+            unvisited += task.dependents
+    client_state = dask_scheduler.clients.get(client)
+    keys = [key for key, task in stuck.items() if client_state in (task.who_wants or ())]
+    if keys:
+        dask_scheduler.client_releases_keys(keys, client, stimulus_id="daskdist-lost-worker")
+        dask_scheduler.report({"op": "cancelled-keys", "keys": keys, "reason": "lost worker"}, client=client)

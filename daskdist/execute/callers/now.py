@@ -12,12 +12,12 @@ from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
 class Now:
-    """Each call at once, in this thread.
+    """A caller that makes each call at once, in this thread; a handle is the result itself.
 
     Parameters
     ----------
     fetch
-        Brings what a cluster has, on a worker of that.
+        Gets results that the cluster of this worker holds; None in the program.
     """
 
     num_ahead = 0
@@ -33,7 +33,7 @@ class Now:
 
     @property
     def backend(self) -> Any:
-        """Itself: results are here."""
+        """The caller itself: results are in this process."""
         return self
 
     def call(
@@ -54,10 +54,10 @@ class Now:
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return compute_key(graph(), key, self._fetch)
 
-    def places(self, read: Read) -> SplitLocations | None:
+    def split_locations(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
+    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:

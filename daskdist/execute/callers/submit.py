@@ -32,13 +32,13 @@ from daskdist.execute.callers.kept_blocks import MOST_BYTES, KeptBlocks
 from daskdist.execute.callers.live_workers import LiveWorkers, cancel_lost_tasks
 from daskdist.execute.messages.pickling import dumps_on_host, load_sent
 
-# Which result each part is of, and what takes it out.
+# For each part the number of the result that contains it, and the function that extracts it.
 Picks = Sequence[tuple[int, Callable[[Any], Any]]]
-# Seconds between two looks at whether the workers are still there, while something is waited for.
+# Seconds between two checks of whether the workers are still there, while waiting for a result.
 LOOK_EVERY_S = 2
-# Data of at most this size is part of the task that it is for.
-_SENT_ALONG_BYTES: Final = 2**20
-# What `Submit.key_of` makes.
+# Data of at most this size is sent inside its task.
+_IN_TASK_BYTES: Final = 2**20
+# The form of keys that `Submit.key_of` returns.
 _KEY: Final = re.compile(r"-[0-9a-f]{12}-[0-9]+$")
 
 
@@ -50,14 +50,14 @@ def call_sent(pickled: bytes, *results: Any) -> Any:
     pickled
         The function and its arguments.
     results
-        The arguments that are results of other tasks, each in its place; None for those that are pickled.
+        One value per argument: the result of another task, or None if the argument is pickled.
     """
     _raise_in_program_only()
     function, args = load_sent(pickled)
     return function(*[arg if result is None else result for arg, result in zip(args, results, strict=True)])
 
 
-class _NotOfOurTasks(logging.Filter):
+class _WithoutOurFailures(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         is_failure = str(record.msg).startswith("Compute Failed")
         return not (is_failure and any(f"{call_sent.__name__}(" in str(arg) for arg in record.args or ()))
@@ -65,8 +65,8 @@ class _NotOfOurTasks(logging.Filter):
 
 @functools.cache
 def _raise_in_program_only() -> None:
-    # An error in a task is raised where the program needs what failed; the worker's log does not have it a second time.
-    logging.getLogger("distributed.worker").addFilter(_NotOfOurTasks())
+    # The error of a task is raised where the program uses its result, and so need not appear in the worker's log too.
+    logging.getLogger("distributed.worker").addFilter(_WithoutOurFailures())
 
 
 def _has_futures(value: Any) -> bool:
@@ -74,31 +74,32 @@ def _has_futures(value: Any) -> bool:
 
 
 class Submit:
-    """Calls as tasks of a cluster; a handle is a Dask future, and letting go of it lets go of the result.
+    """A caller that submits each call as a task of a cluster; a handle is a Dask future.
 
-    Where data is made is a preference: another worker takes the tasks of one that is lost, or that has more to
-    do. A pinned call is made on its worker or not at all; should that be lost, whoever waits is told.
+    Dropping the future releases the result. The worker of a call is a preference: another worker takes over the tasks
+    of one that is lost or busier. A pinned call runs on its worker or not at all; if that worker is lost, waiting for
+    the call raises an error.
 
     Parameters
     ----------
     client
         The connection to the cluster.
     workers
-        The addresses of the workers that take part; or what tells them, which callers have in common.
+        The addresses of the workers that take part, or the `LiveWorkers` that several callers share.
     futures
-        Where its futures are kept note of, for as long as somebody has them.
+        A weak set in which the caller records its futures.
     located
-        Gives the addresses of the workers that have a file, by its path, on a disk of their own: one of them reads it,
-        and no other worker can.
+        Returns the addresses of the workers that have a file, by its path, on their local disk. One of them reads it;
+        no other worker can.
     home
-        What callers have in common whose handles are of use to each other; its own if None.
+        An identifier shared by callers that can use each other's handles; a new one if None.
     backend
-        Who brings results here, where a strategy has a quicker way than tasks; itself if None.
+        The object that fetches results, if a strategy has a faster way than tasks; the caller itself if None.
     kept
-        The blocks that stay for later passes, which such callers have in common too; its own if None.
+        The blocks kept for later passes, shared by callers with the same ``home``; new ones if None.
     """
 
-    # An expression over its results is evaluated here.
+    # Expressions over its results are evaluated in the program.
     defers = False
     bundle_chunks = 1024
     compacts = True
@@ -122,12 +123,12 @@ class Submit:
         self.num_ahead = 4 * len(self.workers)
         self.bundle_bytes = in_bytes("bundle-bytes")
         self.futures: weakref.WeakSet[Future] = weakref.WeakSet() if futures is None else futures
-        # No generator, of which threads could not take the next at the same time.
+        # Unlike a generator, `itertools.count` can be advanced by several threads at once.
         self._numbers = itertools.count()
         self._token = uuid.uuid4().hex[:12]
         self._reports: dict[str, Future] = {}
         self._located = located
-        self.kept_blocks = KeptBlocks(_can_be_had) if kept is None else kept
+        self.kept_blocks = KeptBlocks(_is_available) if kept is None else kept
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -147,42 +148,43 @@ class Submit:
         return self._submit(name, worker, function, list(handles), *args, is_pinned=is_pinned)
 
     def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
-        # Much data is sent to its worker, where a task of its size would have to go by way of the scheduler. That is
-        # waited for, and so takes longer than a task with little data.
-        placed = [self.place(arg, worker) if _has_much_data(arg) else arg for arg in args]
-        is_there = worker is not None and any(isinstance(arg, Split) and worker in self._places_of(arg) for arg in args)
-        return self._submit(name, worker, function, *placed, is_pinned=is_there)
+        # Large data is sent directly to its worker: inside a task it would pass through the scheduler. Sending waits
+        # for the transfer, and so is slower than a task for small data.
+        sent_args = [self.place(arg, worker) if _has_much_data(arg) else arg for arg in args]
+        splits = [arg for arg in args if isinstance(arg, Split)]
+        is_local = worker is not None and any(worker in self._locations_of(split) for split in splits)
+        return self._submit(name, worker, function, *sent_args, is_pinned=is_local)
 
-    def places(self, read: Read) -> SplitLocations | None:
+    def split_locations(self, read: Read) -> SplitLocations | None:
         self._check_open()
-        held = None if read.graph is None else DataLocations(self.client, read.graph(), self.workers)
-        if held:
-            return lambda split: held(split.payload)
-        return None if self._located is None else self._places_of
+        locations = None if read.graph is None else DataLocations(self.client, read.graph(), self.workers)
+        if locations:
+            return lambda split: locations(split.payload)
+        return None if self._located is None else self._locations_of
 
-    def _places_of(self, split: Split) -> Sequence[str]:
+    def _locations_of(self, split: Split) -> Sequence[str]:
         if self._located is None or not split.path:
             return ()
         return [worker for worker in self._located(split.path) if worker in self.workers]
 
-    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
+    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         self._check_open()
         if read.kept_for is None:
             return None
         if read.graph is not None:
-            # It is there already. What is small had better lie on each worker that needs it, which Dask sees to, than
-            # have its rows moved in each pass.
+            # The data is on the cluster already. If it is small, Dask copies it once to each worker that needs it,
+            # which is cheaper than moving its rows in every pass.
             is_small = read.function is value_itself and (split.num_bytes or 0) <= MOST_BYTES
             return self.upstream(read.graph, split.payload) if is_small else None
 
         def send(block: Block) -> Future:
-            # As a task, which is made again where its worker is lost, and goes to every worker that needs it once.
+            # A task is computed again if its worker is lost, and Dask copies its result once to each worker.
             return self._submit(read.name, worker, payload_itself, replace(split, payload=block))
 
         return self.kept_blocks.handle_of(read.kept_for, split.payload, send)
 
     def place(self, data: Any, worker: str | None = None) -> Future:
-        """Send data to a worker, or to all, straight where it can be reached and not by way of the scheduler."""
+        """Send data to one worker, or to all: directly if they can be reached, otherwise through the scheduler."""
         self._check_open()
         workers = [worker] if worker else None
         try:
@@ -201,12 +203,12 @@ class Submit:
         return future
 
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
-        there = graph()[key]
-        if isinstance(there, Future) and there.client is self.client:
-            # It is not ours to let go of.
-            if there.cancelled():
+        value = graph()[key]
+        if isinstance(value, Future) and value.client is self.client:
+            # The future is not added to ours: `release` must not release it.
+            if value.cancelled():
                 raise self._gone(key)
-            return there
+            return value
         future: Future = self.client.get(cull(graph(), [key])[0], key, sync=False)
         self.futures.add(future)
         return future
@@ -224,8 +226,8 @@ class Submit:
         self, name: str, worker: str | None, function: Callable[..., Any], *args: Any, is_pinned: bool = False
     ) -> Future:
         self._check_open()
-        # Dask unpickles what tasks are made of while it reads a worker's messages: an error there, as of a module that
-        # the worker lacks, would end the worker. So functions and what they are called with are unpickled in the task.
+        # Dask unpickles a task while it reads a worker's messages: an error there, such as a module that the worker
+        # lacks, would stop the worker. So functions and their arguments are unpickled inside the task.
         has_futures = [_has_futures(arg) for arg in args]
         rest = [None if has else arg for arg, has in zip(args, has_futures, strict=True)]
         future = self.client.submit(
@@ -241,19 +243,19 @@ class Submit:
         return future
 
     def key_of(self, name: str) -> str:
-        """A key for a task, that no other has."""
+        """Return a unique key for a task."""
         return f"{name}-{self._token}-{next(self._numbers)}"
 
     def report(self, handle: Future, *, wait: bool) -> Report | None:
-        # Made on the worker that has the block: the block itself does not travel.
-        asked = self._reports.get(handle.key)
-        if asked is None:
-            asked = self._reports[handle.key] = self._submit("report", None, report_of, handle)
-        if not (wait or asked.done()):
+        # The report is computed on the worker that has the block, so that the block itself is not sent.
+        future = self._reports.get(handle.key)
+        if future is None:
+            future = self._reports[handle.key] = self._submit("report", None, report_of, handle)
+        if not (wait or future.done()):
             return None
         del self._reports[handle.key]
-        self.wait([asked])
-        report: Report = asked.result()
+        self.wait([future])
+        report: Report = future.result()
         return report
 
     def result(self, handle: Future) -> Any:
@@ -263,10 +265,11 @@ class Submit:
         self.wait(handles)
         for handle in handles:
             if handle.status == "error":
-                # Of several errors the first in order, whichever came first. A lost worker may be what it comes of.
+                # Raise the error of the first handle in order, not of the call that failed first. A lost worker may be
+                # the cause.
                 self.live_workers.in_doubt = True
                 handle.result()
-        # Straight from the workers that have them: by way of the scheduler it would be five times slower.
+        # Results come directly from the workers: through the scheduler it would be five times slower.
         try:
             return self._gathered(handles)
         except FutureCancelledError as error:
@@ -279,8 +282,8 @@ class Submit:
         task = asyncio.run_coroutine_threadsafe(gathering, loop)
         try:
             while not futures_wait([task], timeout=LOOK_EVERY_S).done:
-                # A worker may be lost with what was done: then the client waits until that is made anew. Where others
-                # went on without it, it may try to connect to it for long.
+                # If a worker is lost with finished results, the client waits until they are computed again. If the
+                # others continued without it, the client may try for a long time to connect to it.
                 for handle in handles:
                     if handle.cancelled():
                         raise self._gone(handle.key)
@@ -291,13 +294,13 @@ class Submit:
             task.cancel()
 
     def wait(self, handles: Sequence[Future], *, is_one_enough: bool = False) -> None:
-        """Wait until calls are over, or one of them where that is enough, however they end.
+        """Wait until all calls are over, or one of them if ``is_one_enough``, whether they succeed or fail.
 
         Raises
         ------
         ClusterError
-            A worker that takes part is lost: what is pinned to it would be waited for without end. Or what a call
-            needs is no longer there.
+            A participating worker is lost, so that calls pinned to it would never end; or data that a call needs is
+            no longer there.
         """
         self._check_open()
         enough = any if is_one_enough else all
@@ -312,7 +315,7 @@ class Submit:
                 raise self._gone(error.error_groups[0].errors[0].key) from error
 
     def see(self, step: Sequence[Future]) -> None:
-        """Wait for calls; raise what the first of them that failed raised."""
+        """Wait for calls; raise the error of the first one in order that failed."""
         self.wait(step)
         for handle in step:
             if handle.status == "error":
@@ -322,13 +325,13 @@ class Submit:
     def waiting(
         self, handles: Sequence[Future], return_when: str = "ALL_COMPLETED"
     ) -> Iterator[Callable[[float], bool]]:
-        """What waits for calls for some seconds, and tells whether all or one of them are over, however they ended.
+        """Provide a function that waits some seconds for calls and returns whether they are over.
 
-        It raises Dask's error if what one needs is no longer there.
+        The function raises Dask's error if data that one of the calls needs is no longer there.
         """
-        # Not `distributed.wait`: to tell it the client, `Client.as_current` sets Dask's scheduler for the whole
-        # process, and for good where two threads wait. Nor its timeout: each time that is over there is an error in
-        # whose frames the futures stay until the garbage collector comes.
+        # `distributed.wait` is not used: to pass it the client, `Client.as_current` sets Dask's scheduler for the whole
+        # process, and permanently if two threads wait. Its timeout is not used either: each time it expires, the frames
+        # of the error keep the futures alive until the garbage collector runs.
         task = asyncio.run_coroutine_threadsafe(
             _wait(list(handles), return_when=return_when), self.client.loop.asyncio_loop
         )
@@ -345,17 +348,17 @@ class Submit:
             task.cancel()
 
     def as_futures(self, handles: Sequence[Handle], picks: Picks) -> tuple[Sequence[Future], Picks]:
-        """Handles as what Dask knows, with what takes parts out of them; checked, for Dask waits without end."""
+        """Return Dask futures for handles, and the picks that extract parts of them, after `check`."""
         self.check(handles)
         return handles, picks
 
     def check(self, handles: Sequence[Future]) -> None:
-        """Refuse what would be waited for without end, or is gone.
+        """Check that all results will arrive: waiting for one that cannot would never end.
 
         Raises
         ------
         ClusterError
-            The connection is closed, a result is no longer there, or it is still to come and a worker is lost.
+            The connection is closed, a result is no longer there, or a result is still pending and a worker is lost.
         """
         self._check_open()
         for handle in handles:
@@ -368,7 +371,7 @@ class Submit:
         if self.client.status != "running":
             raise ClusterError(
                 "the connection to the cluster is closed, and what was computed there is gone with it; fetch results "
-                "here, with local_results say, before the strategy or its client is closed"
+                "here, for example with local_results, before the strategy or its client is closed"
             )
 
     def _check_workers(self) -> None:
@@ -376,15 +379,15 @@ class Submit:
         lost = self.missing()
         if lost:
             self.live_workers.in_doubt = True
-            rest = "no worker is left, make a new strategy"
+            rest = "no worker is left, create a new strategy"
             if len(lost) < len(self.workers):
-                rest = "what needs those fails, and the next call goes on with the replicas that are left"
-            raise ClusterError(f"lost {', '.join(lost)}, on which replicas were; {rest}")
+                rest = "calls that need them fail, and the next call continues with the remaining replicas"
+            raise ClusterError(f"lost {', '.join(lost)}, which had replicas; {rest}")
         if self.live_workers.lost:
             self.client.run_on_scheduler(cancel_lost_tasks, self.live_workers.lost, self.client.id)
 
     def missing(self) -> list[str]:
-        """The workers that take part, and are not there or were started anew."""
+        """Return the participating workers that are gone or were restarted."""
         return self.live_workers.missing(workers_of(self.client))
 
     def _gone(self, key: Any) -> ClusterError:
@@ -392,15 +395,15 @@ class Submit:
         return self.without_lost(key) if self.live_workers.lost else lost_data_error(key)
 
     def without_lost(self, what: Any) -> ClusterError:
-        """What is raised where something needs a worker without which the others went on."""
-        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; make it anew")
+        """Return the error for something that needs a worker without which the others continued."""
+        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; create it again")
 
     def close(self) -> None:
-        # What a consumer still has of its results stays; what it has let go of, Dask has let go of too.
+        # Results that a consumer still references stay; Dask has released the others already.
         self._reports.clear()
 
     def release(self) -> None:
-        """Let go of every result, also those that somebody still holds on to, in a traceback say."""
+        """Release every result, including those still referenced, for example by a traceback."""
         self._reports.clear()
         self.kept_blocks.clear()
         if self.client.status == "running":
@@ -409,21 +412,21 @@ class Submit:
 
 
 def is_key_of_ours(key: Any) -> bool:
-    """Whether a key is one that `Submit.key_of` made, in whichever strategy."""
+    """Return whether a key was created by `Submit.key_of`, of any strategy."""
     return isinstance(key, str) and _KEY.search(key) is not None
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:
-    """What the scheduler knows of each worker, by address."""
-    # Not `Client.scheduler_info`: what it gives is kept by the client, which now and then writes over it an answer
-    # that lists no workers, between its question and ours.
-    found: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
-    return found
+    """Return the scheduler's description of each worker, by address."""
+    # `Client.scheduler_info` is not used: it returns a dict that the client periodically overwrites with an answer that
+    # lists no workers.
+    workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    return workers
 
 
-def _can_be_had(handle: Future) -> bool:
+def _is_available(handle: Future) -> bool:
     return handle.status in ("pending", "finished", "lost")
 
 
 def _has_much_data(arg: Any) -> bool:
-    return isinstance(arg, Split) and isinstance(arg.payload, Block) and arg.payload.nbytes > _SENT_ALONG_BYTES
+    return isinstance(arg, Split) and isinstance(arg.payload, Block) and arg.payload.nbytes > _IN_TASK_BYTES

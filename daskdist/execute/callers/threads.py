@@ -17,14 +17,16 @@ from daskdist.execute.callers.compute_key import Fetch, compute_key
 
 
 class Threads:
-    """Calls on a pool of threads; one takes a thread when all it needs is there, so that none waits in one.
+    """A caller that makes calls on a pool of threads; a handle is a future of the pool.
+
+    A call takes a thread only when all its arguments are available, so that no thread ever waits.
 
     Parameters
     ----------
     number
-        How many there are; the setting ``daskdist.num-threads`` if None.
+        The number of threads; the setting ``daskdist.num-threads`` if None.
     fetch
-        Brings what a cluster has, on a worker of that.
+        Gets results that the cluster of this worker holds; None in the program.
     """
 
     bundle_bytes = 4 * MIB
@@ -53,34 +55,34 @@ class Threads:
     ) -> Handle:
         result: Future[Any] = Future()
         missing = itertools.count(len(handles), -1)
-        # A future that is done keeps its callbacks. What they need to make the call is taken out when it is made,
-        # or every block would keep all that was ever made of it.
-        call = [(result, function, handles, args)]
+        # A finished future keeps its callbacks. The arguments of the call are popped when it is made; otherwise
+        # every block would keep all blocks that were ever computed from it.
+        pending_call = [(result, function, handles, args)]
 
-        def one_is_there(handle: Future[Any]) -> None:
+        def count_down(handle: Future[Any]) -> None:
             if handle.cancelled():
                 # The pool is closing, and holds the lock that asking it for a thread would take.
-                for waiting, *_ in call:
+                for waiting, *_ in pending_call:
                     waiting.cancel()
                 return
-            # Counting is atomic: just one of the callbacks sees the last.
+            # Counting is atomic: exactly one of the callbacks sees the last number.
             if next(missing) > 1:
                 return
-            made = call.pop()
+            call = pending_call.pop()
             if is_cheap:
-                # In the thread that is here: the one that has made the last of them, or the one that asks.
-                _run(*made)
+                # Run in the current thread: the one that computed the last argument, or the one that called.
+                _run(*call)
                 return
             try:
-                self._pool.submit(self._loops.run, _run, *made)
+                self._pool.submit(self._loops.run, _run, *call)
             except RuntimeError:
                 # The pool was closed in the meantime; nobody is waiting any more.
-                made[0].cancel()
+                call[0].cancel()
 
         for handle in handles:
-            handle.add_done_callback(one_is_there)
+            handle.add_done_callback(count_down)
         if not handles:
-            self._pool.submit(self._loops.run, _run, *call.pop())
+            self._pool.submit(self._loops.run, _run, *pending_call.pop())
         return result
 
     def source(self, function: Callable[..., Rows], *args: Any, worker: str | None = None, name: str) -> Handle:
@@ -89,10 +91,10 @@ class Threads:
     def upstream(self, graph: Callable[[], Graph], key: Any, worker: str | None = None) -> Handle:
         return self._pool.submit(self._loops.run, compute_key, graph(), key, self._fetch)
 
-    def places(self, read: Read) -> SplitLocations | None:
+    def split_locations(self, read: Read) -> SplitLocations | None:
         return None
 
-    def kept(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
+    def kept_handle(self, read: Read, split: Split, worker: str | None = None) -> Handle | None:
         return None
 
     def stream(self, take: Callable[[], Rows], worker: str | None = None, *, name: str) -> Handle:

@@ -1,4 +1,4 @@
-"""Values whose pickle only says which one they are."""
+"""Values that are pickled as an identifier."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class ByReference:
-    """A value that lives on the workers: its pickle says which one it is, and has no contents."""
+    """A value that lives on the workers: its pickle holds an identifier and no contents."""
 
 
 class VariableKey(ByReference):
-    """The key by which workers know a variable.
+    """The key of a variable on the workers.
 
     Parameters
     ----------
     number
-        Which of the variables it is.
+        The number of the variable.
     """
 
     def __init__(self, number: int) -> None:

@@ -33,7 +33,7 @@ class Failure:
         """Return the failure of a call that raised an error."""
         try:
             if isinstance(error, _ENDS_A_PROCESS):
-                raise TypeError("raised where a worker looks at it, it would end that")
+                raise TypeError("unpickled and raised on a worker, this error would end its process")
             pickled = dumps_on_host(_chain_of(error), by_value=True)
             cloudpickle.loads(pickled)
         except Exception:
@@ -55,21 +55,21 @@ class Failure:
 
 
 def _chain_of(error: BaseException | None) -> list[tuple[BaseException, Any]]:
-    # As a traceback shows them, the last one first.
-    found: list[tuple[BaseException, Any]] = []
-    while error is not None and all(error is not other for other, _ in found):
-        found.append((error, error.__traceback__))
+    # The errors that a traceback would show, the last one first.
+    chain: list[tuple[BaseException, Any]] = []
+    while error is not None and all(error is not other for other, _ in chain):
+        chain.append((error, error.__traceback__))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
+    return chain
 
 
 def pickle_with_buffers(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Pickle a value with its buffers apart; what the program itself defines goes by value.
+    """Pickle a value without its array buffers; functions and classes of the program are pickled by value.
 
     Returns
     -------
     tuple
-        The pickle, and the buffers of its arrays, which are not copied.
+        The pickle, and the buffers of the arrays, which are not copied.
     """
     for by_value in (False, True):
         buffers: list[pickle.PickleBuffer] = []
@@ -85,7 +85,7 @@ def pickle_with_buffers(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 
 def writable_like(frame: Any, is_writable: bool) -> Any:
-    """Return a received buffer as writable as the one that was sent."""
+    """Return a received buffer that is writable if and only if the sent one was."""
     view = memoryview(frame)
     if view.readonly and is_writable:
         return memoryview(bytearray(view))

@@ -1,4 +1,4 @@
-"""Messages that wait to be sent, and how several travel as one."""
+"""Messages waiting to be sent, and their packing into one message."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from distributed.comm import Comm, CommClosedError
 from distributed.protocol import to_serialize
 from tornado.iostream import StreamClosedError
 
-# A buffer that is smaller goes inside the pickle: a frame of its own has a header, which takes longer than the copy.
+# Smaller buffers are copied into the pickle: the header of a separate frame takes longer than the copy.
 _SMALL_BYTES: Final = 2**16
 
 
 class Outbox:
-    """The sending end of a comm: a writer sends together the messages that gathered since it last wrote.
+    """The sending end of a comm: messages that accumulate while one write runs are sent together by the next.
 
-    Messages are nests of plain values and NumPy arrays that nobody changes, or bytes. `append` may be called from any
-    thread, `kick` and `write_all` from the thread of the event loop.
+    Messages are bytes, or nests of plain values and of NumPy arrays that are not modified any more. `append` may be
+    called from any thread, `kick` and `write_all` only from the thread of the event loop.
 
     Parameters
     ----------
@@ -30,34 +30,33 @@ class Outbox:
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        # Not a list that the writer swaps: a thread may be about to append to it.
+        # A deque, because the writer cannot safely swap a list that another thread may be about to append to.
         self._messages: deque[Any] = deque()
         self._event = asyncio.Event()
-        # Bytes of large values so far: those that were added, and of them those that were written. Each is counted by
-        # one thread at a time.
+        # Bytes of large values added so far, and bytes written so far. Each counter is changed by one thread at a time.
         self._num_added = self._num_written = 0
 
     def append(self, message: Any, num_bytes: int = 0) -> None:
-        """Add a message, and the size of what is large in it; it is sent after the next `kick`."""
+        """Add a message to be sent after the next `kick`; ``num_bytes`` is the size of its large values."""
         self._num_added += num_bytes
         self._messages.append(message)
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of large values that wait or are being written."""
+        """The bytes of large values that are waiting or being written."""
         return self._num_added - self._num_written
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no message waits."""
+        """True if no message is waiting."""
         return not self._messages
 
     def kick(self) -> None:
-        """Wake the writer, which sends what waits."""
+        """Wake the writer, which sends the waiting messages."""
         self._event.set()
 
     async def write_all(self) -> None:
-        """Send messages for as long as the comm is open; raises `OSError` once it is not."""
+        """Send messages until the comm is closed, then raise `OSError`."""
         while True:
             await self._event.wait()
             self._event.clear()
@@ -66,13 +65,13 @@ class Outbox:
                 num_added = self._num_added
                 await self._comm.write(pack_messages(batch, self._comm))
                 if num_added > self._num_written:
-                    # Writing only puts it into a buffer.
+                    # `Comm.write` returns once the data is in a buffer, so that large values may still be waiting.
                     await flush(self._comm)
                 self._num_written = num_added
 
 
 async def flush(comm: Comm) -> None:
-    """Wait until what was written is on its way, where a comm writes into a buffer."""
+    """Wait until the write buffer of a comm is empty, if it has one."""
     stream = getattr(comm, "stream", None)
     if stream is not None:
         try:
@@ -82,8 +81,8 @@ async def flush(comm: Comm) -> None:
 
 
 def pack_messages(batch: Sequence[Any], comm: Comm | None = None) -> dict[str, Any]:
-    """Return messages as one message of a comm."""
-    # That passes buffers on as they are, and each side may change its own.
+    """Return messages packed as one message of a comm."""
+    # An in-process comm passes buffers without copying, although each side may modify its own.
     is_shared = comm is not None and comm.peer_address.startswith("inproc://")
     buffers: list[memoryview] = []
 
@@ -101,6 +100,6 @@ def pack_messages(batch: Sequence[Any], comm: Comm | None = None) -> dict[str, A
 
 
 def unpack_messages(message: dict[str, Any]) -> list[Any]:
-    """Return the messages of a message of a comm."""
-    found: list[Any] = pickle.loads(message["m"], buffers=message["f"])
-    return found
+    """Return the messages that `pack_messages` packed into one."""
+    messages: list[Any] = pickle.loads(message["m"], buffers=message["f"])
+    return messages

@@ -1,4 +1,4 @@
-"""What pickles: what does not, and why; and what is found on the way."""
+"""Pickling: device arrays as host arrays, futures inside values, and descriptions of values that do not pickle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from daskdist.execute.callers.compute_key import is_future
 
 
 def describe_unpicklable(value: Any) -> str:
-    """Words for what in a function or an object it is that does not pickle, as far down as it can be told."""
+    """Return the clause of a message that names the innermost part of a value that does not pickle; '' if unknown."""
     path, seen = "", {id(value)}
     while True:
         for name, part in _parts(value):
@@ -36,25 +36,25 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     code = getattr(value, "__code__", None)
     if code is not None:
         cells = zip(code.co_freevars, value.__closure__ or (), strict=False)
-        found = [(f".{name}", cell.cell_contents) for name, cell in cells if cell != CellType()]
-        found += [(f".{name}", value.__globals__[name]) for name in code.co_names if name in value.__globals__]
-        return found + [(f".default {number}", each) for number, each in enumerate(value.__defaults__ or ())]
+        parts = [(f".{name}", cell.cell_contents) for name, cell in cells if cell != CellType()]
+        parts += [(f".{name}", value.__globals__[name]) for name in code.co_names if name in value.__globals__]
+        return parts + [(f".default {number}", default) for number, default in enumerate(value.__defaults__ or ())]
     if getattr(value, "__self__", None) is not None and hasattr(value, "__func__"):
         return [(".self", value.__self__)]
     if isinstance(value, dict):
-        return [(f"[{key!r}]", each) for key, each in value.items()]
+        return [(f"[{key!r}]", item) for key, item in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [(f"[{number}]", each) for number, each in enumerate(value)]
+        return [(f"[{number}]", item) for number, item in enumerate(value)]
     if isinstance(value, (np.ndarray, np.generic)):
         return []
     if isinstance(value, type):
-        return [(f".{name}", each) for name, each in vars(value).items()]
+        return [(f".{name}", attribute) for name, attribute in vars(value).items()]
     if getattr(type(value), "__reduce__", None) is not getattr(object, "__reduce__", None):
-        # It says itself what is to become of it.
+        # The object defines its own pickling, so that its attributes say nothing.
         return []
     names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
     return [(f".{name}", getattr(value, name)) for name in names] + [
-        (f".{name}", each) for name, each in getattr(value, "__dict__", {}).items()
+        (f".{name}", attribute) for name, attribute in getattr(value, "__dict__", {}).items()
     ]
 
 
@@ -67,20 +67,20 @@ def _pickles(value: Any) -> bool:
 
 
 def type_name(value: Any) -> str:
-    """The name of a value's type."""
+    """Return the name of a value's type, with its module unless it is built in."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 class _FutureFinder(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self) -> None:
-        # What arrays hold is of no interest, and not copied.
+        # The contents of arrays are irrelevant and not copied.
         super().__init__(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
-        self.found: dict[Any, Any] = {}
+        self.futures: dict[Any, Any] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if is_future(obj):
-            self.found[obj.key] = obj
+            self.futures[obj.key] = obj
         if is_on_device(obj):
             return _put_on_target, (None,)
         return super().reducer_override(obj)
@@ -89,16 +89,16 @@ class _FutureFinder(cloudpickle.Pickler):  # type: ignore[misc]
 def dumps_on_host(
     value: Any, *, by_value: bool = False, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None
 ) -> bytes:
-    """A pickle in which arrays of devices are NumPy's, however deep they are in an object: who reads it may have none.
+    """Pickle a value with every device array in it, at any depth, as a NumPy array: the reader may have no device.
 
     Parameters
     ----------
     value
-        Anything.
+        Any value.
     by_value
-        Whether what the program itself defines goes along, too.
+        Whether functions and classes that the program defines are pickled by value.
     buffer_callback
-        Takes what is to go apart from the pickle; nothing is if None.
+        Takes the buffers to be sent outside the pickle, as in `pickle.Pickler`; None keeps all inside.
     """
     if not are_loaded():
         dumps = cloudpickle.dumps if by_value else pickle.dumps
@@ -115,15 +115,15 @@ class _ByReference(pickle.Pickler):
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    # Whether there was one of a device.
+    # True once a device array was pickled.
     has_arrays = False
 
     def reducer_override(self, obj: Any) -> Any:
-        found = _on_host(obj)
-        if found is None:
+        reduced = _on_host(obj)
+        if reduced is None:
             return super().reducer_override(obj)
         self.has_arrays = True
-        return found
+        return reduced
 
 
 def _on_host(value: Any) -> tuple[Any, ...] | None:
@@ -138,7 +138,7 @@ def _on_host(value: Any) -> tuple[Any, ...] | None:
 
 
 class _TargetDevice(threading.local):
-    # Where arrays come to that were on a device; None for the host.
+    # The device that former device arrays are put on while this thread unpickles; None for the host.
     device: Device | None = None
 
 
@@ -150,26 +150,26 @@ def _put_on_target(array: Any) -> Any:
 
 
 class ForDevices:
-    """A value in which there are arrays of devices, on its way: each device that uses it has one of its own.
+    """A pickled value with device arrays, which is unpickled once for each device that uses it.
 
     Parameters
     ----------
     pickled
-        As `pickle_for_devices` gives it.
+        A pickle by `pickle_for_devices`.
     """
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
-        self._made: dict[str, Any] = {}
+        self._by_device: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     def on(self, device: Device) -> Any:
-        """The value, the very same each time, with those arrays on a device; NumPy's where that is the host."""
+        """Return the value with its arrays on a device, or as NumPy arrays on the host; the same object each time."""
         name = name_of(device)
         with self._lock:
-            if name not in self._made:
-                self._made[name] = self._on(device)
-            return self._made[name]
+            if name not in self._by_device:
+                self._by_device[name] = self._on(device)
+            return self._by_device[name]
 
     def _on(self, device: Device) -> Any:
         if device.is_host:
@@ -182,11 +182,11 @@ class ForDevices:
                 _target.device = None
 
     def on_host(self) -> Any:
-        """The value anew, with those arrays as NumPy's."""
+        """Return a new copy of the value, with NumPy arrays."""
         return cloudpickle.loads(self._pickled)
 
     def __sizeof__(self) -> int:
-        # Dask asks for it.
+        # Dask reads this as the size of the result.
         return object.__sizeof__(self) + len(self._pickled)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -194,7 +194,7 @@ class ForDevices:
 
 
 def pickle_for_devices(value: Any) -> tuple[bytes, bool]:
-    """A pickle as `dumps_on_host` makes it, with what the program defines, and whether it is for `ForDevices`."""
+    """Pickle a value as `dumps_on_host` does; return also whether it has device arrays and so needs `ForDevices`."""
     if not are_loaded():
         return cloudpickle.dumps(value), False
     file = io.BytesIO()
@@ -204,12 +204,12 @@ def pickle_for_devices(value: Any) -> tuple[bytes, bool]:
 
 
 def load_sent(pickled: bytes) -> Any:
-    """Return what a program pickled, on a worker.
+    """Unpickle a value of the program on a worker.
 
     Raises
     ------
     ClusterError
-        It needs a module that this process cannot import, or another version of one.
+        The value needs a module that this process cannot import, or a different version of one.
     """
     try:
         return cloudpickle.loads(pickled)
@@ -223,8 +223,8 @@ def load_sent(pickled: bytes) -> Any:
 
 
 def futures_in(value: Any) -> dict[Any, Any]:
-    """The futures that something refers to, by key; as far as it pickles."""
+    """Return the futures that a value refers to, by key; only those pickled before a part that does not pickle."""
     finder = _FutureFinder()
     with contextlib.suppress(Exception):
         finder.dump(value)
-    return finder.found
+    return finder.futures

@@ -1,4 +1,4 @@
-"""Functions that are sent to other processes, checked before they are."""
+"""Checks of functions before they are sent to other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_functions(node: Node) -> None:
     Raises
     ------
     ArgumentError
-        One does not pickle, or draws from a random generator that each process would have a copy of.
+        A function does not pickle, or draws from a random generator of which each process would have a copy.
     """
     for function in functions_of(node):
         if not function.stays_in_program:
@@ -29,7 +29,7 @@ def check_functions(node: Node) -> None:
 
 
 def check_recorded(node: Node) -> None:
-    """Check the functions of a pipeline whose graph is made, where Dask is set to run graphs in other processes.
+    """Check the functions of a recorded pipeline if Dask is set to run graphs in other processes.
 
     Raises
     ------
@@ -44,19 +44,19 @@ def check_recorded(node: Node) -> None:
 
 
 def sent_function(function: Callable[..., Any], operation: str, num_processes: int) -> Callable[..., Any]:
-    """Return a function that makes datasets as it is sent to other processes.
+    """Return a function that creates datasets in the form in which it is sent to other processes.
 
     Raises
     ------
     ArgumentError
-        It does not pickle, or several processes would draw the same from a random generator that it refers to.
+        The function does not pickle, or draws from a random generator of which each process would have a copy.
     """
     generators = fingerprint_of(function).generators if num_processes > 1 else ()
     if generators:
         raise ArgumentError(
             f"{operation}: {location(function)} draws from {generators[0]}, of which each worker would have a copy, "
-            "and draw the same; make the generator in it, of the worker's number: "
-            "np.random.default_rng([seed, context.input_pipeline_id])"
+            "so that all would draw the same numbers; create the generator inside the function, from the worker's "
+            "number: np.random.default_rng([seed, context.input_pipeline_id])"
         )
     sent = with_views(function)
     _check_pickles(sent, f"{operation}: the function {location(function)}")
@@ -65,7 +65,7 @@ def sent_function(function: Callable[..., Any], operation: str, num_processes: i
 
 def _check_pickles(function: Any, name: str) -> None:
     try:
-        # What arrays hold is of no interest, and not copied.
+        # The contents of arrays are irrelevant and not copied.
         dumps_on_host(function, by_value=True, buffer_callback=lambda _: False)
     except Exception as error:
         raise ArgumentError(

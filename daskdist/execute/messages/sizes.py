@@ -1,4 +1,4 @@
-"""What values take, as Dask wants to know it of results."""
+"""Sizes of results in bytes, in the form that Dask needs."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _NUMBER_BYTES: Final = 32
 
 
 def size_of(value: Any) -> int:
-    """The bytes of a value, as Dask counts them; of numbers, which come by the thousand, about."""
+    """Return the size of a value as Dask counts it; an estimate for numbers, of which there may be thousands."""
     return _NUMBER_BYTES if isinstance(value, _NUMBERS) else int(sizeof(value))

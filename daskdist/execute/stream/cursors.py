@@ -263,7 +263,7 @@ class ReadCursor(BlockCursor):
             return None
         if (split.num_bytes or 0) > runtime.most_bytes:
             return None
-        return runtime.caller.kept(read, split, runtime.next_worker())
+        return runtime.caller.kept_handle(read, split, runtime.next_worker())
 
     def _kept_block(self, handle: Handle, split: Split) -> BlockRef:
         # One for all repetitions. It counts as asked for in each, so that tiny datasets are not repeated by thousands
@@ -280,7 +280,7 @@ class ReadCursor(BlockCursor):
     def _worker(self, split: Split) -> str | None:
         # One that has the data, or else the next: what is read, and in what order, is the same.
         if not self._has_asked:
-            self._places, self._has_asked = self.runtime.caller.places(self.read), True
+            self._places, self._has_asked = self.runtime.caller.split_locations(self.read), True
         there = self._places(split) if self._places is not None else ()
         if not there:
             return self.runtime.next_worker()
