@@ -1,4 +1,4 @@
-"""The end of a pipeline: its elements built into bundles, ahead of use, each where it will be used."""
+"""The end of a pipeline: its elements are gathered in bundles ahead of use, on the workers that will use them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.runtime import Gather
 from daskdist.execute.transfer.gather_on_device import CompactOnDevices, DeviceGather
 
-_MANY_CUTS = 8
-# Bundles built before one is handed out: the first element is not to wait until the window is full.
+# A view of at least this many batches is worth a bundle of its own.
+_MANY_BATCHES = 8
+# The most bundles to build before one is handed out: the first element must not wait until the window is full.
 _BUILT_AT_ONCE = 3
-# Steps that are built ahead of use before any was used; then at most twice as many as were used.
+# Steps built ahead before any was used; later, twice as many as were used.
 _FEW_STEPS = 4
-# So much of blocks that are there already is built into the first bundle: it takes about as long as the call of itself.
-_KEPT_BYTES = 2**20
+# The size of the first bundle if its blocks are available already: gathering it takes about as long as the call itself.
+_FIRST_BYTES = 2**20
 
 
 @dataclass(slots=True)
@@ -40,11 +41,11 @@ class Lane:
     Parameters
     ----------
     ref
-        The block its elements are in; None where it has none.
+        The block that has its elements; None if there is none.
     places
-        For each step the element's place in that block; -1 for an element of no rows, which is in none.
+        For each step the element's place in that block; -1 for an element without rows, which is in no block.
     lengths
-        Handle of the number of rows of each element of the block, where that was asked for.
+        The handle of the number of rows of each element of the block, if that was requested.
     """
 
     ref: BlockRef | None
@@ -54,14 +55,14 @@ class Lane:
 
 @dataclass(slots=True)
 class StepBundle:
-    """Some consecutive steps: in each, every lane has one element.
+    """Consecutive steps gathered together: in each step, every lane has one element.
 
     Parameters
     ----------
     lanes
         The consumers' parts, in order.
     num_asked
-        Blocks that were asked for to build it.
+        The number of blocks that were requested to build it.
     """
 
     lanes: list[Lane]
@@ -72,41 +73,41 @@ class StepBundle:
 
 
 class _Reached(NamedTuple):
-    # How far a block was handed out, and how long it is; where it is gone, so much stays true.
+    # The row up to which a block was handed out, and the block's length, which stay valid once the block is gone.
     block: Callable[[], BlockRef | None]
     row: int
     num_rows: int
 
 
 class BundleBuilder:
-    """The elements of a stream, dealt to consumers in turn and built ahead of use.
+    """The builder of bundles: it gathers a stream's elements ahead of use and deals them to consumers in turn.
 
     Parameters
     ----------
     interpreter
         Runs the stream.
     primitive
-        What the stream is of.
+        The primitive whose elements are streamed.
     epoch
-        Which pass.
+        The pass.
     workers
-        For each consumer the worker on which its elements are wanted; None for this process.
+        For each consumer the worker that uses its elements; None for this process.
     asks_lengths
-        Whether to ask how many rows each element has.
+        Whether to request the number of rows of each element.
     num_steps_ahead
-        Steps that are built ahead of use whatever that takes, the next one among them; with none, each is built when it
-        is asked for.
+        The number of steps, including the next one, that are built ahead regardless of their size; with 0, each step is
+        built when it is requested.
     wanted
-        The consumers whose elements are gathered, by number; it may change. All if None, and where lengths are asked
-        for. Of the others it is told only which elements have rows.
+        The numbers of the consumers whose elements are gathered; the collection may change. For the others only the
+        places of elements with rows are reported. All consumers if None, or if lengths are requested.
     empty
-        Makes the arrays into which elements are copied, by shape and dtype: in memory of the consumers' choice. Only
-        for what runs in this process; it may be called from several threads at a time. NumPy's if None.
+        Allocates the arrays that elements are copied into, by shape and dtype; `numpy.empty` if None. Only for
+        consumers in this process. It may be called from several threads at once.
     device_gathers
-        For each consumer what puts its elements together on its device instead; None for those where it is done here.
+        For each consumer a gather function for its device; None for consumers whose elements are gathered here.
     as_views
-        Whether consumers, all in this process, may be given batches as they lie in their blocks, which stay for as long
-        as one of them is in use: where at least half of the rows that lie there are theirs.
+        Whether consumers, all in this process, may get batches as views of their blocks, which then stay in memory
+        while a batch is in use. This is done if at least half of the rows of those blocks go to the consumers.
     """
 
     def __init__(
@@ -134,19 +135,20 @@ class BundleBuilder:
         self.is_over = False
         # Bundles begin small, so that the first elements come soon, and double.
         self.num_steps = 1
-        here: Gather = gather if empty is None else partial(gather, empty=empty)
-        self._device_gathers = [each for each in device_gathers if each is not None]
+        gather_here: Gather = gather if empty is None else partial(gather, empty=empty)
+        self._device_gathers = [device_gather for device_gather in device_gathers if device_gather is not None]
         self._by = [
-            here if each is None else partial(each, empty=empty) for each in device_gathers or [None] * len(workers)
+            gather_here if device_gather is None else partial(device_gather, empty=empty)
+            for device_gather in device_gathers or [None] * len(workers)
         ]
         if self._device_gathers:
             interpreter.compact_by = CompactOnDevices(self._device_gathers)
-        self._as_views = partial(here, as_views=True) if as_views and not self._device_gathers else None
+        self._as_views = partial(gather_here, as_views=True) if as_views and not self._device_gathers else None
         self._reached = _Reached(lambda: None, 0, 0)
-        # Steps that were handed out.
+        # The number of steps that were handed out.
         self._num_used = 0
-        # Steps of the first bundle, of blocks that are there already.
-        self._num_at_hand = 0
+        # The number of steps of the first bundle if its blocks are available already.
+        self._num_available = 0
         self.failure: Exception | None = None
 
     def __iter__(self) -> Iterator[StepBundle]:
@@ -157,12 +159,12 @@ class BundleBuilder:
                 return
 
     def pull(self) -> StepBundle:
-        """The next bundle; more are built while it is in use.
+        """Return the next bundle, and build more while it is in use.
 
         Raises
         ------
         Exhausted
-            There is none.
+            There are no more elements.
         """
         self._build_ahead()
         if self.ready:
@@ -176,12 +178,12 @@ class BundleBuilder:
 
     def _build_ahead(self) -> None:
         num_built = 0
-        while not self._is_done and (not self.ready or self._is_room(num_built)):
+        while not self._is_done and (not self.ready or self._has_room(num_built)):
             try:
                 self.ready.append(self._build())
                 num_built += 1
             except Exhausted:
-                # Behind a failure there may be more.
+                # After an element that failed there may be others.
                 self.is_over = isinstance(self.failure, (ClusterError, type(None)))
             except NotReady:
                 return
@@ -190,7 +192,7 @@ class BundleBuilder:
     def _is_done(self) -> bool:
         return self.is_over or self.failure is not None
 
-    def _is_room(self, num_built: int) -> bool:
+    def _has_room(self, num_built: int) -> bool:
         num_ready = sum(map(len, self.ready))
         if not self.num_steps_ahead or num_ready < self.num_steps_ahead:
             return bool(self.num_steps_ahead)
@@ -198,36 +200,36 @@ class BundleBuilder:
         if num_built >= _BUILT_AT_ONCE or len(self.ready) > interpreter.caller.num_ahead:
             return False
         num_asked = sum(bundle.num_asked for bundle in self.ready)
-        is_wanted = num_ready < self._most_ahead and num_asked < interpreter.most_asked
-        return is_wanted and interpreter.bundles.has_room()
+        is_within_limits = num_ready < self._most_ahead and num_asked < interpreter.most_asked
+        return is_within_limits and interpreter.bundles.has_room()
 
     @property
     def _most_ahead(self) -> int:
-        return max(2 * self._num_used, _FEW_STEPS, 2 * self._num_at_hand)
+        return max(2 * self._num_used, _FEW_STEPS, 2 * self._num_available)
 
     def _build(self) -> StepBundle:
         interpreter = self.interpreter
         before = interpreter.num_asked
-        bundle = self._built(lambda: interpreter.num_asked - before >= interpreter.most_asked)
+        bundle = self._next_bundle(lambda: interpreter.num_asked - before >= interpreter.most_asked)
         bundle.num_asked = interpreter.num_asked - before
         return bundle
 
-    def _built(self, has_asked_enough: Callable[[], bool]) -> StepBundle:
+    def _next_bundle(self, has_asked_enough: Callable[[], bool]) -> StepBundle:
         num_lanes, waiting, pull = len(self.workers), self.waiting, self._pulled
-        # Waited for is only what the consumer needs now; a bundle may hold more steps if they are there.
+        # Wait only for the step that the consumer needs now; the bundle takes further steps if they are available.
         self.interpreter.waits, self.interpreter.is_brief = not self.ready, True
         try:
             waiting.fill(pull, num_lanes)
             self.interpreter.waits = False
             if self._lies_here(waiting.runs[0]):
-                return self._as_it_lies(waiting.pop(len(waiting.runs[0])))
-            most = self._bundle_size(waiting.runs[0])
-            num_steps = min(max(self.num_steps, self._at_hand(waiting.runs[0])), most)
+                return self._without_gathering(waiting.pop(len(waiting.runs[0])))
+            most_steps = self._bundle_size(waiting.runs[0])
+            num_steps = min(max(self.num_steps, self._count_available(waiting.runs[0])), most_steps)
             self.num_steps = min(2 * num_steps, self._most_ahead) if self.num_steps_ahead else 1
             while len(waiting) < num_steps * num_lanes and not has_asked_enough():
                 waiting.push(pull())
                 if self._lies_here(waiting.runs[-1]):
-                    # What need not be copied is left for a bundle of its own.
+                    # Elements that need no copy are left for a bundle of their own.
                     num_steps = (len(waiting) - len(waiting.runs[-1])) // num_lanes
                     break
             num_steps = min(num_steps, len(waiting) // num_lanes)
@@ -241,17 +243,18 @@ class BundleBuilder:
                 raise
         return self._gathered(waiting.pop(num_steps * num_lanes))
 
-    def _at_hand(self, run: Run) -> int:
-        # In steps, how many are built at once although none was used: of what is there already, where there is no wait.
+    def _count_available(self, run: Run) -> int:
+        # Return the number of steps to build at once although none was used yet: those of kept blocks, which need no
+        # waiting.
         blocks = blocks_of(run)
         is_elsewhere = self.workers[0] is not None
         if not (is_elsewhere and self.num_steps_ahead and blocks and all(ref.is_kept for ref in blocks)):
             return 0
-        self._num_at_hand = min(int(_KEPT_BYTES // max(run.element_bytes, 1)), self._bundle_size(run))
-        return self._num_at_hand
+        self._num_available = min(int(_FIRST_BYTES // max(run.element_bytes, 1)), self._bundle_size(run))
+        return self._num_available
 
     def _bundle_size(self, run: Run) -> int:
-        # In steps, of which the first is taken whatever its size.
+        # Return the number of steps, at least one whatever its size.
         interpreter = self.interpreter
         return bundle_size(interpreter.caller, run, max(interpreter.most_bytes, run.element_bytes))
 
@@ -263,26 +266,26 @@ class BundleBuilder:
         except (Exhausted, NotReady):
             raise
         except Exception as error:
-            # What came before it is handed out first.
+            # Elements before the error are handed out first.
             self.failure = error
             raise Exhausted from None
         return run
 
     def _lies_here(self, run: Run) -> bool:
-        # Rows one after the other in a block that lies where they are wanted need no gathering.
+        # Consecutive rows of a block that is on the consumer's worker need no gathering.
         if len(self.workers) > 1 or self._device_gathers or not is_view(run):
             return False
         if isinstance(run, Groups):
-            # Batches of them are cuts, of which few are not worth a bundle of their own.
-            return self.workers[0] is None and (len(run) >= _MANY_CUTS or run_bytes(run) >= CHEAP_BYTES)
+            # The batches are views of the block; a few of them are not worth a bundle of their own.
+            return self.workers[0] is None and (len(run) >= _MANY_BATCHES or run_bytes(run) >= CHEAP_BYTES)
         (ref,) = run.blocks
         return self.workers[0] in (None, ref.worker)
 
-    def _as_it_lies(self, run: Run) -> StepBundle:
+    def _without_gathering(self, run: Run) -> StepBundle:
         if isinstance(run, Groups):
             return self._gathered(run)
         (ref,) = run.blocks
-        # From here on it is a bundle: what is ready counts against the bundles' share of the window.
+        # The block now serves as a bundle, and so counts against the bundles' half of the window.
         bundles = self.interpreter.bundles
         ready = self.interpreter.refer(ref.handle, ref.num_rows, ref.nbytes, ref.worker, bundles, ref.lineage)
         return StepBundle([Lane(ready, run.rows, self._lengths(ready))])  # type: ignore[arg-type]
@@ -294,9 +297,9 @@ class BundleBuilder:
         wanted = range(num_lanes) if self.wanted is None or self.asks_lengths else tuple(self.wanted)
         all_by = self._by
         if self._as_views is not None and num_lanes > 1 and isinstance(run, Groups):
-            num_rows, num_passed_over = len(run.flat), self._num_passed_over(run.flat)
-            # At least half of each block that stays is to be what somebody here has.
-            if 2 * num_rows * len(wanted) >= num_lanes * (num_rows + num_passed_over):
+            num_rows, num_unused = len(run.flat), self._num_unused(run.flat)
+            # At least half of the memory that views keep must be rows that consumers here use.
+            if 2 * num_rows * len(wanted) >= num_lanes * (num_rows + num_unused):
                 all_by = [self._as_views] * num_lanes
         return StepBundle(
             [
@@ -305,9 +308,9 @@ class BundleBuilder:
             ]
         )
 
-    def _num_passed_over(self, selection: Selection) -> int:
-        # Of a shard of the batches, say, those that are others': what lies between stretches, and before the first of
-        # them since the last time.
+    def _num_unused(self, selection: Selection) -> int:
+        # Return the number of rows between the selected intervals, and before the first one since the last call: if
+        # the selection is one shard of the batches, for example, those of other shards.
         intervals = selection.intervals
         if intervals is None or not len(selection):
             return 0
@@ -318,7 +321,7 @@ class BundleBuilder:
         first, last = (selection.blocks[intervals.block_index[place]] for place in (0, -1))
         before = starts[0] - self._reached.row + (0 if self._reached.block() is first else self._reached.num_rows)
         self._reached = _Reached(weakref.ref(last), int(stops[-1]), last.num_rows)
-        # Rows that come again lie there already.
+        # A negative number of rows before the first means that rows are selected again.
         return int(max(before, 0) + np.maximum(between, 0).sum())
 
     def _lane(self, run: Run, worker: str | None, num_steps: int, by: Gather, *, is_wanted: bool) -> Lane:

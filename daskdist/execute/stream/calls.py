@@ -1,4 +1,4 @@
-"""Functions in the form of calls on handles, which are given the results of those first."""
+"""Functions in the form that callers need: the first argument is the list of the handles' results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskdist.core.primitive import Split
 
 @dataclass(frozen=True)
 class ReadGraphValue:
-    """A reader of values of a Dask graph."""
+    """A call that reads a split from a value of a Dask graph."""
 
     function: Callable[..., Any]
 
@@ -22,9 +22,9 @@ class ReadGraphValue:
 
 @dataclass(frozen=True)
 class ReadKeptSplit:
-    """A reader of data that is kept on a cluster.
+    """A call that reads a split whose payload is kept on a cluster.
 
-    The split comes without its data; ``divide`` gives the part to read, where that is not all of it.
+    The split is passed without its payload; ``divide`` selects the part to read, or is None to read all.
     """
 
     function: Callable[[Split], Any]
@@ -37,7 +37,7 @@ class ReadKeptSplit:
 
 @dataclass(frozen=True)
 class CallWithCarry:
-    """A function of rows and what is carried on."""
+    """A call of a function of rows and a carried value."""
 
     function: Callable[[Rows, Any], Any]
 
@@ -47,7 +47,7 @@ class CallWithCarry:
 
 @dataclass(frozen=True)
 class GetItem:
-    """One part of a result."""
+    """A call that returns one item of a result."""
 
     number: int
 
@@ -56,6 +56,6 @@ class GetItem:
 
 
 def pulled(values: Sequence[Any], num_rows: int) -> Rows:
-    """The next rows of a pass that is on a worker; called after the call that gave those before."""
+    """Return the next rows of a pass that runs on a worker; called after the call for the rows before."""
     rows: Rows = values[0].pull(num_rows)
     return rows

@@ -1,4 +1,4 @@
-"""SplitLocations in the streams of primitives whose elements calls make."""
+"""Cursors over the blocks of primitives whose elements are made by calls."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from daskdist.execute.stream.gather import bundle_size, run_bytes
 from daskdist.execute.stream.lineage import Lineage, Path, PathKey, with_lineages
 from daskdist.execute.stream.runtime import Sizes, StreamRuntime
 
-# Elements of a stream that are passed over at a time, where it has to run again.
-_PASSED_OVER = 1024
-# Blocks of a stream on a worker that are asked for at a time: one is made while the one before is used.
-_HELD_AHEAD = 2
-# Generators of one operation are pulled although nobody waits when so many elements have come without delay, ...
+# The number of elements to skip at a time when a stream has to run again.
+_SKIPPED_AT_ONCE = 1024
+# Blocks of a stream on a worker that are requested at a time: one is made while the one before is used.
+_BLOCKS_AHEAD = 2
+# Generators of one operation are pulled although nobody waits once this many elements have come without delay. Their
+# first block then has that number of elements divided by ``_BRIEF_SHARE``, at most ``_MOST_AT_FIRST``.
 _ENOUGH_BRIEF = 256
-# ... and begin with this share of those, up to so many.
 _BRIEF_SHARE = 8
 _MOST_AT_FIRST = 64
 
 
 class BlockCursor:
-    """Blocks that calls make, in the order of the calls, some of them asked for ahead.
+    """A cursor over blocks that calls make, in the order of the calls; some are requested ahead.
 
-    Subclasses ask for the next one; a block's rows come out as one contiguous run.
+    Subclasses request the next block. The rows of a block are handed out as one contiguous run.
     """
 
-    # Whether blocks come in the order they were asked for.
+    # True if blocks are handed out in the order in which they were requested.
     in_order = True
-    # Whether it goes on where what it asks of fails; a source itself does not.
+    # True if the cursor continues after its input raised an error; a source ends there.
     goes_on = False
 
     def __init__(self, runtime: StreamRuntime, factor: int | None, path: Path, epoch: Epoch) -> None:
@@ -69,11 +69,11 @@ class BlockCursor:
         self.epoch = epoch
         self.pending: deque[BlockRef] = deque()
         self.is_over = False
-        # One that an operation opened for an element comes but once.
+        # A cursor that an operation opened for an element is not opened again in another pass.
         self._is_lasting = not any(isinstance(step, PathKey) for step in path)
         self._sizes = runtime.sizes.setdefault(path, Sizes()) if self._is_lasting else Sizes()
         self.failure: FailedElement | None = None
-        # Of the block that is handed on the elements behind one that failed, and the places of others there.
+        # The elements of the current block that were not handed out yet, and its failed elements with their places.
         self.rest: Any = None
         self.failed: deque[tuple[int, FailedElement]] = deque()
 
@@ -95,7 +95,7 @@ class BlockCursor:
                 self._came_empty()
 
     def _next_of_rest(self) -> Run:
-        # Up to the next element that failed; that one is raised, and not counted.
+        # Return the elements before the next failed one; if that comes first, raise its error and skip it.
         run, self.rest = self.rest, None
         if not self.failed:
             return run  # type: ignore[no-any-return]
@@ -118,7 +118,7 @@ class BlockCursor:
         return self.pending[0]
 
     def _came_empty(self) -> None:
-        # One block without rows says nothing of the next.
+        # An empty block does not end the stream: the next one may have rows.
         pass
 
     def _count(self, ref: BlockRef) -> None:
@@ -151,7 +151,7 @@ class BlockCursor:
                     raise
                 return
             except Exception as error:
-                # What was asked for before comes first.
+                # Blocks that were requested before the error are handed out first.
                 self.failure = FailedElement(error)
                 self.is_over = not self.goes_on
             else:
@@ -159,7 +159,7 @@ class BlockCursor:
                 self._learn(ref)
 
     def _learn(self, latest: BlockRef) -> None:
-        # One block at a time; where a report is a call of its own, until one has told.
+        # Learn from one block at a time; if a report costs a call, only from the first one.
         if latest.is_kept:
             return
         caller, sizes = self.runtime.caller, self._sizes
@@ -185,29 +185,29 @@ class BlockCursor:
     def _ask(self) -> BlockRef:
         raise NotImplementedError
 
-    def remade(self, extent: Any, run: Any) -> BlockRef:
-        """The block of a lineage, asked for again."""
+    def remake(self, extent: Any, run: Any) -> BlockRef:
+        """Request the block of a lineage again."""
         raise NotImplementedError
 
 
 class ReadCursor(BlockCursor):
-    """The blocks of a source's splits."""
+    """A cursor over the blocks of a source's splits."""
 
     def __init__(self, runtime: StreamRuntime, read: Read, path: Path, epoch: Epoch) -> None:
         super().__init__(runtime, read.factor, path, epoch)
         self.in_order = read.in_order
         self.read = read
-        # The split that is next, and how many rows of it were asked for already.
+        # The number of the next split, and the number of its rows that were requested already.
         self.number = 0
         self.offset = 0
         self.num_rows = self._sizes.num_rows
         self._splits: Iterator[Split] | None = None
         self._split: Split | None = None
-        # Where the data of splits lies already, and how many each worker was given for that.
-        self._places: SplitLocations | None = None
-        self._has_asked = False
-        self._num_given: Counter[str] = Counter()
-        # Stands for the data of the only split, where that is kept for all passes.
+        # The workers that have the data of splits, and the number of splits assigned to each of them.
+        self._locations: SplitLocations | None = None
+        self._has_asked_locations = False
+        self._num_assigned: Counter[str] = Counter()
+        # The handle of the data of the only split, if that is kept for all passes.
         self._kept: Handle | None = None
 
     def _ask(self) -> BlockRef:
@@ -225,7 +225,7 @@ class ReadCursor(BlockCursor):
             self.offset = stop
         return ref
 
-    def remade(self, extent: Any, run: Any) -> BlockRef:
+    def remake(self, extent: Any, run: Any) -> BlockRef:
         number, start, stop = extent
         return self._part(next(self._splits_from(number)), number, start, stop)
 
@@ -266,8 +266,8 @@ class ReadCursor(BlockCursor):
         return runtime.caller.kept_handle(read, split, runtime.next_worker())
 
     def _kept_block(self, handle: Handle, split: Split) -> BlockRef:
-        # One for all repetitions. It counts as asked for in each, so that tiny datasets are not repeated by thousands
-        # before the first element.
+        # All repetitions share one reference. Each counts as a request, so that a tiny dataset is not repeated
+        # thousands of times before the first element is handed out.
         runtime = self.runtime
         runtime.num_asked += 1
         ref = runtime.kept.get(self.path)
@@ -278,14 +278,15 @@ class ReadCursor(BlockCursor):
         return ref
 
     def _worker(self, split: Split) -> str | None:
-        # One that has the data, or else the next: what is read, and in what order, is the same.
-        if not self._has_asked:
-            self._places, self._has_asked = self.runtime.caller.split_locations(self.read), True
-        there = self._places(split) if self._places is not None else ()
-        if not there:
+        # Return a worker that has the data, or else the next in turn. The choice does not affect the elements or their
+        # order.
+        if not self._has_asked_locations:
+            self._locations, self._has_asked_locations = self.runtime.caller.split_locations(self.read), True
+        holders = self._locations(split) if self._locations is not None else ()
+        if not holders:
             return self.runtime.next_worker()
-        worker = min(there, key=self._num_given.__getitem__)
-        self._num_given[worker] += 1
+        worker = min(holders, key=self._num_assigned.__getitem__)
+        self._num_assigned[worker] += 1
         return worker
 
     def _current(self) -> Split:
@@ -299,24 +300,24 @@ class ReadCursor(BlockCursor):
 
     def _splits_from(self, number: int) -> Iterator[Split]:
         by_epoch = self.read.splits_of
-        return _each_from(number, self.read.splits() if by_epoch is None else by_epoch(self.epoch))
+        return _splits_after(number, self.read.splits() if by_epoch is None else by_epoch(self.epoch))
 
     def _stop(self, split: Split) -> int | None:
-        # Up to which row of the split to read now; None for a split that is read whole.
+        # Return the row of the split at which to stop reading now; None to read the split whole.
         if self.read.divide is None or not self.runtime.caller.divides or not split.num_rows:
             return None
         row_bytes = (split.num_bytes or 0) / split.num_rows * self._sizes.growth
         num_rows = max(min(self.num_rows, int(in_bytes("split-bytes") / max(row_bytes, 1))), 1)
         self.num_rows = 2 * num_rows
         if not self.runtime.caller.reports_freely:
-            # Each part costs tasks: repetitions begin with large ones.
+            # Each part costs tasks, so that repetitions start with parts as large as this pass has reached.
             self._sizes.num_rows = self.num_rows
         return min(self.offset + num_rows, split.num_rows)
 
 
-def _each_from(number: int, splits: Any) -> Iterator[Split]:
-    # Not a method: a cursor that is let go of is to go at once, with all it has asked for, and not when the garbage
-    # collector comes round.
+def _splits_after(number: int, splits: Any) -> Iterator[Split]:
+    # A function rather than a method: a generator that refers to its cursor would form a cycle, so that a dropped
+    # cursor and its blocks would stay until the garbage collector runs.
     for place in itertools.count(number):
         try:
             split = splits[place]
@@ -326,15 +327,15 @@ def _each_from(number: int, splits: Any) -> Iterator[Split]:
 
 
 class StreamCursor(BlockCursor):
-    """The blocks of a stream that runs in this process, each of the elements that were there when it was asked for."""
+    """A cursor over a stream that runs in this process; each block has the elements available when it was requested."""
 
     def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
         super().__init__(runtime, None, path, epoch)
         self.stream = stream
-        # The number of the next element, and how many were taken here, where it was gone on from a position.
+        # The number of the next element, and the number taken by this cursor, which may have resumed from a position.
         self._number = self._num_taken = 0
         self._reader: RowReader | None = None
-        # Of one that an operation opened for an element: the place of that operation, whatever the element.
+        # The path without keys: streams that one operation opened for its elements share it.
         self._place = tuple([step for step in path if not isinstance(step, PathKey)])
         self._is_nested = len(self._place) < len(path)
 
@@ -342,7 +343,7 @@ class StreamCursor(BlockCursor):
         runtime = self.runtime
         if self._is_nested:
             return self._ask_here()
-        # As many at a time, and as many ahead, as were handed on before: the first elements come by themselves.
+        # Take as many elements at a time, and as many ahead, as were handed out before: the first come one by one.
         num_ahead = sum(ref.num_rows for ref in self.pending)
         num_rows = min(max(self._num_taken - num_ahead, 1), MOST_ROWS)
         if self.pending and num_ahead + num_rows > self._num_taken - num_ahead:
@@ -351,7 +352,7 @@ class StreamCursor(BlockCursor):
         return self._block(lambda: self._elements.take(num_rows, wait=wait))
 
     def _ask_here(self) -> BlockRef:
-        # There may be many such, each of few elements: they are pulled in this thread.
+        # There may be many nested streams, each of few elements: they are pulled in this thread.
         runtime, place = self.runtime, self._place
         num_brief = runtime.num_brief[place]
         is_brief = runtime.is_brief and num_brief >= _ENOUGH_BRIEF
@@ -379,48 +380,51 @@ class StreamCursor(BlockCursor):
 
     def _block(self, take: Callable[[], Rows]) -> BlockRef:
         runtime = self.runtime
-        worker, found = runtime.next_worker(), []
+        worker, taken = runtime.next_worker(), []
 
         def rows() -> Rows:
-            found.append(take())
-            return found[0]
+            taken.append(take())
+            return taken[0]
 
         handle = runtime.caller.stream(rows, worker=worker, name=self.stream.name)
-        (block,) = found
+        (block,) = taken
         first, self._number = self._number, self._number + len(block)
         self._num_taken += len(block)
         runtime.note_skipped(block.skipped)
         lineage = Lineage(self.path, self.epoch, (first, len(block)), None)
         return runtime.refer(handle, len(block), block.nbytes, worker, runtime.reads, lineage)
 
-    def remade(self, extent: Any, run: Any) -> BlockRef:
-        # It runs from its start again: what is not wanted is pulled and let go of.
+    def remake(self, extent: Any, run: Any) -> BlockRef:
+        # The stream runs again from its start; elements before the block are pulled and dropped.
         start, num_rows = extent
-        self._pass_over(start)
+        self._skip_to(start)
         return self._block(lambda: self._elements.take_exactly(num_rows))
 
-    def _pass_over(self, number: int) -> None:
+    def _skip_to(self, number: int) -> None:
         with suppress(Exhausted):
             while self._number < number:
-                self._number += len(self._elements.take_exactly(min(number - self._number, _PASSED_OVER)))
+                self._number += len(self._elements.take_exactly(min(number - self._number, _SKIPPED_AT_ONCE)))
 
     def saved(self) -> dict[str, Any]:
-        """What a position takes besides the fields that are data: how far the stream has run."""
+        """Return the state besides the fields that are data: the number of the next element."""
         return {"number": self._number}
 
     def resumed(self, saved: dict[str, Any]) -> None:
-        """Go on from there."""
-        self._pass_over(saved["number"])
+        """Skip to the saved element."""
+        self._skip_to(saved["number"])
 
 
 class WorkerStreamCursor(BlockCursor):
-    """The blocks of a stream that is on a worker: each is pulled after the one before; one without rows is the end."""
+    """A cursor over a stream that runs on a worker, where its blocks are pulled one after the other.
+
+    A block without rows ends the stream.
+    """
 
     def __init__(self, runtime: StreamRuntime, stream: Stream, path: Path, epoch: Epoch) -> None:
         super().__init__(runtime, None, path, epoch)
         self.stream = stream
         self.row_bytes = 0.0
-        # The elements of blocks that were handed on.
+        # The number of elements of the blocks that were counted so far.
         self.num_taken = 0
         self._worker = runtime.next_worker()
         self._latest: Handle | None = None
@@ -428,7 +432,7 @@ class WorkerStreamCursor(BlockCursor):
         self._pass: Handle | None = None
 
     def _ask(self) -> BlockRef:
-        if len(self.pending) >= _HELD_AHEAD:
+        if len(self.pending) >= _BLOCKS_AHEAD:
             raise NotReady
         caller, stream = self.runtime.caller, self.stream
         if self._pass is None:
@@ -452,7 +456,7 @@ class WorkerStreamCursor(BlockCursor):
 
 
 class ComputeCursor(BlockCursor):
-    """Blocks made of blocks, or of batches gathered for the purpose."""
+    """A cursor over blocks computed from blocks, or from batches gathered for the purpose."""
 
     goes_on = True
 
@@ -465,9 +469,9 @@ class ComputeCursor(BlockCursor):
 
     def _ask(self) -> BlockRef:
         run = next_bundle(self.runtime, self.waiting, self.source, is_full=self.compute.is_full)
-        return self.remade(None, run)
+        return self.remake(None, run)
 
-    def remade(self, extent: Any, run: Any) -> BlockRef:
+    def remake(self, extent: Any, run: Any) -> BlockRef:
         runtime, compute = self.runtime, self.compute
         worker = runtime.near(run)
         function = same if compute.function is same else TryEach(compute.function, compute.factor)
@@ -476,7 +480,7 @@ class ComputeCursor(BlockCursor):
 
 
 class ChainCursor(BlockCursor):
-    """Blocks made of blocks, each with what was carried on from the one before."""
+    """A cursor over blocks computed from blocks, each with the value carried over from the one before."""
 
     goes_on = True
 
@@ -491,21 +495,21 @@ class ChainCursor(BlockCursor):
         run = next_bundle(self.runtime, self.waiting, self.source)
         worker, caller = self.runtime.near(run), self.runtime.caller
         if self._carried is None:
-            self._carried = self._given(self.chain.initial, worker)
+            self._carried = self._handle_of(self.chain.initial, worker)
         before, both = self._carried, self._both(run, self._carried, worker)
         self._carried = caller.call(GetItem(1), [both], worker=worker, name=f"{self.chain.name}-carried")
         return self._rows(run, both, worker, CarryHandle(before))
 
-    def remade(self, extent: Any, run: Any) -> BlockRef:
+    def remake(self, extent: Any, run: Any) -> BlockRef:
         worker = self.runtime.near(run)
-        return self._rows(run, self._both(run, self._given(extent, worker), worker), worker, extent)
+        return self._rows(run, self._both(run, self._handle_of(extent, worker), worker), worker, extent)
 
-    def _given(self, carried: Any, worker: str | None) -> Handle:
+    def _handle_of(self, carried: Any, worker: str | None) -> Handle:
         return self.runtime.caller.source(Constant(carried), worker=worker, name=f"{self.chain.name}-initial")
 
     def _both(self, run: Any, carried: Handle, worker: str | None) -> Handle:
         runtime, chain = self.runtime, self.chain
-        # With a function, if one that does nothing, rows know where they are from.
+        # Passing a function, even the identity, makes gathered rows record their origin for error messages.
         rows = runtime.ask(run, worker=worker, name="gather", function=same)
         function = CallWithCarry(TryEachCarried(chain.function))
         return runtime.caller.call(function, [rows, carried], worker=worker, name=chain.name)
@@ -515,17 +519,17 @@ class ChainCursor(BlockCursor):
         return self._refer(handle, len(run), int(run_bytes(run)), worker, extent, run)
 
     def saved(self) -> dict[str, Any]:
-        """What a position takes besides the fields that are data: the value carried on."""
+        """Return the state besides the fields that are data: the carried value."""
         return {"carried": None if self._carried is None else [self.runtime.caller.result(self._carried)]}
 
     def resumed(self, saved: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue with the saved carried value."""
         if saved["carried"] is not None:
-            self._carried = self._given(saved["carried"][0], self.runtime.next_worker())
+            self._carried = self._handle_of(saved["carried"][0], self.runtime.next_worker())
 
 
 def next_bundle(runtime: StreamRuntime, waiting: RunQueue, source: Cursor, *, is_full: bool = False) -> Any:
-    """As many elements of a source as one call should take; fewer unless ``is_full``, where fewer have come."""
+    """Return as many elements of a source as one call should take; fewer may come unless ``is_full``."""
     waiting.fill(source.pull, 1)
     if is_full:
         with suppress(Exhausted):
@@ -538,14 +542,14 @@ def next_bundle(runtime: StreamRuntime, waiting: RunQueue, source: Cursor, *, is
 
 @dataclass(frozen=True)
 class CarryHandle:
-    """The handle of what was carried on to a block; in a position, the value."""
+    """The handle of the value carried over to a block; a position replaces it by the value."""
 
     handle: Handle
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A value as what a call gives."""
+    """A call that returns a constant."""
 
     value: Any
 

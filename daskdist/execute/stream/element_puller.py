@@ -17,14 +17,14 @@ MOST_PULLED: Final = 1024
 
 
 class ElementPuller:
-    """Pulls elements when they are taken, and none ahead.
+    """A reader that pulls elements when they are taken, and none ahead.
 
     Parameters
     ----------
     start
-        Starts the elements; called when the first is taken.
+        Starts the generator; called when the first element is taken.
     limit_bytes
-        The most bytes to take at a time. One element is taken whatever its size.
+        The most bytes to take at a time. A single element is taken whatever its size.
     """
 
     def __init__(self, start: Callable[[], ElementStream], limit_bytes: int) -> None:
@@ -37,9 +37,9 @@ class ElementPuller:
         self._is_over = False
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
-        """Return the next elements: ``num_rows``, or fewer where the generator is slow or at its end.
+        """Return the next ``num_rows`` elements, or fewer if the generator is slow or at its end.
 
-        Rows of no elements only tell what was left out at the end. All are pulled now, whether or not to ``wait``.
+        Empty rows only report elements left out at the end. The elements are pulled now whatever ``wait`` is.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class ElementPuller:
         return self._taken(num_rows, None, None)
 
     def close(self) -> None:
-        """Let go of the generator."""
+        """Close the generator."""
         self._is_over = True
         if self._elements is not None:
             with suppress(Exception):
@@ -68,7 +68,7 @@ class ElementPuller:
             try:
                 self._pull(items, num_rows, limit_bytes, patience_s)
             except Exception as error:
-                # What came before it is handed out first.
+                # Elements before the error are handed out first.
                 self._failure, self._is_over = error, True
         if items or self._elements is not None:
             first, self._num_taken = self._num_taken, self._num_taken + len(items)

@@ -1,4 +1,4 @@
-"""Elements of a generator, pulled by a thread of their own, so that nobody waits for more of them than are needed."""
+"""Elements of a generator, pulled by a separate thread, so that the consumer waits only for those that it needs."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import ElementStream, Exhausted, NotReady
 from daskdist.core.structure import Leaves
 
-# Elements that the generator has given are handed on after so long, though more of them were asked for.
+# Seconds after which the available elements are handed out, though more were requested.
 PATIENCE_S: Final = 0.01
 # The most elements to take at a time, and to pull ahead of use, whatever their size.
 MOST_ROWS: Final = 16_384
-# Seconds to wait for a thread that is told to end. One that is inside the generator ends when that gives an element.
+# Seconds to wait for a stopped thread to end. A thread inside the generator ends when that yields an element.
 _END_S: Final = 1.0
 
 
 class _ElementBuffer:
-    """Elements between the thread that pulls them and the consumer, which alone takes them.
+    """The buffer between the thread that pulls elements and the one consumer that takes them.
 
-    The thread holds this and nothing else, so that the reader can be let go of while it runs.
+    The thread refers to the buffer and not to the reader, so that the reader can be collected while the thread runs.
     """
 
     def __init__(self, start: Callable[[], ElementStream], limit_bytes: int) -> None:
         self.start = start
         self.elements: ElementStream | None = None
-        # Bytes of each; None where they differ.
+        # The size of each element; None if sizes differ.
         self.element_bytes: int | None = None
         self.items: deque[Leaves] = deque()
         self.limit_bytes = limit_bytes
         self.changed = threading.Condition()
-        # Elements that may be pulled in all, and those that were; the same for bytes pulled and taken.
+        # The total number of elements that may be pulled, and that were pulled; total bytes pulled and taken.
         self.num_allowed = self.num_pulled = 0
         self.pulled_bytes = self.taken_bytes = 0
-        # The consumer waits until there are so many; 0 where it does not wait.
+        # The number of elements that the consumer is waiting for; 0 if it is not waiting.
         self.num_wanted = 0
         self.failure: BaseException | None = None
         self.is_over = self.is_stopped = self.is_waiting = False
@@ -64,7 +64,7 @@ class _ElementBuffer:
             self.changed.notify_all()
 
     def _pull_some(self, pull: Iterator[Leaves]) -> bool:
-        # As many as may be pulled by what is known now; whether there may be more.
+        # Pull as many elements as are currently allowed; return whether the generator may have more.
         items, element_bytes, number, count = self.items, self.element_bytes, 1, 0
         if element_bytes is not None:
             number = self.num_allowed - self.num_pulled
@@ -89,7 +89,7 @@ class _ElementBuffer:
             return True
         with self.changed:
             self.is_waiting = True
-            # The consumer waits for more than fits: it takes what there is.
+            # If the consumer waits for more than fits in the buffer, it takes the elements there are.
             self.changed.notify_all()
             self.changed.wait_for(lambda: self.is_stopped or (self.num_pulled < self.num_allowed and self.has_room()))
             self.is_waiting = False
@@ -101,14 +101,14 @@ class _ElementBuffer:
 
 
 class ElementReader:
-    """Pulls elements ahead of use: as many as were taken the last time, and at most some bytes.
+    """A reader that pulls elements ahead of use: as many as were taken the last time, up to a number of bytes.
 
     Parameters
     ----------
     start
-        Starts the elements; called in the thread that pulls them.
+        Starts the generator; called in the thread that pulls elements.
     limit_bytes
-        The most bytes to hold. One element is held whatever it takes.
+        The most bytes to hold. A single element is held whatever its size.
     is_ahead
         Whether elements are pulled while nobody waits for them.
     """
@@ -123,23 +123,23 @@ class ElementReader:
         self.close = Finalizer(self, _stop, buffer, thread)
 
     def take(self, num_rows: int, *, wait: bool) -> Rows:
-        """Return the next elements: ``num_rows``, or fewer where the generator is slow or at its end.
+        """Return the next ``num_rows`` elements, or fewer if the generator is slow or at its end.
 
-        Rows of no elements only tell what was left out at the end.
+        Empty rows only report elements left out at the end.
 
         Parameters
         ----------
         num_rows
             The most elements to take.
         wait
-            Whether to wait: for the first element for as long as that takes, and a short while for the rest.
+            Whether to wait: for the first element as long as needed, and a short time for the rest.
 
         Raises
         ------
         Exhausted
             There are no more.
         NotReady
-            Not to wait, and not all are there yet.
+            ``wait`` is False, and not all elements are available yet.
         """
         self._allow(num_rows)
         if wait:
@@ -157,7 +157,7 @@ class ElementReader:
             if len(buffer.items) >= num_rows or buffer.is_over:
                 return self._taken(num_rows)
             if not buffer.has_room():
-                # These elements were taken together before: they are to be so again, whatever room they need.
+                # These elements were taken together before, and must be again, whatever their size.
                 buffer.limit_bytes = 2 * max(buffer.limit_bytes, 1)
 
     def _allow(self, num_more: int) -> None:

@@ -1,4 +1,4 @@
-"""Places in streams of elements with a fact of each."""
+"""The cursor over elements with a fact about each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from daskdist.execute.stream.gather import run_bytes
 from daskdist.execute.stream.lineage import Lineage, Path, with_lineages
 from daskdist.execute.stream.runtime import StreamRuntime
 
-# Elements given at first to a function that may make many of each.
-_FEW_GIVEN = 16
+# The number of elements in the first call of a function that may make many elements of each.
+_FIRST_ELEMENTS = 16
 
 
 class FactCursor:
-    """Elements and a fact of them, asked for ahead where the elements lie."""
+    """A cursor over elements and facts about them, which are computed ahead on the worker that has the elements."""
 
     def __init__(self, runtime: StreamRuntime, fact: Fact, path: Path, epoch: Epoch, source: Cursor) -> None:
         self.runtime = runtime
@@ -32,12 +32,12 @@ class FactCursor:
         self.path = path
         self.epoch = epoch
         self.source = source
-        # Of each call: the elements it was given, those it is of, and its handle.
+        # For each call: its input elements, the elements that its fact is about, and its handle.
         self._pending: deque[tuple[Run, Run, Handle]] = deque()
         self.waiting = RunQueue()
-        # What a call raised of which no element was found yet that fails, and how many may be it.
+        # The error of a call whose failing element was not found yet, and the number of elements that may be it.
         self._suspect: tuple[Exception, int] | None = None
-        # Elements whose facts were handed on.
+        # The number of input elements whose facts were handed out.
         self.num_given = 0
         self.is_over = False
 
@@ -45,7 +45,7 @@ class FactCursor:
         self._ask_ahead()
         if not self._pending:
             raise Exhausted
-        given, run, handle = self._pending[0]
+        inputs, run, handle = self._pending[0]
         caller = self.runtime.caller
         is_raised = isinstance(handle, _Raised)
         if not self.runtime.waits and not is_raised and not caller.is_done(handle):
@@ -55,11 +55,11 @@ class FactCursor:
                 raise handle.error
             fact = caller.result(handle)
         except Exception as error:
-            self._without_failed(given, error)
+            self._bisect(inputs, error)
             return self.pull()
         self._pending.popleft()
-        self.num_given += len(given)
-        self._settled(len(given))
+        self.num_given += len(inputs)
+        self._rule_out(len(inputs))
         if self.fact.makes_rows:
             (ref,) = run.blocks  # type: ignore[union-attr]
             ref.num_rows, skipped, fact = fact
@@ -74,7 +74,7 @@ class FactCursor:
                 return
             try:
                 with runtime.waiting(not self._pending):
-                    run = self._next_given()
+                    run = self._next_inputs()
             except Exhausted:
                 self.is_over = True
             except NotReady:
@@ -84,22 +84,23 @@ class FactCursor:
             else:
                 self._ask(run)
 
-    def _without_failed(self, given: Run, error: Exception) -> None:
-        # The element that fails is found by halves; those before it come first, and those behind it later.
+    def _bisect(self, inputs: Run, error: Exception) -> None:
+        # Find the failing element by bisection: those before it are handed out first, those behind it later.
         self._pending.popleft()
-        if isinstance(error, ClusterError) or len(given) == 1:
+        if isinstance(error, ClusterError) or len(inputs) == 1:
             self._suspect = None
             raise error
         if self._suspect is None:
-            self._suspect = error, len(given)
+            self._suspect = error, len(inputs)
         rest, self._pending = self._pending, deque()
-        middle = len(given) // 2
-        self._ask(given[:middle])
-        self._ask(given[middle:])
+        middle = len(inputs) // 2
+        self._ask(inputs[:middle])
+        self._ask(inputs[middle:])
         self._pending.extend(rest)
 
-    def _settled(self, num_elements: int) -> None:
-        # Elements of which none fails by itself fail together: one is of another structure, say.
+    def _rule_out(self, num_elements: int) -> None:
+        # If no element fails by itself they fail only together: for example, one has another structure. Then the error
+        # of the call is raised.
         if self._suspect is None:
             return
         error, num_left = self._suspect
@@ -107,60 +108,60 @@ class FactCursor:
         if self._suspect is None:
             raise error
 
-    def _next_given(self) -> Run:
+    def _next_inputs(self) -> Run:
         if not self.fact.makes_rows:
             return self.source.pull()  # type: ignore[no-any-return]
-        # What one element makes may be much, and the function slow: as many at a time as there were before.
+        # One element may make many rows, and the function may be slow: each call takes as many as all before it.
         self.waiting.fill(self.source.pull, 1)
-        return self.waiting.pop(max(self.num_given, _FEW_GIVEN))
+        return self.waiting.pop(max(self.num_given, _FIRST_ELEMENTS))
 
-    def _ask(self, given: Run) -> None:
+    def _ask(self, inputs: Run) -> None:
         try:
-            self._call(given)
+            self._call(inputs)
         except ClusterError:
             raise
         except Exception as error:
-            # A caller that calls at once raises at once; what was asked for before comes first.
-            self._pending.append((given, given, _Raised(error)))
+            # A caller that calls at once raises at once; the results of earlier calls are handed out first.
+            self._pending.append((inputs, inputs, _Raised(error)))
 
-    def _call(self, given: Run) -> None:
-        fact, worker = self.fact, self.runtime.near(given)
-        handle = self.runtime.ask(given, worker=worker, name=fact.name, function=fact.function)
+    def _call(self, inputs: Run) -> None:
+        fact, worker = self.fact, self.runtime.near(inputs)
+        handle = self.runtime.ask(inputs, worker=worker, name=fact.name, function=fact.function)
         if not fact.makes_rows:
-            self._pending.append((given, given, handle))
+            self._pending.append((inputs, inputs, handle))
             return
-        asked = self.runtime.caller.call(with_report, [handle], worker=worker, name=f"{fact.name}-fact")
-        run = Selection((self._rows(given, handle, worker),), range(0))
-        self._pending.append((given, run, asked))
+        reported = self.runtime.caller.call(with_report, [handle], worker=worker, name=f"{fact.name}-fact")
+        run = Selection((self._rows(inputs, handle, worker),), range(0))
+        self._pending.append((inputs, run, reported))
 
-    def _rows(self, given: Run, handle: Handle, worker: str | None) -> BlockRef:
+    def _rows(self, inputs: Run, handle: Handle, worker: str | None) -> BlockRef:
         runtime = self.runtime
         rows = runtime.caller.call(GetItem(0), [handle], worker=worker, name=f"{self.fact.name}-rows")
-        lineage = Lineage(self.path, self.epoch, None, with_lineages(given))
-        return runtime.refer(rows, -1, int(run_bytes(given)), worker, runtime.reads, lineage)
+        lineage = Lineage(self.path, self.epoch, None, with_lineages(inputs))
+        return runtime.refer(rows, -1, int(run_bytes(inputs)), worker, runtime.reads, lineage)
 
-    def remade(self, extent: Any, run: Any) -> BlockRef:
-        """The block of a lineage, asked for again."""
+    def remake(self, extent: Any, run: Any) -> BlockRef:
+        """Request the block of a lineage again."""
         fact, worker = self.fact, self.runtime.near(run)
         return self._rows(run, self.runtime.ask(run, worker=worker, name=fact.name, function=fact.function), worker)
 
     def saved(self) -> dict[str, Any]:
-        """What a position takes besides the fields that are data: the elements that facts were asked of."""
-        return {"given": [given for given, _, _ in self._pending]}
+        """Return the state besides the fields that are data: the inputs of the pending calls."""
+        return {"given": [inputs for inputs, _, _ in self._pending]}
 
     def resumed(self, saved: dict[str, Any]) -> None:
-        """Go on from there."""
-        for given in saved["given"]:
-            self._ask(given)
+        """Make the pending calls again."""
+        for inputs in saved["given"]:
+            self._ask(inputs)
 
 
 @dataclass(frozen=True)
 class _Raised:
-    # Stands for the handle of a call that raised when it was asked for.
+    # Replaces the handle of a call that raised at once.
     error: Exception
 
 
 def with_report(values: Sequence[Any]) -> tuple[int, tuple[Skipped, ...], Any]:
-    """How many rows a fact is of, what was left out on the way to them, and the fact."""
+    """Return the number of rows that a fact is about, the elements left out on the way to them, and the fact."""
     rows, fact = values[0]
     return len(rows), rows.skipped, fact

@@ -1,4 +1,4 @@
-"""The interpreter: walks primitives, keeps the window, and asks a caller for every call.
+"""The interpreter, which opens a cursor for each primitive of a pipeline.
 
 It knows the primitives, and no operation.
 """
@@ -33,12 +33,21 @@ class Interpreter(StreamRuntime):
     """
 
     def open(self, primitive: Primitive, path: Path = ()) -> Opener:
-        """What starts a stream of the primitive's elements for an epoch; ``path`` is how it is reached."""
+        """Return a function that opens a cursor over the primitive's elements for an epoch.
+
+        Parameters
+        ----------
+        primitive
+            The primitive.
+        path
+            The path from the end of the pipeline to the primitive.
+        """
         make = self._maker(primitive, path)
 
         def opener(epoch: Epoch) -> Any:
             cursor = make(epoch)
-            # A position tells by it what to open; where an arrangement opened something else, that.
+            # A position records this to open the same cursor again. If an arrangement returned a cursor that it opened
+            # elsewhere, that place is kept.
             if not isinstance(cursor, OpenedCursor):
                 cursor.opened_at = path, epoch
             return cursor
@@ -54,16 +63,16 @@ class Interpreter(StreamRuntime):
                 return lambda epoch: cursor(self, primitive, path, epoch)
             case Compute() | Chain() | Fact():
                 source = self.open(primitive.source, (*path, 0))
-                kind: Any = {Compute: ComputeCursor, Chain: ChainCursor, Fact: FactCursor}[type(primitive)]
-                return lambda epoch: kind(self, primitive, path, epoch, source(epoch))
+                cursor_type: Any = {Compute: ComputeCursor, Chain: ChainCursor, Fact: FactCursor}[type(primitive)]
+                return lambda epoch: cursor_type(self, primitive, path, epoch, source(epoch))
             case Arrange():
-                inputs = [self.open(each, (*path, number)) for number, each in enumerate(primitive.inputs)]
+                inputs = [self.open(source, (*path, number)) for number, source in enumerate(primitive.inputs)]
                 context = ArrangementContext(self, primitive.arrangement, path)
                 return lambda epoch: primitive.arrangement.open(inputs, epoch, context)
 
 
 def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str, Any]:
-    """Return the figures of a pass so far; see `ElementIterator.stats`."""
+    """Return the statistics of a pass so far; see `ElementIterator.stats`."""
     by_file: Counter[str] = Counter()
     for interpreter in interpreters:
         by_file.update(interpreter.skipped_of)
@@ -75,7 +84,7 @@ def stats_of(interpreters: Sequence[Interpreter], num_elements: int) -> dict[str
 
 
 class ArrangementContext:
-    """What the cursors of one arrangement may ask; see `daskdist.core.primitive.Context`."""
+    """The services that the cursors of one arrangement may use; see `daskdist.core.primitive.Context`."""
 
     def __init__(self, interpreter: Interpreter, arrangement: Any, path: Path) -> None:
         self._interpreter = interpreter
@@ -84,7 +93,7 @@ class ArrangementContext:
         self.compact = interpreter.compact
 
     def waiting(self, is_needed: bool, *, is_brief: bool = False) -> AbstractContextManager[None]:
-        """See `daskdist.core.primitive.Context`."""
+        """Let inputs wait only for elements that are needed now; see `daskdist.core.primitive.Context.waiting`."""
         return self._interpreter.waiting(is_needed, is_brief=is_brief)
 
     @property

@@ -274,7 +274,7 @@ class StateRestorer:
                 worker = interpreter.near(run)
                 ref = interpreter.gather(run, worker=worker, name="gather", windows=interpreter.bundles)
             else:
-                ref = self._opened(lineage).remade(lineage.extent, run)
+                ref = self._opened(lineage).remake(lineage.extent, run)
                 if lineage.num_rows >= 0:
                     ref.num_rows = lineage.num_rows
             self._blocks[id(lineage)] = ref

@@ -1,4 +1,4 @@
-"""How blocks can be made again: what a position in a stream is told by, instead of by the blocks themselves."""
+"""Lineages: how blocks can be made again. A position in a stream stores them in place of the blocks themselves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run, Zipped
 
-# How a primitive is reached from the end of a pipeline: the number of an input, or what an arrangement made one of.
+# The path from the end of a pipeline to a primitive: the numbers of inputs, and keys that arrangements opened.
 Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathKey:
-    """A step of a path: what an arrangement made a primitive of."""
+    """A step of a path: the value that an arrangement opened a primitive for."""
 
     value: Any
 
@@ -51,16 +51,16 @@ class Resumable(Protocol):
 
 
 class Lineage:
-    """How one block came to be, as data.
+    """The origin of one block, as data.
 
     Parameters
     ----------
     path, epoch
-        The primitive whose cursor asked for it, and the pass; None for rows that were only put together.
+        The primitive whose cursor requested the block, and the pass. The path is None for rows that were only gathered.
     extent
-        Which part of the cursor's work it is.
+        The part of the cursor's work, in a form that the cursor defines.
     run
-        The elements it was made of, whose blocks are lineages; None where it was read.
+        The elements that the block was made of, whose blocks are lineages; None if the block was read.
     """
 
     __slots__ = ("epoch", "extent", "nbytes", "num_rows", "path", "run")
@@ -70,22 +70,22 @@ class Lineage:
         self.epoch = epoch
         self.extent = extent
         self.run = run
-        # Of the block, as far as known.
+        # The size of the block, as far as known.
         self.num_rows = -1
         self.nbytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.path, self.epoch, self.extent, self.run, self.num_rows, self.nbytes)
+        return _lineage, (self.path, self.epoch, self.extent, self.run, self.num_rows, self.nbytes)
 
 
-def _made(path: Path | None, epoch: Epoch, extent: Any, run: Any, num_rows: int, nbytes: int) -> Lineage:
+def _lineage(path: Path | None, epoch: Epoch, extent: Any, run: Any, num_rows: int, nbytes: int) -> Lineage:
     lineage = Lineage(path, epoch, extent, run)
     lineage.num_rows, lineage.nbytes = num_rows, nbytes
     return lineage
 
 
 def with_blocks(run: Any, change: Any) -> Any:
-    """The same elements, of blocks that ``change`` gives for each."""
+    """Return a run with each block replaced by ``change(block)``."""
     if isinstance(run, Zipped):
         return Zipped(tuple(with_blocks(part, change) for part in run.parts), run.structure)
     if isinstance(run, Groups):
@@ -94,40 +94,40 @@ def with_blocks(run: Any, change: Any) -> Any:
 
 
 def with_lineages(run: Any) -> Any:
-    """The same elements, of lineages."""
+    """Return a run with each block replaced by its lineage."""
     return with_blocks(run, lineage_of)
 
 
 def lineage_of(ref: BlockRef) -> Lineage:
-    """How a block can be made again."""
+    """Return the lineage of a block."""
     lineage: Lineage = ref.lineage
     lineage.num_rows, lineage.nbytes = ref.num_rows, ref.nbytes
     return lineage
 
 
 def without_moves(run: Selection) -> Selection:
-    """Rows of lineages, where none is of rows that were only put together before: those rows' own instead.
+    """Replace lineages of rows that were only gathered by the lineages of those rows.
 
-    Without it what is moved again and again would keep the account of every move.
+    Otherwise the lineage of rows that are compacted repeatedly would grow with every move.
     """
     lineages: Any = run.blocks
     if all(lineage.path is not None for lineage in lineages):
         return run
     rows, places = run.row_numbers.copy(), run.places
     block_index: Index = np.empty(len(rows), np.intp)
-    found: list[Any] = []
+    origins: list[Any] = []
     for place, lineage in enumerate(lineages):
         at = np.flatnonzero(places == place)
         if lineage.path is None and isinstance(lineage.run, Selection):
             inner = lineage.run.take(rows[at])
-            rows[at], block_index[at] = inner.row_numbers, inner.places + len(found)
-            found += inner.blocks
+            rows[at], block_index[at] = inner.row_numbers, inner.places + len(origins)
+            origins += inner.blocks
         else:
-            block_index[at] = len(found)
-            found.append(lineage)
-    back = Selection(tuple(found), rows, block_index).without_unused()
+            block_index[at] = len(origins)
+            origins.append(lineage)
+    selection = Selection(tuple(origins), rows, block_index).without_unused()
     return Selection(
-        back.blocks,
-        back.row_numbers.astype(np.int32),
-        None if back.block_index is None else back.block_index.astype(np.int32),
+        selection.blocks,
+        selection.row_numbers.astype(np.int32),
+        None if selection.block_index is None else selection.block_index.astype(np.int32),
     )

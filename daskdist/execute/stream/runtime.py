@@ -30,35 +30,35 @@ from daskdist.execute.stream.window import Windows
 
 logger: Final = logging.getLogger("daskdist")
 
-# Puts rows of blocks together: ``by(blocks, picks)``.
+# A function that assembles rows of blocks: ``by(blocks, picks)``.
 Gather = Callable[..., Any]
 
-# Rows of blocks with less than this share of them left are moved to a block of their own. Each time at most two
-# thirds of what is given up are copied, so all copying together stays below one copy of the data.
+# A block of which less than this share of rows is still needed is compacted: those rows move to a new block. Each time
+# at most two thirds as many bytes are copied as are freed, so that all copying together stays below one copy of the
+# data.
 _FEW_ROWS_LEFT = 0.4
-# Blocks asked for ahead of need, besides those that cursors have asked for: so many for each call that can be under
-# way, and in any case so many.
+# Limit on the blocks requested for one bundle: this many per call that can run at once, and at least ``_FEW_ASKED``.
 _ASKED_PER_CALL: Final = 4
 _FEW_ASKED: Final = 16
-# So many rows a block, on the average.
+# With this many rows per block on average, a random selection surely has rows of nearly every block.
 _MANY_ROWS: Final = 8
 
 
 @dataclass(slots=True)
 class Sizes:
-    """Sizes at one place of a pipeline, which its repetitions have in common.
+    """Block sizes at one place of a pipeline, shared by its repetitions.
 
     Parameters
     ----------
     num_rows
-        Rows of the next part of a split that can be divided: they begin small, so that the first elements come soon,
-        and double.
+        The number of rows to read next of a divisible split. It starts small, so that the first elements arrive soon,
+        and doubles.
     growth
-        What a block turned out to take, as a multiple of what was expected; learned from reports.
+        The actual size of blocks as a multiple of the expected size, learned from reports.
     are_known
-        Whether one report has told.
+        Whether a report has arrived.
     sample
-        The block that is to tell next, and what it was expected to take. Weak: it is not kept for that.
+        The block whose report is awaited, and its expected size. The reference is weak, so as not to keep the block.
     """
 
     num_rows: int = 64
@@ -73,12 +73,12 @@ class StreamRuntime:
     Parameters
     ----------
     caller
-        Who makes the calls.
+        Makes the calls.
     workers
         The workers that read, in turn; ``(None,)`` for this process.
     budget_bytes
-        Bytes that may be outstanding on each, if less than the setting ``window-bytes``, which all pipelines of this
-        process share.
+        The limit of outstanding bytes on each worker, if lower than the setting ``window-bytes``, which all pipelines
+        of this process share.
     """
 
     def __init__(
@@ -89,54 +89,53 @@ class StreamRuntime:
         halves = (budget_bytes or shared) // 2, None if caller.home is None else shared // 2
         self.reads = Windows("reads", *halves)
         self.bundles = Windows("bundles", *halves)
-        # One block or bundle of many elements takes but a part of that.
+        # The largest block or bundle of more than one element.
         self.most_bytes = halves[0] // 4
-        # Whether a cursor may wait for a count: not while there is something to hand out already.
+        # True if cursors may wait for row counts: not while elements are ready to be handed out.
         self.waits = True
-        # Where it may not, whether a cursor may yet run what has taken moments so far.
+        # If cursors may not wait: True if they may still run generators that have been fast so far.
         self.is_brief = False
-        # Of each place in the pipeline, how many elements of generators were pulled there since one was slow.
+        # The number of elements pulled from generators since one was slow, by place in the pipeline.
         self.num_brief: Counter[Path] = Counter()
-        # What makes blocks of the few rows that are left of others.
+        # Builds blocks from the few rows that are left of others.
         self.compact_by: Gather = gather
         self.num_workers = len(workers)
-        # Blocks that were asked for, and how many at most for what is not needed yet.
+        # The number of blocks requested, and the limit on requests for data that is not needed yet.
         self.num_asked = 0
         self.most_asked = max(_ASKED_PER_CALL * (caller.num_ahead + 1), _FEW_ASKED)
         self.sizes: dict[Path, Sizes] = {}
-        # The block that a source is all of, by its place in the pipeline, where that is kept for all passes.
+        # For each source that is a single block kept for all passes, that block, by its place in the pipeline.
         self.kept: WeakValueDictionary[Path, BlockRef] = WeakValueDictionary()
-        # What was left out because it could not be read or its computation failed, and of it what is of files.
+        # The number of elements left out because reading or computing them failed, in total and by file.
         self.num_skipped = 0
         self.skipped_of: Counter[str] = Counter()
         self._turns = cycle(workers)
-        # What gives elements that come one after the other.
         self._readers: WeakSet[RowReader] = WeakSet()
 
     def note_reader(self, reader: RowReader) -> None:
-        """Have a reader closed at the end."""
+        """Register a reader to be closed with the pipeline."""
         self._readers.add(reader)
 
     def close(self) -> None:
-        """Make no calls any more, and let go of what gives elements."""
+        """Close the readers and the caller; no call is made afterwards."""
         for reader in list(self._readers):
             reader.close()
         self.caller.close()
 
     def note_skipped(self, notes: Sequence[Skipped]) -> None:
-        """Log what was left out, of each file the first only, and count it."""
+        """Count the elements that were left out, and log them: for each file only the first."""
         for note in notes:
             if note.file:
                 self.skipped_of[note.file] += 1
             if self.skipped_of[note.file] == 1:
-                logger.warning("left out %s; what else cannot be read of this file is counted only", note)
+                logger.warning("left out %s; further unreadable parts of this file are only counted", note)
             elif not note.file:
                 logger.warning("left out %s", note)
         self.num_skipped += len(notes)
 
     @contextmanager
     def waiting(self, is_needed: bool, *, is_brief: bool = False) -> Iterator[None]:
-        """Let cursors wait for counts only if what they give is needed now, and run only what is brief besides."""
+        """Let cursors wait for row counts only if ``is_needed``, and run fast generators also if ``is_brief``."""
         before = self.waits, self.is_brief
         if not is_needed:
             self.is_brief = is_brief and (self.waits or self.is_brief)
@@ -147,15 +146,15 @@ class StreamRuntime:
             self.waits, self.is_brief = before
 
     def next_worker(self) -> str | None:
-        """The worker whose turn it is."""
+        """Return the worker whose turn it is."""
         return next(self._turns)
 
     def gather(self, run: Run, *, worker: str | None, name: str, windows: Windows, by: Gather = gather) -> BlockRef:
-        """The rows of a run as one block, on a worker; put together by what does so as `gather` does."""
-        run = _with_used(run, worker)
-        return self._put_together(self._brought_to(run, worker), with_lineages(run), worker, name, windows, by)
+        """Request the rows of a run as one block on a worker, assembled by ``by``."""
+        run = _without_unused(run, worker)
+        return self._assemble(self._moved_to(run, worker), with_lineages(run), worker, name, windows, by)
 
-    def _put_together(
+    def _assemble(
         self, run: Run, lineages: Any, worker: str | None, name: str, windows: Windows, by: Gather = gather
     ) -> BlockRef:
         handles, num_bytes = [ref.handle for ref in blocks_of(run)], run_bytes(run)
@@ -164,7 +163,7 @@ class StreamRuntime:
         return self.refer(handle, len(run), int(num_bytes), worker, windows, Lineage(None, (), None, lineages))
 
     def near(self, run: Run | Zipped) -> str | None:
-        """The worker that has all blocks of a run, else the one whose turn it is."""
+        """Return the worker that has all blocks of a run, or else the one whose turn it is."""
         workers = {ref.worker for ref in blocks_of(run)}
         return (workers.pop() if len(workers) == 1 else None) or self.next_worker()
 
@@ -177,12 +176,13 @@ class StreamRuntime:
         function: Callable[[Any], Any],
         unstacked: bool = False,
     ) -> Any:
-        """Ask for what a function makes of the rows of a run, as one block, on a worker."""
+        """Request the result of a function of the rows of a run, as one block, on a worker."""
         if isinstance(run, Zipped):
-            run = Zipped(tuple(self._brought_to(_with_used(part, worker), worker) for part in run.parts), run.structure)
+            parts = tuple(self._moved_to(_without_unused(part, worker), worker) for part in run.parts)
+            run = Zipped(parts, run.structure)
             picks: Joins | Picks = Joins.of(run)
         else:
-            run = self._brought_to(_with_used(run, worker), worker)
+            run = self._moved_to(_without_unused(run, worker), worker)
             picks = Picks.of(run)
         handles = [ref.handle for ref in blocks_of(run)]
         return self.caller.call(gather, handles, picks, function, unstacked, worker=worker, name=name)
@@ -190,19 +190,19 @@ class StreamRuntime:
     def refer(
         self, handle: Any, num_rows: int, nbytes: int, worker: str | None, windows: Windows, lineage: Lineage
     ) -> BlockRef:
-        """A reference that holds its bytes of a window for as long as it lives."""
+        """Return a reference to a block that occupies its bytes of a window for as long as it lives."""
         self.num_asked += 1
         window = windows[worker]
         window.acquire(nbytes)
         return BlockRef(handle, num_rows, nbytes, worker, window.release, lineage)
 
-    def _brought_to(self, run: Run, worker: str | None) -> Run:
-        # Rows cross workers, blocks do not: what lies elsewhere is first reduced to the rows wanted, there.
+    def _moved_to(self, run: Run, worker: str | None) -> Run:
+        # Rows cross workers, blocks do not: the needed rows of blocks on another worker are first extracted there.
         if isinstance(run, Groups):
-            return Groups(self._rows_brought_to(run.flat, worker), run.bounds, run.inners)
-        return self._rows_brought_to(run, worker)
+            return Groups(self._rows_moved_to(run.flat, worker), run.bounds, run.inners)
+        return self._rows_moved_to(run, worker)
 
-    def _rows_brought_to(self, selection: Selection, worker: str | None) -> Selection:
+    def _rows_moved_to(self, selection: Selection, worker: str | None) -> Selection:
         if not worker or not len(selection):
             return selection
         elsewhere: dict[str | None, list[int]] = {}
@@ -214,15 +214,15 @@ class StreamRuntime:
     def _merged(
         self, selection: Selection, places: dict[str | None, list[int]], name: str, windows: Windows, by: Gather
     ) -> Selection:
-        # Of each worker the rows that are of some of its blocks, which all have some, made a block there. Block by
-        # block they are put together by one copy.
+        # For each worker, merge the selected rows of the blocks at some places into one new block there. Every one of
+        # those blocks has selected rows. Sorted by block, they are assembled with one copy.
         intervals, num_blocks = selection.to_intervals(), len(selection.blocks)
-        in_order = np.array([place for each in places.values() for place in each])
+        in_order = np.array([place for worker_places in places.values() for place in worker_places])
         rank = np.full(num_blocks, num_blocks)
         rank[in_order] = np.arange(len(in_order))
         ranks = rank.take(intervals.block_index)
         order = np.argsort(ranks.astype(np.uint16) if num_blocks < 2**16 else ranks, kind="stable")
-        # In that order: at which rank the blocks of each worker begin, and at which place their stretches.
+        # In that order, the rank of the first block of each worker, and the position of its first interval.
         first_ranks = np.cumsum([0, *map(len, places.values())])
         cuts = np.searchsorted(ranks[order], first_ranks)
         order = order[: cuts[-1]]
@@ -232,16 +232,16 @@ class StreamRuntime:
         starts[order] = bounds[:-1] - np.repeat(bounds[cuts[:-1]], np.diff(cuts))
         blocks = list(selection.blocks)
         pieces = zip(places.items(), first_ranks.tolist(), pairwise(cuts.tolist()), strict=False)
-        for (worker, own), first_rank, (start, stop) in pieces:
+        for (worker, worker_places), first_rank, (start, stop) in pieces:
             at = order[start:stop]
             part = RowIntervals(ranks[at] - first_rank, intervals.starts[at], bounds[start : stop + 1] - bounds[start])
             # A view would keep the whole block.
-            rows = Selection.of(tuple([selection.blocks[place] for place in own]), part, is_view=False)
-            blocks.append(self._put_together(rows, without_moves(with_lineages(rows)), worker, name, windows, by))
+            rows = Selection.of(tuple([selection.blocks[place] for place in worker_places]), part, is_view=False)
+            blocks.append(self._assemble(rows, without_moves(with_lineages(rows)), worker, name, windows, by))
         return Selection.of(tuple(blocks), RowIntervals(block_index, starts, intervals.bounds)).without_unused()
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
-        """See `daskdist.core.primitive.Context`."""
+        """Move the rows of nearly unused blocks to new blocks; see `daskdist.core.primitive.Context.compact`."""
         if isinstance(run, Groups):
             return Groups(self._rows_compacted(run.flat, in_use), run.bounds, run.inners)
         return self._rows_compacted(run, in_use)
@@ -258,16 +258,16 @@ class StreamRuntime:
                 few.setdefault(ref.worker, []).append(place)
                 freed = (ref.num_rows - count) * ref.row_bytes
                 freed_bytes[ref.worker] = freed_bytes.get(ref.worker, 0) + freed
-        # One call for all of a worker, and only when it frees as much as is worth one.
-        worthy = {worker: each for worker, each in few.items() if freed_bytes[worker] >= self.caller.bundle_bytes}
+        # One call per worker, and only if it frees enough memory to be worth a call.
+        worthy = {worker: places for worker, places in few.items() if freed_bytes[worker] >= self.caller.bundle_bytes}
         if not worthy:
             return selection.without_unused()
         return self._merged(selection, worthy, "compact", self.reads, self.compact_by)
 
 
-def _with_used(run: Run, worker: str | None) -> Run:
-    # To know which blocks rows in a random order are of, that has to be worked out. Where nothing is brought anywhere,
-    # that can wait: there are surely some of nearly each of few blocks.
+def _without_unused(run: Run, worker: str | None) -> Run:
+    # Finding the blocks that a lazily shuffled selection uses requires computing its order. If no rows move between
+    # workers this can be skipped: with few blocks, nearly every one is used.
     flat = run.flat if isinstance(run, Groups) else run
     can_wait = worker is None and isinstance(flat, ShuffledSelection) and len(flat) >= _MANY_ROWS * len(flat.blocks)
     return run if can_wait else run.without_unused()

@@ -1,6 +1,6 @@
-"""Elements that nobody wants but for what calls find of them, as when they are written to files.
+"""Running a pipeline for the results of a function of its elements, for example to write them to files.
 
-What the calls give comes here, and the elements stay where they are.
+Only the results come to this process; the elements stay on the workers and are dropped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ logger: Final = logging.getLogger("daskdist")
 
 
 class HasNumBytes(Protocol):
-    """What a call gives."""
+    """A result of a call, which states the size of its input."""
 
     @property
     def num_bytes(self) -> int:
-        """The size of the elements it was given."""
+        """The size of the elements that the call processed."""
         ...
 
 
@@ -37,14 +37,15 @@ _F = TypeVar("_F", bound=HasNumBytes)
 
 @dataclass(frozen=True, slots=True)
 class PortionSize:
-    """How many elements a call is given.
+    """The number of elements per call.
 
     Parameters
     ----------
     num_bytes
-        As many as are of about this size: half of it at least, so that blocks of that size need not be cut or moved.
+        The approximate size of the elements of a call: at least half of this, so that blocks of this size need not be
+        split or moved.
     num_rows
-        If given, so many, whatever their size.
+        If given, the exact number of elements, whatever their size.
     """
 
     num_bytes: int
@@ -62,28 +63,28 @@ def side_outputs_of(
     epoch: Epoch = (0,),
     name: str,
 ) -> Iterator[_F]:
-    """What a function gives for the elements of a stream, some at a time, in order.
+    """Call a function on a stream's elements, some at a time, and yield its results in order.
 
     Parameters
     ----------
     primitive
         The stream.
     function
-        ``function(number, rows)``, called where the rows are; ``number`` counts the calls.
+        ``function(number, rows)``, called on the worker that has the rows; ``number`` counts the calls.
     portion_size
-        How many elements a call is given.
+        The number of elements per call.
     caller
-        Who makes the calls; closed at the end.
+        Makes the calls; closed at the end.
     workers
         The workers that take part; ``(None,)`` for this process.
     budget_bytes
-        Bytes that may be outstanding on each; the setting ``window-bytes`` if None.
+        The limit of outstanding bytes on each worker; the setting ``window-bytes`` if None.
     epoch
-        Which pass.
+        The pass.
     name
-        What tasks are called.
+        The name of the tasks.
     """
-    # Nobody waits for the first elements: parts of splits would only have to be put together again.
+    # Nobody waits for the first elements: parts of divided splits would only have to be joined again.
     caller.divides = False
     interpreter = Interpreter(caller, workers, budget_bytes)
     reader = _PortionReader(interpreter, primitive, portion_size, epoch)
@@ -103,13 +104,13 @@ def side_outputs_of(
                 number += 1
             if not pending:
                 break
-            fact = caller.result(pending[0][1])
-            reader.learn(pending.popleft()[0], fact.num_bytes)
-            yield fact
+            output = caller.result(pending[0][1])
+            reader.learn(pending.popleft()[0], output.num_bytes)
+            yield output
         if interpreter.num_skipped:
             logger.warning("left out %d elements in all", interpreter.num_skipped)
     finally:
-        # Elsewhere calls go on though nobody wants them any more: what they write is to be there before it is removed.
+        # Calls on workers keep running after an error: wait for them, so that files they write can be removed.
         for _, handle in pending if any(workers) else ():
             with suppress(Exception):
                 caller.result(handle)
@@ -125,7 +126,7 @@ def run_to_end(
     *,
     epoch: Epoch = (0,),
 ) -> None:
-    """Let a stream run to its end, for what its calls do on the way; the parameters are those of `side_outputs_of`."""
+    """Run a stream to its end for its side effects; the parameters are those of `side_outputs_of`."""
     try:
         cursor = Interpreter(caller, workers, budget_bytes).open(primitive)(epoch)
         with suppress(Exhausted):
@@ -137,7 +138,7 @@ def run_to_end(
 
 @dataclass(frozen=True)
 class Numbered:
-    """A function of a call's number and its rows, in the form of one of rows."""
+    """A function of rows that passes on the number of its call."""
 
     function: Callable[[int, Rows], Any]
     number: int
@@ -147,28 +148,28 @@ class Numbered:
 
 
 class _PortionReader:
-    # A stream cut into what calls are given.
+    # Splits a stream into the inputs of calls.
     def __init__(self, interpreter: Interpreter, primitive: Primitive, portion_size: PortionSize, epoch: Epoch) -> None:
         self.interpreter = interpreter
         self.portion_size = portion_size
         self.source = interpreter.open(primitive)(epoch)
         self.waiting = RunQueue()
         self.is_over = False
-        # Of what waits.
+        # The number of rows in ``waiting``, and their expected size.
         self._num_rows = 0
         self._expected_bytes = 0.0
-        # As the latest call has found it; before any is done, as blocks are that were pulled.
+        # The size of a row according to the latest call; before any call is done, according to blocks.
         self._row_bytes: float | None = None
         self._first_row_bytes = 0.0
 
     def is_wanted(self, num_pending: int) -> bool:
-        """Whether one more call is to be under way."""
+        """Return whether to start another call."""
         if (self.is_over and not self.waiting) or num_pending > self.interpreter.caller.num_ahead:
             return False
         return not num_pending or self.interpreter.reads.has_room()
 
     def pull(self, *, waits: bool) -> Run:
-        """The elements of one call."""
+        """Return the elements of the next call."""
         self.interpreter.waits = waits
         num_rows = self.portion_size.num_rows
         with suppress(Exhausted):
@@ -182,7 +183,7 @@ class _PortionReader:
         return run
 
     def learn(self, run: Run, num_bytes: int) -> None:
-        """Note what a call has found out of the size of its elements."""
+        """Record the size of a call's elements."""
         self._row_bytes = num_bytes / max(_num_rows(run), 1)
 
     def _pull(self) -> None:
@@ -198,7 +199,7 @@ class _PortionReader:
         self._expected_bytes += run_bytes(run)
         caller = self.interpreter.caller
         if self._row_bytes is None and (caller.reports_freely or not self._first_row_bytes):
-            # A block is often larger than was expected of it.
+            # A block is often larger than expected.
             report = caller.report(blocks_of(run)[0].handle, wait=True)
             if report is not None:
                 self._first_row_bytes = max(self._first_row_bytes, report.nbytes / max(report.num_rows, 1))

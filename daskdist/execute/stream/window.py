@@ -1,4 +1,4 @@
-"""How many bytes may be outstanding: of one pipeline, and of all there are in this process together."""
+"""Limits on outstanding bytes, for one pipeline and for all pipelines of this process together."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from threading import Lock
 from typing import Final
 from weakref import WeakValueDictionary
 
-# Of the shared budget a pipeline takes at most so many times what it leaves free. So one that comes later always finds
-# room, whatever the others hold: one alone has three quarters of the budget, two that are alike 3/7 each.
+# A pipeline takes at most this many times the bytes that it leaves free in the shared budget. So a later one always
+# finds room, whatever the others hold: a single one takes three quarters of the budget, two equal ones 3/7 each.
 _TIMES_FREE: Final = 3
-# Changes that wait to be summed up, where nobody asks for the sum.
+# The number of changes to accumulate before they are summed up, if the sum is not read in between.
 _MOST_CHANGES: Final = 256
 
 
 class Account:
-    """A sum of bytes that any thread adds to and takes from, at any moment."""
+    """A sum of bytes that any thread may change at any moment."""
 
     def __init__(self) -> None:
-        # Blocks are let go by the garbage collector, also in the middle of this: appending is atomic, and a lock
-        # that is waited for could be taken twice by one thread.
+        # The garbage collector may release blocks in the middle of a method here. Appending is atomic; waiting for a
+        # lock could deadlock, because the thread may hold it already.
         self._changes: deque[int] = deque()
         self._summing = Lock()
         self._sum_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Count so many bytes more, or less where negative."""
+        """Add a number of bytes, which may be negative."""
         self._changes.append(num_bytes)
         if len(self._changes) >= _MOST_CHANGES:
             self._sum_up()
 
     @property
     def used_bytes(self) -> int:
-        """Bytes outstanding; while somebody else is summing up, as they were shortly before."""
+        """The outstanding bytes; slightly out of date while another thread is summing up."""
         self._sum_up()
         return self._sum_bytes
 
@@ -46,18 +46,18 @@ class Account:
 
 
 class ByteWindow:
-    """A budget of bytes, taken when something is asked for and given back when nothing refers to it.
+    """A budget of bytes, acquired when data is requested and released when nothing refers to it any more.
 
-    It is advice: whoever needs one thing more to make progress takes it although there is no room.
+    The limit is advisory: a pipeline that needs one more item to make progress acquires it even if there is no room.
 
     Parameters
     ----------
     limit_bytes
         The budget.
     shared
-        Where others take from too; None where there is no such thing.
+        The account shared with other pipelines; None if there is none.
     shared_limit_bytes
-        The budget of all of them together.
+        The budget of all pipelines together.
     """
 
     def __init__(self, limit_bytes: int, shared: Account | None = None, shared_limit_bytes: int = 0) -> None:
@@ -68,47 +68,49 @@ class ByteWindow:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes outstanding."""
+        """The outstanding bytes of this pipeline."""
         return self._own.used_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes outstanding of all who share the budget."""
+        """The outstanding bytes of all pipelines that share the budget."""
         return self.used_bytes if self._shared is None else self._shared.used_bytes
 
     def has_room(self, num_bytes: int = 0) -> bool:
-        """Whether so many bytes more fit."""
+        """Return whether ``num_bytes`` more bytes fit."""
         used_bytes = self._own.used_bytes + num_bytes
         if used_bytes > self.limit_bytes or self._shared is None:
             return used_bytes <= self.limit_bytes
         return used_bytes <= _TIMES_FREE * (self._shared_limit_bytes - self.shared_bytes - num_bytes)
 
     def acquire(self, num_bytes: int) -> None:
+        """Add to the outstanding bytes."""
         self._own.add(num_bytes)
         if self._shared is not None:
             self._shared.add(num_bytes)
 
     def release(self, num_bytes: int) -> None:
+        """Subtract from the outstanding bytes."""
         self.acquire(-num_bytes)
 
 
-# What is outstanding in all, by what it is for and the worker it is on. Each goes with the last thing outstanding.
+# The accounts shared by all pipelines, by kind and worker. Each is dropped with the last data that is counted in it.
 _accounts: Final[WeakValueDictionary[tuple[str, str | None], Account]] = WeakValueDictionary()
 _opening: Final = Lock()
 
 
 class Windows(dict[str | None, ByteWindow]):
-    """The windows of one pipeline by worker, None being this process; made when first asked for.
+    """The windows of one pipeline by worker, created on first use; None stands for this process.
 
     Parameters
     ----------
     kind
-        What they are for: pipelines share a budget for each kind on each worker.
+        The kind of data: pipelines share a budget for each kind on each worker.
     limit_bytes
         The pipeline's own budget on each worker.
     shared_limit_bytes
-        The budget on each worker of all pipelines together; None where the pipeline holds nothing, but only notes what
-        it would hold.
+        The budget of all pipelines together on each worker; None if the pipeline only records a graph and holds no
+        data.
     """
 
     def __init__(self, kind: str, limit_bytes: int, shared_limit_bytes: int | None) -> None:
@@ -128,5 +130,5 @@ class Windows(dict[str | None, ByteWindow]):
         return window
 
     def has_room(self) -> bool:
-        """Whether something more may be asked for on every worker."""
+        """Return whether more data may be requested on every worker."""
         return all(window.has_room() for window in self.values())
