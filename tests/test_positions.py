@@ -384,6 +384,6 @@ def test_an_iterator_that_has_begun_goes_nowhere_else():
 @pytest.mark.parametrize("state", [b"abc", None, {"position": 3}, [1]])
 def test_what_is_no_position_is_refused(state):
     with pytest.raises(
-        errors.ArgumentError, match=r"expected the dict that state_dict\(\) of an iterator gave, got \w+ "
+        errors.ArgumentError, match=r"expected a dict returned by state_dict\(\) of an iterator, got \w+ "
     ):
         iter(Dataset.range(3)).load_state_dict(state)

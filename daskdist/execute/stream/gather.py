@@ -1,4 +1,4 @@
-"""What gather tasks do: rows of blocks put together as chunks. Pure functions, run wherever a caller runs them."""
+"""The functions of gather tasks, which assemble rows of blocks into chunks: pure functions that any caller can run."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import StackError
 from daskdist.execute.caller import Caller
 
-# To copy so much takes about as long as to hand it to another thread.
+# Copying this many bytes takes about as long as handing the copy to another thread.
 CHEAP_BYTES: Final = 2**18
 
-# Makes an array of a shape and a dtype whose values are not set, as `numpy.empty` does.
+# Allocates an array of a shape and a dtype without setting its values, as `numpy.empty` does.
 Empty = Callable[[tuple[int, ...], Any], Any]
-# Stretches in which no series is looked for, such as the ends of two blocks that make up a batch.
-_FEW: Final = 3
+# With at most this many intervals, such as the ends of two blocks that make up a batch, each is copied by itself.
+_FEW_INTERVALS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """Rows to gather of blocks that are given apart.
+    """Rows to gather from blocks, which are passed separately.
 
     Parameters
     ----------
     rows, block_index
-        The rows of all elements, as in a `Selection`, in stretches, or in an order that is worked out here.
+        The rows of all elements: numbers as in a `Selection`, intervals, or a permutation to be computed here.
     bounds, inners
-        How they are batches, as in `Groups`; None where the elements are the rows themselves.
+        The batches that the rows form, as in `Groups`; None if the rows themselves are the elements.
     """
 
     rows: range | Index | RowIntervals | LazyPermutation
@@ -53,7 +53,7 @@ class Picks:
 
     @classmethod
     def of(cls, run: Run) -> Picks:
-        """What gathers a run."""
+        """Return the picks for a run."""
         flat, bounds, inners = (run, None, None) if isinstance(run, Selection) else (run.flat, run.bounds, run.inners)
         if isinstance(flat, ShuffledSelection):
             return cls(flat.permuted, None, bounds, inners)
@@ -64,13 +64,13 @@ class Picks:
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         if isinstance(self.rows, RowIntervals):
             return int(self.rows.bounds[-1])
         return len(self.rows)
 
     def by_row(self) -> tuple[range | Index, Index | None]:
-        """``rows`` and ``block_index`` with a number for each row."""
+        """Return ``rows`` and ``block_index`` with a number for each row."""
         if isinstance(self.rows, RowIntervals):
             return self.rows.rows, self.rows.row_block_index
         if isinstance(self.rows, LazyPermutation):
@@ -78,7 +78,7 @@ class Picks:
         return self.rows, self.block_index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Index arrays travel through the scheduler with their task: four bytes do for any block there can be.
+        # Index arrays pass through the scheduler with their task; four bytes suffice for the rows of any block.
         rows, block_index = self.by_row() if isinstance(self.rows, LazyPermutation) else (self.rows, self.block_index)
         return Picks, (_narrow(rows), _narrow(block_index), _narrow(self.bounds), self.inners)
 
@@ -91,16 +91,16 @@ def _narrow(index: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """Elements to make of one element each of what several picks give.
+    """Elements that each consist of one element of every part.
 
     Parameters
     ----------
     picks
-        Of each part.
+        The picks of each part.
     num_blocks
-        Of each part how many of the blocks are its.
+        The number of blocks of each part.
     structure
-        How the parts' elements nest.
+        The structure in which the parts' elements are nested.
     """
 
     picks: tuple[Picks, ...]
@@ -109,13 +109,13 @@ class Joins:
 
     @classmethod
     def of(cls, run: Zipped) -> Joins:
-        """What gathers a run."""
+        """Return the joins for a run."""
         num_blocks = tuple(len(blocks_of(part)) for part in run.parts)
         return cls(tuple(map(Picks.of, run.parts)), num_blocks, run.structure)
 
 
 def blocks_of(run: Run | Zipped) -> tuple[BlockRef, ...]:
-    """The blocks a run has rows of."""
+    """Return the blocks of a run."""
     if isinstance(run, Zipped):
         return tuple(ref for part in run.parts for ref in blocks_of(part))
     return run.blocks if isinstance(run, Selection) else run.flat.blocks
@@ -130,11 +130,23 @@ def gather(
     *,
     as_views: bool = False,
 ) -> Any:
-    """The rows picked of the blocks, as a block or as batches; then what ``function`` makes of them.
+    """Gather picked rows of blocks, as a block or as batches, and apply a function to them.
 
-    The elements of a batch that is wanted ``unstacked`` need not stack. Columns of numbers that have to be copied are
-    copied into arrays that ``empty`` makes, if given: then the rows go to one consumer, who may write into what was
-    copied. What need not be copied, as each batch is consecutive rows, is not if batches may be ``as_views``.
+    Parameters
+    ----------
+    blocks
+        The blocks.
+    picks
+        The rows to gather.
+    function
+        Applied to the gathered rows; None returns them.
+    unstacked
+        Whether the elements of a batch are left unstacked, so that their shapes may differ.
+    empty
+        Allocates the arrays that columns of numbers are copied into. The rows then go to a single consumer, which may
+        write into the copies.
+    as_views
+        Whether batches of consecutive rows may be views of their blocks instead of copies.
     """
     _check_structures(blocks if isinstance(picks, Picks) else ())
     if isinstance(picks, Joins):
@@ -146,7 +158,8 @@ def gather(
 
 
 def _check_structures(blocks: Sequence[Rows]) -> None:
-    # Else leaves of one would go by the names that another has for its own. Those without elements say nothing.
+    # Without this check, leaves of one block would be returned under the names of another's. Empty blocks have no
+    # meaningful structure.
     first: Structure | None = None
     for block in blocks:
         structure = block.structure
@@ -157,7 +170,7 @@ def _check_structures(blocks: Sequence[Rows]) -> None:
         elif structure != first:
             raise StackError(
                 f"elements of {_joined_label(blocks) or 'one dataset'} differ in structure, {first} and {structure}: "
-                "have the function that makes them give all of them one structure"
+                "change the function that makes them to return one structure"
             )
 
 
@@ -170,12 +183,12 @@ def _joined(blocks: Sequence[Rows], joins: Joins, function: Callable[[Rows], Any
         start += num_blocks
     if not any(isinstance(part, PartlyFailed) for part in parts):
         return join(parts, joins.structure)
-    # Elements of several parts fail where one of those does.
+    # An element fails if that of one of its parts does.
     structure, items = joins.structure.nest([structure_of([part]) for part in parts]), []
     for index in range(len(parts[0])):
-        found = [raw_item(part, index) for part in parts]
-        failed = next((item for item in found if isinstance(item, FailedElement)), None)
-        items.append(tuple(leaf for item in found for leaf in item) if failed is None else failed)
+        part_items = [raw_item(part, index) for part in parts]
+        failed = next((item for item in part_items if isinstance(item, FailedElement)), None)
+        items.append(tuple(leaf for item in part_items for leaf in item) if failed is None else failed)
     return bundle(structure, items, ", ".join(dict.fromkeys(part.label for part in parts if part.label)))
 
 
@@ -191,7 +204,7 @@ def _gathered(
     rows: Block | Bundle
     if len(columnar) == len(blocks) and all(map(columnar[0].is_like, columnar[1:])):
         rows = _gather_columns(columnar, picked, block_index, label, empty)
-        # A message of the function may have to say which row it was. Rows that only move do not take that along.
+        # An error of the function has to name the row. Rows that only move do not record their origin.
         rows.origin = (
             Origin(label, is_exact=False)
             if function is None
@@ -215,26 +228,26 @@ def _gather_columns(
 ) -> Block:
     first = blocks[0]
     if isinstance(rows, RowIntervals):
-        return _one_after_another(blocks, rows, label, empty)
+        return _copied_intervals(blocks, rows, label, empty)
     if isinstance(rows, range):
-        return _made(first, [leaf[rows.start : rows.stop] for leaf in first.leaves], label, empty)
+        return _block_like(first, [leaf[rows.start : rows.stop] for leaf in first.leaves], label, empty)
     if block_index is None or len(blocks) == 1:
-        return _made(first, [_taken(leaf, rows, empty) for leaf in first.leaves], label, empty)
+        return _block_like(first, [_taken(leaf, rows, empty) for leaf in first.leaves], label, empty)
     intervals = _intervals(rows, block_index, 2 * len(blocks))
     if intervals is not None:
-        return _one_after_another(blocks, intervals, label, empty)
+        return _copied_intervals(blocks, intervals, label, empty)
     wholes = [_whole(column, len(rows)) for column in zip(*[block.leaves for block in blocks], strict=True)]
     if None not in wholes:
-        return _made(first, _of_wholes(wholes, rows, block_index, empty), label, empty)
-    # Read block by block, written from front to back; then put in order. Scattered writes would cost more.
+        return _block_like(first, _of_wholes(wholes, rows, block_index, empty), label, empty)
+    # Read block by block and write from front to back, then reorder: scattered writes would cost more.
     order, parts = [], []
     for place, at in places_by_value(block_index):
         order.append(at)
         parts.append((blocks[place].leaves, rows[at], len(at)))
-    if all(_is_consecutive(wanted) for _, wanted, _ in parts):
-        # By turns from several blocks, and from each one after the other: written where they go at once.
-        dealt = [_dealt(number, parts, order, empty) for number in range(len(first.leaves))]
-        return _made(first, dealt, label, empty)
+    if all(_is_consecutive(part_rows) for _, part_rows, _ in parts):
+        # The blocks alternate, and the rows of each are consecutive: they are written to their final places directly.
+        interleaved = [_interleaved(number, parts, order, empty) for number in range(len(first.leaves))]
+        return _block_like(first, interleaved, label, empty)
     places = np.concatenate(order)
     inverse = None
     if not _is_consecutive(places):
@@ -243,28 +256,28 @@ def _gather_columns(
     leaves: list[Any] = []
     for number, leaf in enumerate(first.leaves):
         if isinstance(leaf, Ragged):
-            column = Ragged.concat([of_block[number].take(wanted) for of_block, wanted, _ in parts])
+            column = Ragged.concat([block_leaves[number].take(part_rows) for block_leaves, part_rows, _ in parts])
             leaves.append(column if inverse is None else column.take(inverse))
             continue
-        # The last copy is the one that goes where the consumer wants it.
-        found = _empty((len(rows), *leaf.shape[1:]), leaf.dtype, empty if inverse is None else None)
+        # Only the last copy goes into memory that the consumer allocates.
+        gathered = _empty((len(rows), *leaf.shape[1:]), leaf.dtype, empty if inverse is None else None)
         start = 0
-        for of_block, wanted, count in parts:
-            # The rows are there: "clip" only spares NumPy a buffer.
-            np.take(of_block[number], wanted, axis=0, out=found[start : start + count], mode="clip")
+        for block_leaves, part_rows, count in parts:
+            # All rows are within bounds; the mode "clip" lets NumPy write without a buffer.
+            np.take(block_leaves[number], part_rows, axis=0, out=gathered[start : start + count], mode="clip")
             start += count
-        leaves.append(found if inverse is None else _taken(found, inverse, empty))
-    return _made(first, leaves, label, empty)
+        leaves.append(gathered if inverse is None else _taken(gathered, inverse, empty))
+    return _block_like(first, leaves, label, empty)
 
 
-def _made(like: Block, leaves: Sequence[Any], label: str, empty: Empty | None) -> Block:
-    # What is gathered last goes to one consumer; what is no copy of a block is read-only as the block is.
+def _block_like(like: Block, leaves: Sequence[Any], label: str, empty: Empty | None) -> Block:
+    # With ``empty`` the block goes to a single consumer. Views of blocks remain read-only.
     return Block(like.structure, leaves, label, is_exclusive=empty is not None)
 
 
 def _whole(column: Sequence[Any], num_rows: int) -> tuple[Any, Index] | None:
-    # The array that all parts of a column are consecutive rows of, and at which row each begins; for few rows it is not
-    # worth looking.
+    # Return the array of which all parts of a column are consecutive rows, and the row at which each begins; None if
+    # there is none, or if there are too few rows for the search to be worthwhile.
     whole = getattr(column[0], "base", None)
     if type(whole) is not np.ndarray or not whole.size or not whole.flags.c_contiguous or num_rows < 8 * len(column):
         return None
@@ -281,14 +294,14 @@ def _whole(column: Sequence[Any], num_rows: int) -> tuple[Any, Index] | None:
 
 
 def _of_wholes(wholes: Sequence[Any], rows: Index, block_index: Index, empty: Empty | None) -> list[Any]:
-    found: list[Any] = []
-    at, before = rows, None
+    leaves: list[Any] = []
+    at, last_starts = rows, None
     for whole, starts in wholes:
-        if before is None or not np.array_equal(starts, before):
-            at, before = starts.take(block_index), starts
+        if last_starts is None or not np.array_equal(starts, last_starts):
+            at, last_starts = starts.take(block_index), starts
             at += rows
-        found.append(_taken(whole, at, empty))
-    return found
+        leaves.append(_taken(whole, at, empty))
+    return leaves
 
 
 def _empty(shape: tuple[int, ...], dtype: Any, empty: Empty | None) -> Any:
@@ -298,25 +311,25 @@ def _empty(shape: tuple[int, ...], dtype: Any, empty: Empty | None) -> Any:
 def _taken(leaf: Any, rows: Index, empty: Empty | None) -> Any:
     if empty is None or isinstance(leaf, Ragged):
         return leaf.take(rows, axis=0)
-    found = _empty((len(rows), *leaf.shape[1:]), leaf.dtype, empty)
-    # The rows are there: "clip" only spares NumPy a buffer.
-    return np.take(leaf, rows, axis=0, out=found, mode="clip")
+    out = _empty((len(rows), *leaf.shape[1:]), leaf.dtype, empty)
+    # All rows are within bounds; the mode "clip" lets NumPy write without a buffer.
+    return np.take(leaf, rows, axis=0, out=out, mode="clip")
 
 
-def _one_after_another(blocks: Sequence[Block], intervals: RowIntervals, label: str, empty: Empty | None) -> Block:
+def _copied_intervals(blocks: Sequence[Block], intervals: RowIntervals, label: str, empty: Empty | None) -> Block:
     columns = zip(*[block.leaves for block in blocks], strict=True)
-    if len(intervals.starts) <= _FEW:
+    if len(intervals.starts) <= _FEW_INTERVALS:
         starts, lengths = intervals.starts.tolist(), np.diff(intervals.bounds).tolist()
         cuts = [(k, slice(n, n + m)) for k, n, m in zip(intervals.block_index.tolist(), starts, lengths, strict=True)]
-        joined = [_end_to_end([column[place][cut] for place, cut in cuts], empty) for column in columns]
-        return _made(blocks[0], joined, label, empty)
+        joined = [_concatenated([column[place][cut] for place, cut in cuts], empty) for column in columns]
+        return _block_like(blocks[0], joined, label, empty)
     series = _in_series(intervals)
-    return _made(blocks[0], [_strung(column, series, empty) for column in columns], label, empty)
+    return _block_like(blocks[0], [_copied_series(column, series, empty) for column in columns], label, empty)
 
 
 def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle | None:
-    # Batches as they lie in their blocks; None where few do, or not all is numbers that lie next to each other: what
-    # lies between them would stay, too, and they would be slow to read.
+    # Return batches as views of their blocks; None if few batches are consecutive rows, or if a leaf is not a
+    # contiguous array of numbers: a view would keep the memory between its rows, and would be slow to read.
     if picks.bounds is None or not isinstance(picks.rows, RowIntervals):
         return None
     columnar = [block for block in blocks if isinstance(block, Block)]
@@ -336,12 +349,12 @@ def _views(blocks: Sequence[Rows], picks: Picks, empty: Empty | None) -> Bundle 
     ]
     items = []
     for number, (first, stop) in enumerate(pairwise(firsts.tolist())):
-        found = tuple(
+        batch = tuple(
             parts[first]
             if stop - first == 1
-            else [_end_to_end(column, empty) for column in zip(*parts[first:stop], strict=True)]
+            else [_concatenated(column, empty) for column in zip(*parts[first:stop], strict=True)]
         )
-        items.append(found if picks.inners is None else nested(found, picks.inners[number]))
+        items.append(batch if picks.inners is None else nested(batch, picks.inners[number]))
     return Bundle(blocks[0].structure, items, _joined_label(blocks), is_exclusive=empty is not None)
 
 
@@ -349,16 +362,16 @@ def _is_compact(leaf: Any) -> bool:
     return type(leaf) is np.ndarray and leaf.dtype.kind in NUMBERS and leaf.flags.c_contiguous
 
 
-def _end_to_end(parts: Sequence[Any], empty: Empty | None) -> Any:
+def _concatenated(parts: Sequence[Any], empty: Empty | None) -> Any:
     first = parts[0]
     if isinstance(first, Ragged) or first.dtype.kind not in NUMBERS:
         return concat(parts)
-    # By itself it would make them of this machine's byte order.
+    # Without ``out``, `numpy.concatenate` would convert to this machine's byte order.
     return np.concatenate(parts, out=_empty((sum(map(len, parts)), *first.shape[1:]), first.dtype, empty))
 
 
 class _Series(NamedTuple):
-    # Stretches of one block that are equally long and equally far apart, such as a replica's rows of each batch.
+    # Intervals of one block that are equally long and equally spaced, such as a replica's rows of each batch.
     place: int
     start: int
     length: int
@@ -366,7 +379,7 @@ class _Series(NamedTuple):
     step: int
 
     def of(self, leaf: Any) -> Any:
-        """The rows of one leaf, shape ``(times, length, ...)``: a view."""
+        """Return a view of the rows of one leaf, of shape ``(times, length, ...)``."""
         rows = leaf[self.start :]
         if self.times == 1:
             return rows[None, : self.length]
@@ -378,7 +391,7 @@ def _in_series(intervals: RowIntervals) -> list[_Series]:
     block_index, starts, lengths = intervals.block_index, intervals.starts, np.diff(intervals.bounds)
     steps = np.diff(starts)
     goes_on = (steps > 0) & (block_index[1:] == block_index[:-1]) & (lengths[1:] == lengths[:-1])
-    # Where another step begins after one that went on, another series does.
+    # A change of the step after a continued interval starts another series.
     goes_on[1:] &= ~goes_on[:-1] | (steps[1:] == steps[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
     counts = np.diff(first, append=len(starts))
@@ -386,43 +399,45 @@ def _in_series(intervals: RowIntervals) -> list[_Series]:
     return list(map(_Series, *[column.tolist() for column in columns]))
 
 
-def _strung(column: Sequence[Any], series: Sequence[_Series], empty: Empty | None) -> Any:
-    # Of one leaf of all blocks the rows of some stretches, one after the other: one copy.
+def _copied_series(column: Sequence[Any], series: Sequence[_Series], empty: Empty | None) -> Any:
+    # Copy the rows of some intervals of one leaf, given for all blocks, one after the other: one copy per series.
     first = column[0]
     if isinstance(first, Ragged) or first.dtype.kind not in NUMBERS:
-        # What NumPy has no views of at will.
-        starts = [(each, each.start + number * each.step) for each in series for number in range(each.times)]
-        return concat([column[each.place][start : start + each.length] for each, start in starts])
-    found = _empty((sum(each.times * each.length for each in series), *first.shape[1:]), first.dtype, empty)
+        # Ragged arrays and arrays of objects or text do not support strided views.
+        starts = [(one, one.start + number * one.step) for one in series for number in range(one.times)]
+        return concat([column[one.place][start : start + one.length] for one, start in starts])
+    rows = _empty((sum(one.times * one.length for one in series), *first.shape[1:]), first.dtype, empty)
     end = 0
-    for each in series:
-        begin, end = end, end + each.times * each.length
-        found[begin:end].reshape(each.times, each.length, *first.shape[1:])[...] = each.of(column[each.place])
-    return found
+    for one in series:
+        begin, end = end, end + one.times * one.length
+        rows[begin:end].reshape(one.times, one.length, *first.shape[1:])[...] = one.of(column[one.place])
+    return rows
 
 
 def _is_consecutive(index: Index) -> bool:
     return int(index[-1]) - int(index[0]) == len(index) - 1 and bool((np.diff(index) == 1).all())
 
 
-def _dealt(number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Sequence[Index], empty: Empty | None) -> Any:
-    # One leaf: consecutive rows of each block, to the places that `order` gives for each.
-    columns = [leaves[number][int(wanted[0]) : int(wanted[0]) + count] for leaves, wanted, count in parts]
+def _interleaved(
+    number: int, parts: Sequence[tuple[Leaves, Index, int]], order: Sequence[Index], empty: Empty | None
+) -> Any:
+    # Copy one leaf: consecutive rows of each block to the places in ``order``.
+    columns = [leaves[number][int(rows[0]) : int(rows[0]) + count] for leaves, rows, count in parts]
     num_rows = sum(map(len, columns))
     if isinstance(columns[0], Ragged):
         inverse = np.empty(num_rows, np.intp)
         inverse[np.concatenate(order)] = np.arange(num_rows)
         return Ragged.concat(columns).take(inverse)
-    found = _empty((num_rows, *columns[0].shape[1:]), columns[0].dtype, empty)
+    out = _empty((num_rows, *columns[0].shape[1:]), columns[0].dtype, empty)
     for at, column in zip(order, columns, strict=True):
         step = int(at[1] - at[0]) if len(at) > 1 else 1
         is_regular = int(at[-1]) - int(at[0]) == step * (len(at) - 1) and bool((np.diff(at) == step).all())
-        found[slice(int(at[0]), int(at[-1]) + 1, step) if is_regular else at] = column
-    return found
+        out[slice(int(at[0]), int(at[-1]) + 1, step) if is_regular else at] = column
+    return out
 
 
 def _intervals(rows: Index, block_index: Index, at_most: int) -> RowIntervals | None:
-    # Rows in stretches, where these are few.
+    # Return the rows as intervals; None if there would be ``at_most`` or more.
     starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (block_index[1:] != block_index[:-1])) + 1
     if len(starts) >= at_most:
         return None
@@ -444,7 +459,7 @@ def _stacked(
     chunks: list[Any] = []
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
         items = [raw_item(elements, k) for k in range(start, stop)]
-        # A batch with an element that failed fails; so does one that does not stack, and no other with it.
+        # A batch with a failed element fails, as does one that cannot be stacked; other batches are not affected.
         failed = next((item for item in items if isinstance(item, FailedElement)), None)
         if failed is not None:
             chunks.append(failed)
@@ -466,20 +481,20 @@ def _joined_label(blocks: Sequence[Rows]) -> str:
 
 
 def run_bytes(run: Run | Zipped) -> float:
-    """The size of all elements of a run, as far as known."""
+    """Return the size in bytes of all elements of a run, as far as known."""
     if isinstance(run, Groups):
         run = run.flat
     return run.element_bytes * len(run)
 
 
 def is_view(run: Run | Zipped) -> bool:
-    """Whether a run is one stretch of a block, of which gathering makes no copy."""
+    """Return whether a run is one interval of a block, which is gathered without a copy."""
     if isinstance(run, Zipped):
         return all(map(is_view, run.parts))
     return (run.flat if isinstance(run, Groups) else run).is_range
 
 
 def bundle_size(caller: Caller, run: Run | Zipped, most_bytes: float) -> int:
-    """How many elements of a run one call should take: up to so many bytes, and not more chunks than agreed."""
+    """Return the number of elements of a run that one call should take, within the caller's limits."""
     num_elements = max(int(min(caller.bundle_bytes, most_bytes) // max(run.element_bytes, 1)), 1)
     return min(num_elements, caller.bundle_chunks) if isinstance(run, Groups) else num_elements

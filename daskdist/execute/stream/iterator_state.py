@@ -1,12 +1,12 @@
-"""Positions in streams as data: taken at any element, and gone on from in another process.
+"""Positions in streams as data: they can be taken at any element, and resumed in another process.
 
-An arrangement says nothing of it. Its cursor is told by its fields: numbers, arrays, random generators, runs and
-queues of elements, and further cursors. Fields whose names begin with ``_``, and what is of another kind, are as
-they are where a cursor is opened; a field that gathers things of another kind is an error. Blocks are told by how they
-can be made again (`Lineage`): going on makes those of which rows are still to come, and no others.
+An arrangement contains no code for this. The state of its cursor is the cursor's fields: numbers, arrays, random
+generators, runs and queues of elements, and further cursors. Fields whose names begin with ``_``, and values of other
+types, keep the values that a newly opened cursor has; a non-empty container of values of other types is an error.
+Blocks are stored as their `Lineage`: resuming makes those blocks again whose rows are still needed, and no others.
 
-Two methods are there for cursors that hold what is no data: ``saved()`` gives what is to be kept of it, and
-``resumed(saved)`` goes on from that.
+Cursors with state that is not data have two methods: ``saved()`` returns the part of it to store, and
+``resumed(saved)`` continues from that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PLAIN: Final = (
     complex,
     str,
     bytes,
-    # What NumPy makes of times where it makes Python's own values of them.
+    # NumPy returns times as these types when it converts them to Python values.
     datetime.date,
     datetime.timedelta,
     np.generic,
@@ -66,14 +66,14 @@ _CONTAINERS: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {list: list, t
 
 @dataclass(frozen=True, slots=True)
 class SavedValue:
-    """Something that is put together again where a position is gone on from.
+    """A value that has to be rebuilt when a position is resumed.
 
     Parameters
     ----------
     kind
-        What it is.
+        The kind of value.
     content
-        What it takes.
+        The data to rebuild it from.
     """
 
     kind: str
@@ -82,18 +82,18 @@ class SavedValue:
 
 @dataclass(frozen=True, slots=True)
 class SavedCursor:
-    """A cursor.
+    """The stored state of a cursor.
 
     Parameters
     ----------
     path, epoch
-        What was opened, and for which pass.
+        The path of the primitive that it was opened for, and the pass.
     cursor_type
         The class of the cursor.
     fields
         Its fields that are data.
     extra
-        What its ``saved()`` gave.
+        The result of its ``saved()``.
     """
 
     path: Path
@@ -104,21 +104,21 @@ class SavedCursor:
 
 
 class _NotSavableError(Exception):
-    """Something is of no kind that a position is told by."""
+    """A value is of no type that a position can store."""
 
 
 class StateRecorder:
-    """Tells a position."""
+    """The recorder of a position: it converts a stream's state to data."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._caller = interpreter.caller
         self._plain_lineages: dict[int, tuple[Lineage, Lineage]] = {}
 
     def builder(self, builder: BundleBuilder) -> dict[str, Any]:
-        """A builder's, from what it has not handed out yet on."""
+        """Return the state of a builder, starting with the first bundle that it has not handed out."""
         return {
-            "source": self.of(builder.source),
-            "waiting": self.of(builder.waiting),
+            "source": self.value(builder.source),
+            "waiting": self.value(builder.waiting),
             "ready": [self.bundle(bundle) for bundle in builder.ready],
             "num_steps": builder.num_steps,
             "is_over": builder.is_over,
@@ -126,14 +126,14 @@ class StateRecorder:
         }
 
     def bundle(self, bundle: StepBundle, first: int = 0) -> list[tuple[Lineage | None, list[int]]]:
-        """A bundle's from a step on: of each lane the lineage of its block, and the places there."""
+        """Return the state of a bundle from step ``first``: for each lane the lineage of its block, and the places."""
         return [
             (None if lane.ref is None else self._plain(lineage_of(lane.ref)), list(lane.places[first:]))
             for lane in bundle.lanes
         ]
 
-    def of(self, value: Any) -> Any:
-        """Anything's that a cursor holds."""
+    def value(self, value: Any) -> Any:
+        """Return a value of a cursor's field as data."""
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, np.ndarray):
@@ -145,13 +145,13 @@ class StateRecorder:
         if isinstance(value, (Selection, Groups, Zipped)):
             return SavedValue("run", with_blocks(value, lambda ref: self._plain(lineage_of(ref))))
         if isinstance(value, RunQueue):
-            return SavedValue("queue", [self.of(run) for run in value.runs])
+            return SavedValue("queue", [self.value(run) for run in value.runs])
         if isinstance(value, (RowBuffer, BatchBuffer)):
-            return SavedValue("buffer", self.of(value.rest()))
+            return SavedValue("buffer", self.value(value.rest()))
         if isinstance(value, dict):
-            return SavedValue("dict", [(key, self.of(each)) for key, each in value.items()])
+            return SavedValue("dict", [(key, self.value(item)) for key, item in value.items()])
         if isinstance(value, (list, tuple, deque, set)):
-            return SavedValue("container", (type(value), [self.of(each) for each in value]))
+            return SavedValue("container", (type(value), [self.value(item) for item in value]))
         if isinstance(value, OpenedCursor):
             return self._cursor(value)
         if dataclasses.is_dataclass(value) and not _is_frozen(value):
@@ -160,44 +160,44 @@ class StateRecorder:
 
     def _cursor(self, cursor: Any) -> SavedCursor:
         path, epoch = cursor.opened_at
-        extra = self.of(cursor.saved()) if isinstance(cursor, HasExtraState) else None
+        extra = self.value(cursor.saved()) if isinstance(cursor, HasExtraState) else None
         return SavedCursor(path, epoch, type(cursor), self._fields(cursor), extra)
 
-    def _fields(self, value: Any) -> dict[str, Any]:
+    def _fields(self, owner: Any) -> dict[str, Any]:
         fields = {}
-        for name, each in vars(value).items():
+        for name, field in vars(owner).items():
             if not name.startswith("_") and name not in ("opened_at", "path", "epoch"):
                 try:
-                    fields[name] = self.of(each)
+                    fields[name] = self.value(field)
                 except _NotSavableError:
-                    if each and isinstance(each, (list, deque, set, dict)):
-                        # What was gathered on the way would be missing.
-                        raise TypeError(f"{type(value).__name__}.{name} is no data that a position can have") from None
+                    if field and isinstance(field, (list, deque, set, dict)):
+                        # Leaving out collected values would lose them silently.
+                        raise TypeError(f"{type(owner).__name__}.{name} is no data that a position can have") from None
         return fields
 
     def _plain(self, lineage: Lineage) -> Lineage:
-        # A copy that holds on to nothing that is no data. One for each, so that a block is made again once.
-        known = self._plain_lineages.get(id(lineage))
-        if known is None:
+        # Return a copy that refers only to data: one per lineage, so that a block is made again only once.
+        copied = self._plain_lineages.get(id(lineage))
+        if copied is None:
             run = None if lineage.run is None else with_blocks(lineage.run, self._plain)
             extent = lineage.extent
             if isinstance(extent, CarryHandle):
                 extent = self._caller.result(extent.handle)
             plain = Lineage(lineage.path, lineage.epoch, extent, run)
             plain.num_rows, plain.nbytes = lineage.num_rows, lineage.nbytes
-            known = self._plain_lineages[id(lineage)] = lineage, plain
-        return known[1]
+            copied = self._plain_lineages[id(lineage)] = lineage, plain
+        return copied[1]
 
 
 class StateRestorer:
-    """Goes on from a position.
+    """The restorer of a position: it rebuilds a stream's state from data.
 
     Parameters
     ----------
     interpreter
         Runs the stream.
     primitive
-        What the stream is of: the same as where the position was taken.
+        The primitive that is streamed: the same as when the position was taken.
     """
 
     def __init__(self, interpreter: Interpreter, primitive: Primitive) -> None:
@@ -206,31 +206,31 @@ class StateRestorer:
         self._blocks: dict[int, BlockRef] = {}
         self._cursors: dict[tuple[Any, Epoch], Any] = {}
 
-    def streams(self, position: Any) -> None:
-        """Make the blocks of streams that a position holds, those of one stream in order: it runs once."""
-        found: dict[int, Lineage] = {}
+    def make_stream_blocks(self, position: Any) -> None:
+        """Make the blocks of streams in a position, in the order of each stream, so that a stream runs only once."""
+        lineages: dict[int, Lineage] = {}
         for lineage in _lineages_in(position):
             if lineage.path is not None and isinstance(self._opened(lineage), StreamCursor):
-                found[id(lineage)] = lineage
-        for lineage in sorted(found.values(), key=lambda each: each.extent):
+                lineages[id(lineage)] = lineage
+        for lineage in sorted(lineages.values(), key=lambda lineage: lineage.extent):
             self.block(lineage)
 
-    def builder(self, builder: BundleBuilder, position: dict[str, Any]) -> None:
-        """Have a builder go on from a position."""
-        builder.source = self.of(position["source"], builder.source)
-        builder.waiting = self.of(position["waiting"], None)
-        builder.ready = deque(self.bundle(each) for each in position["ready"])
+    def restore_builder(self, builder: BundleBuilder, position: dict[str, Any]) -> None:
+        """Set a builder to the state in a position."""
+        builder.source = self.value(position["source"], builder.source)
+        builder.waiting = self.value(position["waiting"], None)
+        builder.ready = deque(self.bundle(lanes) for lanes in position["ready"])
         builder.num_steps, builder.is_over = position["num_steps"], position["is_over"]
-        # Older positions have none.
+        # Older positions have no failure.
         failed = position.get("failure")
         builder.failure = None if failed is None else failed.error
 
     def bundle(self, lanes: Sequence[tuple[Lineage | None, list[int]]]) -> StepBundle:
-        """A bundle."""
+        """Rebuild a bundle."""
         return StepBundle([Lane(None if lineage is None else self.block(lineage), places) for lineage, places in lanes])
 
-    def of(self, value: Any, opened: Any) -> Any:
-        """Anything; ``opened`` is what stands in its place where nothing has been pulled yet."""
+    def value(self, value: Any, opened: Any) -> Any:
+        """Rebuild a value; ``opened`` is the value that the field has in a newly opened cursor."""
         if isinstance(value, SavedCursor):
             return self._cursor(value)
         if not isinstance(value, SavedValue):
@@ -248,24 +248,25 @@ class StateRestorer:
             case "queue":
                 queue = RunQueue()
                 for run in content:
-                    queue.push(self.of(run, None))
+                    queue.push(self.value(run, None))
                 return queue
             case "buffer":
-                return buffer_of(self.of(content, None))
+                return buffer_of(self.value(content, None))
             case "dict":
-                return {key: self.of(each, None) for key, each in content}
+                return {key: self.value(item, None) for key, item in content}
             case "container":
-                kind, items = content
-                made = [self.of(each, None) for each in items]
-                return _CONTAINERS[kind](made) if kind in _CONTAINERS else kind(*made)
-        kind, fields = content
-        made = object.__new__(kind)
-        made.__dict__.update(vars(opened) if isinstance(opened, kind) else {})
-        self._set(made, fields, opened)
-        return made
+                container_type, items = content
+                values = [self.value(item, None) for item in items]
+                make = _CONTAINERS.get(container_type)
+                return container_type(*values) if make is None else make(values)
+        object_type, fields = content
+        instance = object.__new__(object_type)
+        instance.__dict__.update(vars(opened) if isinstance(opened, object_type) else {})
+        self._set_fields(instance, fields, opened)
+        return instance
 
     def block(self, lineage: Lineage) -> BlockRef:
-        """The block of a lineage; made once."""
+        """Request the block of a lineage; the same block each time."""
         ref = self._blocks.get(id(lineage))
         if ref is None:
             run: Any = None if lineage.run is None else with_blocks(lineage.run, self.block)
@@ -283,16 +284,16 @@ class StateRestorer:
     def _cursor(self, saved: SavedCursor) -> Any:
         cursor = self._cursors.get(_key(saved))
         if not isinstance(cursor, StreamCursor):
-            # A stream's runs already; others are used but for their way of making blocks.
+            # A `StreamCursor` that made blocks is already running. Other cursors only lent their `remake`.
             cursor = self._open(saved)
-        self._set(cursor, saved.fields, cursor)
+        self._set_fields(cursor, saved.fields, cursor)
         if isinstance(cursor, Resumable):
-            cursor.resumed(self.of(saved.extra, None))
+            cursor.resumed(self.value(saved.extra, None))
         return cursor
 
-    def _set(self, made: Any, fields: dict[str, Any], opened: Any) -> None:
-        for name, each in fields.items():
-            setattr(made, name, self.of(each, getattr(opened, name, None)))
+    def _set_fields(self, target: Any, fields: dict[str, Any], opened: Any) -> None:
+        for name, field in fields.items():
+            setattr(target, name, self.value(field, getattr(opened, name, None)))
 
     def _opened(self, lineage: Lineage) -> Any:
         key = _key(lineage)
@@ -306,7 +307,7 @@ class StateRestorer:
 
 
 def primitive_at(primitive: Primitive, path: Path) -> Primitive:
-    """The primitive that a path leads to from the end of a pipeline."""
+    """Return the primitive at a path from the end of a pipeline."""
     for step in path:
         if isinstance(step, PathKey):
             primitive = primitive.arrangement.primitive_of(step.value)  # type: ignore[union-attr]
@@ -322,7 +323,7 @@ def _is_frozen(value: Any) -> bool:
 
 
 def _key(place: Lineage | SavedCursor) -> tuple[Any, Epoch]:
-    # Elements in a path are told apart by being this one.
+    # Keys in a path are compared by identity: their values may not be hashable.
     path = tuple(id(step) if isinstance(step, PathKey) else step for step in place.path or ())
     return path, place.epoch
 
@@ -342,8 +343,8 @@ def _lineages_in(value: Any) -> Iterator[Lineage]:
         yield from _lineages_in(value.fields)
         yield from _lineages_in(value.extra)
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _lineages_in(each)
+        for item in value.values():
+            yield from _lineages_in(item)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _lineages_in(each)
+        for item in value:
+            yield from _lineages_in(item)

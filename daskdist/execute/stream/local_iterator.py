@@ -1,4 +1,4 @@
-"""A pipeline's elements in this process."""
+"""Iteration over a pipeline's elements in this process."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _VERSION: Final = 3
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells positions of one pipeline from those of others.
+    """The identity of a pipeline, by which its positions differ from those of others.
 
     Parameters
     ----------
     fingerprint
-        Gives its token.
+        Returns its token.
     seeds
-        The seeds that its operations have drawn for themselves.
+        The seeds that its operations have drawn themselves.
     planned
-        Gives what it comes down to with such seeds.
+        Returns its primitive for given seeds.
     note_pass
-        Told of the pass that a position is in, so that iterations to come are later ones.
+        Called with the pass of a position that is resumed, so that later iterations are later passes.
     """
 
     fingerprint: Callable[[], str]
@@ -54,28 +54,29 @@ class Identity:
 
 
 class ElementIterator(Iterator[Any]):
-    """The elements of a pipeline, in order, brought here.
+    """An iterator over the elements of a pipeline, in order, in this process.
 
     Several threads may take elements from one iterator: each element goes to exactly one of them.
 
     Parameters
     ----------
     caller
-        Who makes the calls; closed at the end, or when the iterator is let go of.
+        Makes the calls; closed at the end, or when the iterator is collected.
     primitive
-        What the pipeline comes down to.
+        The primitive of the pipeline.
     epoch
-        Which pass: the order of a shuffle depends on it.
+        The pass: the order of a shuffle depends on it.
     empty
-        Makes an element without rows, where a pipeline can have such.
+        Creates an element without rows, if the pipeline can have such elements.
     budget_bytes
-        Bytes that may be read ahead; the setting ``window-bytes`` if None.
+        The limit of bytes read ahead; the setting ``window-bytes`` if None.
     identity
-        Tells positions of this pipeline from those of others.
+        The identity of the pipeline, for positions.
     is_writable
-        Whether arrays that cannot be written into are copied.
+        Whether read-only arrays are copied before they are handed out.
     told_spec
-        Gives the spec that the elements were said to have, which they are held against; None where nobody asked for it.
+        Returns the ``element_spec`` that the program was told, which elements are checked against; None if the program
+        did not ask for it.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class ElementIterator(Iterator[Any]):
         self._number = 0
         self._is_over = False
         self.lock = RLock()
-        # Also where it was never begun.
+        # The caller is closed even if iteration never began.
         Finalizer(self, self._interpreter.close)
 
     def __next__(self) -> Any:
@@ -131,39 +132,39 @@ class ElementIterator(Iterator[Any]):
 
     @locked
     def close(self) -> None:
-        """Stop reading ahead and let go of what was read; nothing comes after it, and it has no position.
+        """Stop reading ahead and drop the elements that were read; a closed iterator has no elements and no position.
 
-        A thread that is taking an element is waited for.
+        Waits for a thread that is taking an element.
         """
         self._interpreter.close()
         self._builder, self._current = None, _Current()
 
     @property
     def num_skipped(self) -> int:
-        """Elements left out so far because their computation failed."""
+        """The number of elements left out so far because reading or computing them failed."""
         return self._interpreter.num_skipped
 
     def stats(self) -> dict[str, Any]:
-        """What came of the pass so far.
+        """Return statistics of the pass so far.
 
         Returns
         -------
         dict
-            ``num_elements``, those handed out; ``num_skipped``, what was left out because it could not be read or
-            its computation failed; and ``skipped_by_file``, of it what is of files, by their paths: the
-            smallest units that are broken, such as a record, or the rest of a file where there is no telling.
+            ``num_elements``, the number handed out; ``num_skipped``, the number left out because reading or computing
+            them failed; and ``skipped_by_file``, the number of unreadable units by the path of their file. A unit is
+            the smallest one known to be damaged, such as a record, or else the rest of the file.
         """
         return stats_of([self._interpreter], self._number)
 
     @locked
     def state_dict(self) -> dict[str, Any]:
-        """The position: what `load_state_dict` takes to go on with exactly the elements that are still to come.
+        """Return the position, from which `load_state_dict` continues with exactly the remaining elements.
 
         Returns
         -------
         dict
-            Data that can be pickled: numbers, and for rows that a shuffle or the like holds which rows of which
-            splits those are. No data of the elements, but for what ``scan`` carries on.
+            Data that can be pickled: numbers, and for rows that a shuffle or another operation holds, which rows of
+            which splits they are. It has no data of the elements, except the value that ``scan`` carries over.
 
         Raises
         ------
@@ -172,8 +173,7 @@ class ElementIterator(Iterator[Any]):
 
         Notes
         -----
-        Going on reads the splits of which rows are still to come and no others; a generator is run again from
-        its start.
+        Resuming reads only splits whose rows are still needed; a generator is run again from its start.
         """
         builder = self._open_builder("state_dict")
         recorder = StateRecorder(self._interpreter)
@@ -191,41 +191,41 @@ class ElementIterator(Iterator[Any]):
 
     @locked
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position, taken of an iterator over the same pipeline, in any process.
+        """Continue from a position of an iterator over the same pipeline, taken in any process.
 
         Raises
         ------
         ArgumentError
-            It is of another pipeline, or of another version, or this iterator has begun or is closed.
+            The position is of another pipeline or version, or this iterator has begun or is closed.
         """
         builder = self._open_builder("load_state_dict")
         if self._number:
             raise ArgumentError("load_state_dict: this iterator has begun already; take a new one")
         if not isinstance(state, dict) or "fingerprint" not in state:
             raise ArgumentError(
-                f"load_state_dict: expected the dict that state_dict() of an iterator gave, got {type(state).__name__} "
-                f"{state!r:.80}"
+                f"load_state_dict: expected a dict returned by state_dict() of an iterator, got "
+                f"{type(state).__name__} {state!r:.80}"
             )
         if state.get("version") != _VERSION:
             raise ArgumentError(f"load_state_dict: the position is of version {state.get('version')}, not {_VERSION}")
-        own = self._identity.fingerprint()
-        if state["fingerprint"] != own:
+        fingerprint = self._identity.fingerprint()
+        if state["fingerprint"] != fingerprint:
             raise ArgumentError(
                 f"load_state_dict: the position is of another pipeline, of fingerprint {state['fingerprint']}; "
-                f"this one's is {own}"
+                f"this one's is {fingerprint}"
             )
         if state["seeds"] != self._identity.seeds:
-            # Operations without a seed of their own have drawn others.
+            # Operations without a given seed drew their own, which the position replaces.
             self._identity = replace(self._identity, seeds=state["seeds"])
             self._primitive = self._identity.planned(state["seeds"])
             builder.source = self._interpreter.open(self._primitive)(state["epoch"])
-        resumer = StateRestorer(self._interpreter, self._primitive)
-        resumer.streams([state["current"], state["builder"]])
+        restorer = StateRestorer(self._interpreter, self._primitive)
+        restorer.make_stream_blocks([state["current"], state["builder"]])
         self._epoch, self._number = state["epoch"], state["number"]
         self._identity.note_pass(self._epoch)
-        resumer.builder(builder, state["builder"])
+        restorer.restore_builder(builder, state["builder"])
         for lanes in reversed(state["current"]):
-            builder.ready.appendleft(resumer.bundle(lanes))
+            builder.ready.appendleft(restorer.bundle(lanes))
 
     def _open_builder(self, operation: str) -> BundleBuilder:
         if self._builder is None:
@@ -234,34 +234,34 @@ class ElementIterator(Iterator[Any]):
 
 
 class _Current:
-    # What is being handed out: a bundle, the place of the next of its elements, and those from there on.
+    # The bundle being handed out, the place of its next element, and an iterator over the elements from there on.
     def __init__(self) -> None:
         self.bundle: StepBundle | None = None
         self.place = 0
         self.elements: Iterator[Any] | None = None
-        self.told = ReportedFailures()
+        self.reported = ReportedFailures()
 
     def begin(self, bundle: StepBundle) -> None:
-        """Hand out another bundle."""
+        """Start handing out another bundle."""
         self.bundle, self.place, self.elements = bundle, 0, None
 
     def take(self, caller: Caller, empty: Callable[[], Any] | None, told_spec: Callable[[], ElementSpec | None]) -> Any:
-        """Return the next element; raise `StopIteration` where the bundle is over.
+        """Return the next element; raise `StopIteration` at the end of the bundle.
 
-        An element that failed is passed over when its error is raised.
+        Raising the error of an element that failed also skips it.
         """
         if self.elements is None:
             self.elements = self._from_here(caller, empty, told_spec())
         try:
             element = next(self.elements)
         except StopIteration:
-            # Nothing of it is still to come, also where no other follows.
+            # Drop the finished bundle even if no other follows.
             self.bundle = self.elements = None
             raise
         except Exception as error:
             self.elements = None
             self.place += is_of_element(error)
-            if self.told.is_new(error):
+            if self.reported.is_new(error):
                 raise
             return self.take(caller, empty, told_spec)
         self.place += 1
@@ -274,22 +274,22 @@ class _Current:
         if spec is None or any(isinstance(leaf, DatasetSpec) for leaf in spec.leaves):
             return elements
         is_alike = _is_contiguous(lane, places) and _is_alike(caller.result(lane.ref.handle))  # type: ignore[union-attr]
-        return _held_against(spec, elements, is_alike=is_alike)
+        return _checked(spec, elements, is_alike=is_alike)
 
 
 def _is_alike(rows: Rows) -> bool:
-    # Whether all elements are of one shape and dtype.
+    # Return whether all elements have the same shapes and dtypes.
     return isinstance(rows, Block) and not any(isinstance(leaf, Ragged) for leaf in rows.leaves)
 
 
-def _held_against(spec: ElementSpec, elements: Iterator[Any], *, is_alike: bool) -> Iterator[Any]:
+def _checked(spec: ElementSpec, elements: Iterator[Any], *, is_alike: bool) -> Iterator[Any]:
     for number, element in enumerate(elements):
         if number == 0 or not is_alike:
             try:
                 spec.conform(element)
             except ArgumentError as error:
                 raise ArgumentError(
-                    f"element_spec is {spec.packed}, by what functions made of the elements they were tried on, and an "
+                    f"element_spec is {spec.packed}, as inferred by trying functions on sample elements, and an "
                     f"element is {error}. Make elements alike with map, or do not ask for element_spec"
                 ) from None
         yield element
@@ -313,12 +313,12 @@ def _is_contiguous(lane: Lane, places: Any) -> bool:
 
 
 def iterate(caller: Caller, primitive: Primitive, iteration: int) -> ElementIterator:
-    """The elements of a pipeline in an iteration, in order, brought here; no operation counts it."""
+    """Return an iterator over the elements of a pipeline in one iteration, which no operation counts as a pass."""
     return ElementIterator(caller, primitive, (iteration,))
 
 
 def rows_of(primitive: Primitive, caller: Caller | None = None) -> Iterator[Rows]:
-    """The elements as rows, computed in this thread unless by a caller, which is closed at the end."""
+    """Yield the elements as rows, computed by a caller, or in this thread if None; the caller is closed at the end."""
     return rows_by(Interpreter(caller or Now()), primitive, (0,))
 
 
@@ -328,14 +328,14 @@ def rows_by(
     epoch: Epoch,
     empty: Callable[[], tuple[Structure, Leaves]] | None = None,
 ) -> Iterator[Rows]:
-    """The elements of a pass as rows; the interpreter's caller is closed at the end.
+    """Yield the elements of a pass as rows; the interpreter is closed at the end.
 
     Parameters
     ----------
     interpreter, primitive, epoch
-        Who runs what, and which pass.
+        The interpreter, the primitive that it runs, and the pass.
     empty
-        Makes an element without rows, where a pipeline can have such; else they are left out.
+        Creates an element without rows, if the pipeline can have such elements; if None they are left out.
     """
     caller = interpreter.caller
     try:
@@ -344,7 +344,7 @@ def rows_by(
             places = [place for place in lane.places if place >= 0]
             rows: Rows | None = None
             if lane.ref is not None:
-                # Elements without rows are in no block; the others are there one after the other.
+                # Elements without rows are in no block; the others are consecutive in theirs.
                 rows = caller.result(lane.ref.handle)
                 first, stop = places[0], places[-1] + 1
                 rows = rows if stop - first == len(rows) else rows.slice(first, stop)

@@ -1,4 +1,4 @@
-"""What came of copies to devices: how much, how fast, and how much of it nobody waited for."""
+"""Statistics of copies to devices: their size, speed, and overlap with computation."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from dataclasses import dataclass, fields
 from threading import RLock
 from typing import Any, Final
 
-# Copies that are over or not; of more the times are not told.
+# The number of latest copies whose times are recorded.
 _MOST_TIMED: Final = 256
 
-# Gives the bytes of a copy, its seconds, and those of them in which somebody waited; None until it is over.
+# Returns the bytes of a copy, its duration in seconds, and the seconds for which the consumer waited; None until it is
+# over.
 Times = Callable[[], tuple[int, float, float] | None]
 
 
 @dataclass
 class CopyStats:
-    """Sums.
+    """Sums over copies to devices.
 
     Parameters
     ----------
     num_bytes
-        That were copied.
+        The bytes of all copies that were started.
     timed_bytes, copy_s, waited_s
-        Of the copies that are known to be over: bytes, how long they took, and how long of that somebody waited.
+        For the copies known to be over: their bytes, their duration, and the part of it that the consumer waited.
     num_stalls, stall_s
-        How often, and how long, somebody waited on the host because nothing was ready.
+        The number and duration of waits on the host because nothing was ready.
     num_grown
-        How often memory was taken beyond what is ahead, as chunks were kept.
+        The number of times more memory was allocated because the consumer kept chunks.
     is_shrunk
-        Whether a device had no memory, so that less is copied ahead.
+        Whether a device ran out of memory, so that less is copied ahead.
     """
 
     num_bytes: int = 0
@@ -45,14 +46,14 @@ class CopyStats:
     is_shrunk: bool = False
 
     @classmethod
-    def of(cls, all_of_them: Iterable[CopyStats]) -> CopyStats:
-        """The sums of several."""
-        found = cls()
-        for each in all_of_them:
+    def of(cls, parts: Iterable[CopyStats]) -> CopyStats:
+        """Return the sums of several statistics."""
+        total = cls()
+        for part in parts:
             for field in fields(cls):
-                setattr(found, field.name, getattr(found, field.name) + getattr(each, field.name))
-        found.is_shrunk = bool(found.is_shrunk)
-        return found
+                setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
+        total.is_shrunk = bool(total.is_shrunk)
+        return total
 
     def as_dict(self) -> dict[str, Any]:
         """Return the sums as users see them.
@@ -60,11 +61,11 @@ class CopyStats:
         Returns
         -------
         dict
-            ``num_bytes`` copied to devices; ``copy_s``, how long those copies took that are over, and ``gb_per_s``,
-            how fast they were; ``overlap``, the share of that time in which nobody waited for them; ``num_stalls`` and
-            ``stall_s``, how often and how long the program waited because nothing was ready; ``num_grown``, how often
-            memory was taken beyond what is ahead, as chunks were kept; ``is_shrunk``, whether a device had no memory,
-            so that less is copied ahead.
+            ``num_bytes`` copied to devices; ``copy_s`` and ``gb_per_s``, the duration and speed of the copies that are
+            over; ``overlap``, the share of that time in which the program did not wait; ``num_stalls`` and ``stall_s``,
+            the number and duration of waits because nothing was ready; ``num_grown``, the number of times more memory
+            was allocated because the program kept chunks; ``is_shrunk``, whether a device ran out of memory, so that
+            less is copied ahead.
         """
         return {
             "num_bytes": self.num_bytes,
@@ -79,60 +80,60 @@ class CopyStats:
 
 
 class CopyTimer:
-    """Adds figures up, as copies are over; from any thread."""
+    """A thread-safe collector of statistics, which adds the times of copies once they are over."""
 
     def __init__(self) -> None:
-        self._figures = CopyStats()
+        self._stats = CopyStats()
         self._timed: deque[Times] = deque(maxlen=_MOST_TIMED)
-        self._turn = RLock()
+        self._lock = RLock()
 
-    def copied(self, num_bytes: int) -> None:
-        """Note that so much is on its way."""
-        with self._turn:
-            self._figures.num_bytes += num_bytes
+    def add_bytes(self, num_bytes: int) -> None:
+        """Record that copies of this size were started."""
+        with self._lock:
+            self._stats.num_bytes += num_bytes
 
-    def asked(self, times: Iterable[Times]) -> None:
-        """Note copies that somebody has come for."""
+    def add_times(self, times: Iterable[Times]) -> None:
+        """Record copies whose consumer has arrived."""
         self._timed.extend(times)
         self._sum_up()
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
-        """Note that somebody waits on the host for as long as this takes."""
-        begun_s = time.perf_counter()
+        """Record the duration of this context as a wait on the host."""
+        start_s = time.perf_counter()
         try:
             yield
         finally:
-            self.waited(time.perf_counter() - begun_s)
+            self.add_stall(time.perf_counter() - start_s)
 
-    def waited(self, stall_s: float) -> None:
-        """Note that somebody did."""
-        with self._turn:
-            self._figures.num_stalls += 1
-            self._figures.stall_s += stall_s
+    def add_stall(self, stall_s: float) -> None:
+        """Record a wait on the host."""
+        with self._lock:
+            self._stats.num_stalls += 1
+            self._stats.stall_s += stall_s
 
-    def grown(self) -> None:
-        """Note that there is more than is ahead and in use."""
-        with self._turn:
-            self._figures.num_grown += 1
+    def note_growth(self) -> None:
+        """Record that there is more memory in use than for the units ahead and the current one."""
+        with self._lock:
+            self._stats.num_grown += 1
 
-    def shrunk(self) -> None:
-        """Note that less is ahead than should be."""
-        self._figures.is_shrunk = True
+    def note_shrinkage(self) -> None:
+        """Record that less is copied ahead than intended."""
+        self._stats.is_shrunk = True
 
     def stats(self) -> CopyStats:
         """Return the sums so far."""
         self._sum_up()
-        with self._turn:
-            return CopyStats.of([self._figures])
+        with self._lock:
+            return CopyStats.of([self._stats])
 
     def _sum_up(self) -> None:
-        # Of several threads that ask, one at a time.
-        figures, timed = self._figures, self._timed
-        with self._turn:
+        # The lock lets one of several threads at a time take finished copies from the queue.
+        stats, timed = self._stats, self._timed
+        with self._lock:
             while timed and (times := timed[0]()) is not None:
                 timed.popleft()
                 num_bytes, copy_s, waited_s = times
-                figures.timed_bytes += num_bytes
-                figures.copy_s += copy_s
-                figures.waited_s += waited_s
+                stats.timed_bytes += num_bytes
+                stats.copy_s += copy_s
+                stats.waited_s += waited_s

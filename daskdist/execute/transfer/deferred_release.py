@@ -1,4 +1,4 @@
-"""Memory of a device that somebody may compute with still, in streams that nobody knows."""
+"""Device memory that a framework may still be using in streams that are not known here."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-# So much of it is held before no more is given out: each is as much as is copied at a time.
+# The number of buffers to hold before new memory has to wait: each is as large as one copied unit.
 _MOST_HELD: Final = 3
 _END: Final = object()
 
 
 class DeferredRelease:
-    """Holds memory that was let go of until what was to be done with it is done.
+    """Released memory that is held until the computations that use it are done.
 
-    Frameworks that keep their streams to themselves let go of an array when they have been told what to compute with
-    it. To wait for them here would be to wait for all the steps that they have been told of; so a thread of its own
-    does, and new memory is taken meanwhile.
+    A framework with private streams releases an array as soon as the computation with it is queued. Waiting for the
+    framework here would wait for all queued steps, so a separate thread waits, and new memory is used meanwhile.
 
     Parameters
     ----------
     wait
-        Waits until all that the framework has been told by now is done. The thread calls it.
+        Waits until everything queued in the framework so far is done; called by the thread.
     """
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._held = _HeldMemory()
-        # It ends with this.
-        weakref.finalize(self, self._held.let_go.put, _END)
+        # The thread ends when this object is collected.
+        weakref.finalize(self, self._held.released.put, _END)
         threading.Thread(target=self._held.release, args=(wait,), name="daskdist holding", daemon=True).start()
 
     def hold(self, memory: Any) -> None:
         """Hold memory."""
         self._held.memory.append(memory)
-        self._held.let_go.put(None)
+        self._held.released.put(None)
 
     def await_room(self, most: int = _MOST_HELD) -> None:
-        """Wait until no more than so much is held."""
+        """Wait until at most ``most`` buffers are held."""
         held = self._held
         with held.changed:
             held.changed.wait_for(lambda: len(held.memory) <= most)
@@ -48,14 +47,14 @@ class DeferredRelease:
 
 class _HeldMemory:
     def __init__(self) -> None:
-        # Memory is let go of anywhere, in the midst of anything: neither of these takes a lock that anybody has.
+        # The garbage collector may release memory in the middle of any code, so neither of these waits for a lock.
         self.memory: deque[Any] = deque()
-        self.let_go: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.released: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.changed = threading.Condition()
 
     def release(self, wait: Callable[[], None]) -> None:
-        while self.let_go.get() is not _END:
-            # Where the framework fails nothing is computed any more.
+        while self.released.get() is not _END:
+            # If the framework fails, it computes nothing any more.
             with contextlib.suppress(Exception):
                 wait()
             self.memory.popleft()

@@ -1,4 +1,4 @@
-"""Steps on their way to a device: what of them is copied, from where, and where on the device it goes."""
+"""The layout of steps in a device buffer: which arrays are copied, from where, and to which offsets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from daskdist.devices import Device, Event, dtype_of, is_on_device
 
 MIB: Final = 2**20
-# What is packed begins at multiples of so many bytes, as what a device allocates does.
+# Pieces begin at multiples of this many bytes, as do allocations of a device.
 _ALIGNED_BYTES: Final = 256
-# What lies one after the other on the host is copied as one, if each part of it begins at a multiple of so many:
-# devices read up to 16 bytes at a time.
+# Adjacent arrays on the host are copied together if each begins at a multiple of this many bytes, because devices read
+# up to 16 bytes at a time.
 _WITHIN_BYTES: Final = 16
-# To begin a copy of its own for less takes longer than to pack it.
+# Arrays smaller than this are packed: starting a copy for each would take longer.
 _DIRECT_BYTES: Final = 2**14
-# One thread copies some 10 GB/s, a device five times as many.
+# Pieces of at least this size are packed by several threads: one copies about 10 GB/s, a device five times as much.
 _LARGE_BYTES: Final = 4 * MIB
 
 
 class PlacedLeaf(NamedTuple):
-    """Where in a buffer of bytes a leaf goes, and what it is."""
+    """The place of a leaf in a buffer of bytes, and its shape and dtype."""
 
     offset: int
     shape: tuple[int, ...]
@@ -34,23 +34,23 @@ class PlacedLeaf(NamedTuple):
 
 @dataclass(slots=True)
 class _Contiguous:
-    # Leaves that lie one after the other in the memory of one array; or one leaf, wherever it lies.
+    # Leaves that are adjacent in the memory of one array, or a single leaf.
     first: Any
     num_bytes: int
-    # The array in whose memory they lie, and where there the next one would begin; None where none can follow.
+    # The array whose memory they share, None if no leaf can follow; and the address at which the next would begin.
     base: Any
     stop: int
-    # Of each: its step, its number there, and how many bytes of the run are before it.
+    # For each leaf: its step, its number in the step, and its offset in bytes.
     members: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
     def is_plain(self) -> bool:
-        """Whether its bytes are to be copied as they lie."""
+        """True if the bytes can be copied unchanged."""
         return bool(self.first.flags.c_contiguous and self.first.dtype.isnative)
 
     @property
     def memory(self) -> Any:
-        """What is copied: bytes, or where those are not as they have to be, the leaf."""
+        """The array to copy: bytes, or the leaf itself if it has to be converted."""
         if not self.is_plain:
             return self.first
         if len(self.members) == 1:
@@ -60,7 +60,7 @@ class _Contiguous:
 
 
 class MemoryPiece(NamedTuple):
-    """Memory of the host, and where on the device it goes."""
+    """Memory of the host, and its place in the device's buffer."""
 
     memory: Any
     offset: int
@@ -69,18 +69,18 @@ class MemoryPiece(NamedTuple):
 
 @dataclass(slots=True)
 class CopyLayout:
-    """One replica's part of some steps in one buffer.
+    """The layout of one replica's part of some steps in one buffer.
 
     Parameters
     ----------
     steps
-        Of each step the leaves: where they are `PlacedLeaf`, or as they are where they stay on the host.
+        For each step its leaves: a `PlacedLeaf` for each that is copied, or the leaf itself if it stays on the host.
     packed
-        What goes through memory that is packed, which is the beginning of the buffer.
+        The pieces that are first packed in pinned memory; they form the beginning of the buffer.
     packed_bytes
-        How much that is.
+        Their size.
     direct
-        What is copied to the device from where it lies.
+        The pieces that are copied to the device directly.
     num_bytes
         The size of the buffer.
     """
@@ -92,7 +92,7 @@ class CopyLayout:
     num_bytes: int
 
     def pack(self, memory: Any, threads: Callable[[], tuple[Executor, int]]) -> None:
-        """Write what is packed; large pieces by several threads, of which ``threads`` gives a pool and the number."""
+        """Pack pieces into memory; ``threads`` returns a pool and its size, which pack large pieces."""
         for piece in self.packed:
             target = memory[piece.offset : piece.offset + piece.num_bytes]
             source = piece.memory
@@ -103,67 +103,67 @@ class CopyLayout:
                 continue
             pool, number = threads()
             num_rows = -(-len(source) // number)
-            stretches = [slice(start, start + num_rows) for start in range(0, len(source), num_rows)]
-            # NumPy lets other threads run while it copies.
-            list(pool.map(np.copyto, [target[each] for each in stretches], [source[each] for each in stretches]))
+            slices = [slice(start, start + num_rows) for start in range(0, len(source), num_rows)]
+            # NumPy releases the GIL while it copies.
+            list(pool.map(np.copyto, [target[rows] for rows in slices], [source[rows] for rows in slices]))
 
 
 def is_copied(device: Device, leaf: Any) -> bool:
-    """Whether a leaf goes to a device: numbers that it has, and that are not there yet."""
+    """Return whether a leaf is copied to a device: a host array of a dtype that the device supports."""
     return isinstance(leaf, (np.ndarray, np.generic)) and not device.lacks(leaf.dtype)
 
 
 def copied_bytes(device: Device, leaves: Sequence[Any]) -> int:
-    """Bytes of a step's leaves that go to a device."""
+    """Return the bytes of a step's leaves that are copied to a device."""
     return sum(leaf.nbytes for leaf in leaves if is_copied(device, leaf))
 
 
 def bytes_of(leaves: Sequence[Any]) -> int:
-    """Bytes of a step's leaves, wherever they are and go: also those that are on a device already take its memory."""
+    """Return the bytes of all leaves of a step; those already on a device count too, because they take its memory."""
     return sum(map(_bytes_of, leaves))
 
 
 def _bytes_of(leaf: Any) -> int:
     if type(leaf) is np.ndarray or hasattr(leaf, "nbytes"):
         return int(leaf.nbytes)
-    # The array API has none.
+    # The array API standard has no ``nbytes``.
     return math.prod(leaf.shape) * int(dtype_of(leaf).itemsize) if is_on_device(leaf) else 0
 
 
 def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> CopyLayout:
-    """Where the leaves of some steps go."""
+    """Return the layout of some steps."""
     runs = _runs_of(device, steps)
     packed: list[_Contiguous] = []
     direct: list[_Contiguous] = []
     for run in runs:
         is_direct = run.num_bytes >= _DIRECT_BYTES and run.is_plain and device.is_pinned(run.first)
         (direct if is_direct else packed).append(run)
-    found = CopyLayout([list(step) for step in steps], [], 0, [], 0)
+    layout = CopyLayout([list(step) for step in steps], [], 0, [], 0)
     for is_direct, part in ((False, packed), (True, direct)):
-        pieces = found.direct if is_direct else found.packed
+        pieces = layout.direct if is_direct else layout.packed
         for run in part:
             for step, number, before in run.members:
                 leaf = steps[step][number]
-                found.steps[step][number] = PlacedLeaf(
-                    found.num_bytes + before, leaf.shape, leaf.dtype.newbyteorder("=")
+                layout.steps[step][number] = PlacedLeaf(
+                    layout.num_bytes + before, leaf.shape, leaf.dtype.newbyteorder("=")
                 )
             if run.num_bytes:
-                pieces.append(MemoryPiece(run.memory, found.num_bytes, run.num_bytes))
-            found.num_bytes += -(-run.num_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+                pieces.append(MemoryPiece(run.memory, layout.num_bytes, run.num_bytes))
+            layout.num_bytes += -(-run.num_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
         if not is_direct:
-            found.packed_bytes = found.num_bytes
-    return found
+            layout.packed_bytes = layout.num_bytes
+    return layout
 
 
 def _runs_of(device: Device, steps: Sequence[Sequence[Any]]) -> list[_Contiguous]:
-    # Leaf by leaf: the chunks that one bundle was cut into lie one after the other.
+    # Go through the steps for each leaf in turn: chunks that were cut from one bundle are adjacent in memory.
     runs: list[_Contiguous] = []
     for number in range(len(steps[0])):
         run: _Contiguous | None = None
         for place, step in enumerate(steps):
             leaf = step[number]
             if run is not None and run.base is not None and getattr(leaf, "base", None) is run.base:
-                # Much of what there is comes so, and is not looked at closely.
+                # Most leaves take this path, so that it makes few checks.
                 is_like = leaf.dtype == run.first.dtype and leaf.flags.c_contiguous
                 if is_like and run.num_bytes % _WITHIN_BYTES == 0 and _address(leaf) == run.stop:
                     run.members.append((place, number, run.num_bytes))
@@ -192,7 +192,7 @@ def _address(array: Any) -> int:
 
 
 class PinnedSlot:
-    """Pinned memory to copy from.
+    """A slot of pinned memory to copy from.
 
     Parameters
     ----------
@@ -202,12 +202,12 @@ class PinnedSlot:
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
-        # When the last copy from it is over.
+        # The event at the end of the last copy from it.
         self.event: Event | None = None
 
     @property
     def is_free(self) -> bool:
-        """Whether it can be written to."""
+        """True if it can be written to."""
         return self.event is None or self.event.is_over
 
     def wait(self) -> None:
@@ -217,16 +217,16 @@ class PinnedSlot:
 
 
 class PinnedRing:
-    """A ring of slots, of which one is written to while others are copied from.
+    """A ring of slots: one is written to while others are copied from.
 
     Parameters
     ----------
     device
-        Copies from them.
+        The device that copies from them.
     most
-        How many there may be.
+        The largest number of slots.
     least_bytes
-        The least that each has, as units grow from one small step.
+        The smallest size of a slot: the first units are small, and later ones larger.
     """
 
     def __init__(self, device: Device, most: int, least_bytes: int) -> None:
@@ -236,25 +236,25 @@ class PinnedRing:
         self._slots: list[PinnedSlot] = []
 
     def take(self, num_bytes: int) -> PinnedSlot:
-        """One of so many bytes at the least, which nothing is copied from any more."""
+        """Return a free slot of at least this size; wait for one if necessary."""
         slots = self._slots
-        found = next((slot for slot in slots if slot.is_free), None)
-        if found is None and len(slots) < self._most:
-            found = PinnedSlot(self._new(num_bytes))
-        elif found is None:
-            found = slots[0]
-        # Also before its memory is given back: who gets that writes to it.
-        found.wait()
-        if len(found.memory) < num_bytes:
-            found.memory = None
-            found.memory = self._new(num_bytes)
-        if found in slots:
-            slots.remove(found)
-        slots.append(found)
-        return found
+        slot = next((slot for slot in slots if slot.is_free), None)
+        if slot is None and len(slots) < self._most:
+            slot = PinnedSlot(self._new(num_bytes))
+        elif slot is None:
+            slot = slots[0]
+        # Wait also before too small memory is released, because its next owner writes to it.
+        slot.wait()
+        if len(slot.memory) < num_bytes:
+            slot.memory = None
+            slot.memory = self._new(num_bytes)
+        if slot in slots:
+            slots.remove(slot)
+        slots.append(slot)
+        return slot
 
     def close(self) -> None:
-        """Give them back, once nothing is copied from them any more."""
+        """Release the slots once the copies from them are over."""
         slots, self._slots = self._slots, []
         for slot in slots:
             slot.wait()

@@ -1,4 +1,4 @@
-"""Rows of a device in an order that it works out itself: nothing is made or sent for each row."""
+"""Permutations computed on a device: no row numbers are computed on the host or sent."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from daskdist.core.selection.intervals import Index, RowIntervals
 from daskdist.core.selection.lazy_shuffle import LazyPermutation
 from daskdist.devices import Device
 
-# Parts of an order that are worked out by a call each.
-_FEW: Final = 64
+# The most intervals of a permutation to compute on a device, each by a call of its own.
+_MOST_INTERVALS: Final = 64
 
 
 def is_device_order(rows: Any) -> TypeGuard[LazyPermutation]:
-    """Whether rows, as `Picks` has them, are for devices to work out: those of an order of many, in a few stretches."""
-    return isinstance(rows, LazyPermutation) and rows.order.table is None and 1 <= len(rows.places.starts) <= _FEW
+    """Return whether the rows of `Picks` are to be computed on devices: few intervals of a large permutation."""
+    if not isinstance(rows, LazyPermutation) or rows.order.table is not None:
+        return False
+    return 1 <= len(rows.places.starts) <= _MOST_INTERVALS
 
 
 class OrderOnDevice:
-    """Where in some columns of a device the rows are that stand at places of an order.
+    """A map from places of a permutation to row numbers in columns on a device.
 
     Parameters
     ----------
     device
         The device.
     blocks
-        The blocks that the order is of rows of.
+        The blocks whose rows are permuted.
     permuted
-        The order.
+        The permutation.
     starts
-        Of each block where in the columns its rows begin.
+        For each block the row of the columns at which its rows begin.
     """
 
     def __init__(
@@ -42,8 +44,8 @@ class OrderOnDevice:
     ) -> None:
         self._device = device
         self._blocks = [weakref.ref(block) for block in blocks]
-        # The rows before they are put in order: of some stretches, where each begins and how far off the columns' rows
-        # are; of just one, which may be of several blocks that lie there one after the other, how far; else each.
+        # The row numbers before permuting, in one of three forms: intervals, with the start of each and its offset to
+        # the rows of the columns; a single offset, if all blocks are adjacent in the columns; or one number per row.
         self._bounds: Any = None
         self._shifts: Any = 0
         self._rows: Any = None
@@ -56,21 +58,21 @@ class OrderOnDevice:
             if is_first.sum() == 1:
                 self._shifts = int(shifts[0])
             else:
-                self._bounds, self._shifts = self._there(rows.bounds[:-1][is_first]), self._there(shifts[is_first])
+                self._bounds, self._shifts = self._put(rows.bounds[:-1][is_first]), self._put(shifts[is_first])
         else:
-            self._rows = self._there(rows + np.array(starts)[0 if block_index is None else block_index])
+            self._rows = self._put(rows + np.array(starts)[0 if block_index is None else block_index])
 
-    def _there(self, numbers: Index) -> Any:
+    def _put(self, numbers: Index) -> Any:
         return self._device.put(np.ascontiguousarray(numbers, np.int64))
 
     def is_of(self, blocks: Sequence[Rows]) -> bool:
-        """Whether it is of rows of these blocks."""
+        """Return whether this is a permutation of the rows of exactly these blocks."""
         return len(blocks) == len(self._blocks) and all(
             ref() is block for ref, block in zip(self._blocks, blocks, strict=True)
         )
 
     def rows(self, permuted: LazyPermutation) -> Any:
-        """The numbers of the columns' rows of a part of the order: an array of the device."""
+        """Return the row numbers in the columns for a part of the permutation, as an array of the device."""
         device = self._device
         parts = [device.permuted(permuted.order, start, stop) for start, stop in permuted.parts]
         places = parts[0] if len(parts) == 1 else device.namespace.concat(parts)
@@ -78,5 +80,5 @@ class OrderOnDevice:
             return device.namespace.take(self._rows, places, axis=0)
         if self._bounds is None:
             return places + self._shifts if self._shifts else places
-        stretch = device.namespace.searchsorted(self._bounds, places, side="right") - 1
-        return places + device.namespace.take(self._shifts, stretch, axis=0)
+        interval = device.namespace.searchsorted(self._bounds, places, side="right") - 1
+        return places + device.namespace.take(self._shifts, interval, axis=0)

@@ -180,7 +180,7 @@ class _PrefetchState:
         except NoRoomError as error:
             if not self.is_shrunk:
                 self.is_shrunk = True
-                self.timer.shrunk()
+                self.timer.note_shrinkage()
                 logger.warning(
                     "%s has no memory for %d bytes more: from here on one step is copied to it ahead of use, and no "
                     "more; make batches smaller, or give InputOptions(device_buffer_bytes=...)",
@@ -210,10 +210,10 @@ class _PrefetchState:
             copies.append((copier, layout, copier.buffer(layout.num_bytes), parts[-1]))
         # One besides those ahead is what the consumer computes with, another one what it has come for.
         if len(self.alive) > self.num_units + 2:
-            self.timer.grown()
+            self.timer.note_growth()
         for copier, layout, buffer, part in copies:
             copier.copy(layout, buffer, part, self._with_threads)
-            self.timer.copied(part.num_bytes)
+            self.timer.add_bytes(part.num_bytes)
         return CopyUnit(parts, len(steps), num_bytes)
 
     def _with_threads(self) -> tuple[ThreadPoolExecutor, int]:
@@ -266,8 +266,8 @@ class _PrefetchState:
             if is_stuck and not came:
                 self._send_instead()
         if begun_s is not None:
-            self.timer.waited(time.perf_counter() - begun_s)
-        self.timer.asked([part.ask(asked) for part, asked in zip(unit.parts, events, strict=True) if asked])
+            self.timer.add_stall(time.perf_counter() - begun_s)
+        self.timer.add_times([part.ask(asked) for part, asked in zip(unit.parts, events, strict=True) if asked])
         return unit
 
     def _send_instead(self) -> None:

@@ -144,19 +144,19 @@ class _Way:
                 raise error.with_traceback(None) from None
             # What is ahead and in use, of each of the rows that are looked after.
             if len(self._alive) > 2 * _MOST_ROWS + 1:
-                self.timer.grown()
+                self.timer.note_growth()
             self._copier.copy(layout, buffer, part, self._with_threads)
-            self.timer.copied(part.num_bytes)
+            self.timer.add_bytes(part.num_bytes)
         return start, start + len(steps), part
 
     def come_for(self, part: ReplicaPart) -> None:
         """Note that somebody has come for what is copied."""
-        self.timer.asked([part.ask(self._copier.come())])
+        self.timer.add_times([part.ask(self._copier.come())])
 
     def _say(self, error: NoRoomError) -> None:
         if not self._has_said:
             self._has_said = True
-            self.timer.shrunk()
+            self.timer.note_shrinkage()
             logger.warning(
                 "%s has no memory for %d bytes more: batches are copied to it as they are asked for, and not ahead of "
                 "use; make them smaller, or keep fewer of them",
