@@ -18,7 +18,7 @@ from distributed.client import futures_of
 
 import daskdist
 from daskdist import Dataset, DistributedValues, PerReplica, Ragged, TensorSpec, ValueContext, errors
-from daskdist.strategy.values.per_replica import AsyncValue
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.testing.equality import same_elements
 
 

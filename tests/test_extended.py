@@ -10,7 +10,7 @@ from conftest import messages_sent, mirrored, of_kind
 
 import daskdist
 from daskdist import PerReplica, errors
-from daskdist.strategy.values.per_replica import AsyncValue
+from daskdist.strategy.values.async_value import AsyncValue
 
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.cluster)])

@@ -219,6 +219,88 @@ def test_imports_point_down(path):
         )
 
 
+# Rooms of strategy, and modules beside them that rooms may use, from the lowest up; other modules there are faces.
+STRATEGY_ROOMS = (
+    "group",
+    "status",
+    "backend",
+    "placement",
+    "values",
+    "reduce",
+    "collectives",
+    "replica",
+    "variables",
+    "input",
+    "steps",
+)
+# Imports from a higher room that remain.
+UPWARD_IMPORTS = {
+    ("steps/cluster_backend", "daskdist.strategy.program_end"),
+    ("steps/cross_replica", "daskdist.strategy.local_backend"),
+    ("steps/cross_replica", "daskdist.strategy.strategy"),
+    ("steps/replica_call", "daskdist.strategy.strategy"),
+}
+# Rooms in which nobody uses a private name of another object.
+ROOMS_WITHOUT_PRIVATE_ACCESS = (
+    "strategy/placement",
+    "strategy/values",
+    "strategy/reduce",
+    "strategy/collectives",
+    "strategy/replica",
+    "strategy/variables",
+    "strategy/input",
+)
+
+
+def _all_imports(path: Path) -> set[str]:
+    """The modules of the package that a file imports, also for types only."""
+    modules = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("daskdist"):
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                modules.add(whole if _is_module(whole) else str(node.module))
+    return modules
+
+
+def _strategy_floor(module: str) -> int:
+    room = module.removeprefix("daskdist.strategy.").partition(".")[0]
+    return STRATEGY_ROOMS.index(room) if room in STRATEGY_ROOMS else len(STRATEGY_ROOMS)
+
+
+def test_rooms_of_strategy_import_lower_rooms():
+    wrong = set()
+    for path in sorted((PACKAGE / "strategy").rglob("*.py")):
+        name = path.relative_to(PACKAGE / "strategy").with_suffix("").as_posix()
+        own = _strategy_floor("daskdist.strategy." + name.replace("/", "."))
+        for module in _all_imports(path):
+            if module.startswith("daskdist.strategy.") and _strategy_floor(module) > own:
+                wrong.add((name, module))
+    assert wrong == UPWARD_IMPORTS
+
+
+def test_strategy_has_no_import_circles():
+    imports = {}
+    for path in (PACKAGE / "strategy").rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        imports[module] = {each for each in _all_imports(path) if each.startswith("daskdist.strategy.")}
+    # Drop modules that import no other one that is left; what remains is in a circle, or leads to one.
+    while done := [module for module, imported in imports.items() if not imported & imports.keys()]:
+        for module in done:
+            del imports[module]
+    assert not imports
+
+
+@each_file
+def test_private_names_are_used_by_their_owner(path):
+    if not name_of(path).startswith(ROOMS_WITHOUT_PRIVATE_ACCESS):
+        return
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = ast.unparse(node.value)
+            assert owner in ("self", "cls"), f"{name_of(path)}:{node.lineno}: {owner}.{node.attr}"
+
+
 @each_file
 def test_imports_inside_functions_are_of_libraries(path):
     for module, line, is_inside in imports_of(path):

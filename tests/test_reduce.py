@@ -23,8 +23,8 @@ from daskdist.execute.callers.now import Now
 from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.reduce.pairwise import reduce_rows
 from daskdist.strategy.reduce.tree import fold_tree, groups_of
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractAll, Remote
-from daskdist.strategy.values.per_replica import AsyncValue
 
 NUMPY = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PROD": np.prod}
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]

@@ -13,7 +13,7 @@ import pytest
 
 import daskdist
 from daskdist import PerReplica, errors
-from daskdist.strategy.values.per_replica import AsyncValue
+from daskdist.strategy.values.async_value import AsyncValue
 
 pytestmark = pytest.mark.cluster
 

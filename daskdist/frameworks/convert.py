@@ -15,7 +15,9 @@ from daskdist.core.spec import DatasetSpec, PerReplicaSpec, RaggedTensorSpec
 from daskdist.core.structure import Nested, as_array
 from daskdist.devices import Device, device_of
 from daskdist.errors import ArgumentError, UnknownLengthError
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, results_of
+from daskdist.strategy.values.async_value import AsyncValue
+from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.wiring import results_of
 
 # Of the package ml_dtypes: to NumPy they are of no kind of number.
 OF_ML_DTYPES: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})

@@ -12,8 +12,10 @@ from daskdist.errors import ArgumentError
 from daskdist.frameworks.convert import check_spec, checked_source, needs
 from daskdist.frameworks.torch import to_torch
 from daskdist.strategy.reduce.gather import concatenated
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, results_of
+from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.wiring import results_of
 
 
 def keras_data(dataset: Any) -> Any:

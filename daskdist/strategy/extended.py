@@ -17,10 +17,12 @@ from daskdist.strategy.group import Replica
 from daskdist.strategy.reduce.reductions import Op, checked_op
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import current_replica
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, moved_nest
 from daskdist.strategy.values.extract import Extract, FlatResult
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring, filled
+from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.regroup import component
+from daskdist.strategy.values.wiring import Wiring, filled
 from daskdist.strategy.variables.variable import Variable
 
 

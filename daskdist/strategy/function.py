@@ -15,8 +15,10 @@ from daskdist.core.structure import describe_nesting
 from daskdist.devices import dtype_of, is_on_device
 from daskdist.errors import ArgumentError
 from daskdist.strategy.steps.captures import Capture, capturing
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import Extract
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring, filled
+from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.wiring import Wiring, filled
 
 
 @overload

@@ -22,9 +22,10 @@ from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.replica.current_group import CurrentGroup
 from daskdist.strategy.replica.merge_calls import MergeCalls
 from daskdist.strategy.returned_values import ReturnedValues
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef
 from daskdist.strategy.values.flat import LEAVES, flattened
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.variables.read_copies import has_variables, with_copies
 from daskdist.strategy.variables.replica_copy import align_on_replica
 from daskdist.strategy.variables.variable import Variable

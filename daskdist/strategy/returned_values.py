@@ -16,8 +16,9 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.layouts import LONE, Layout, made_of, reference
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.captures import current_capture
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractFromResult, PerReplicaRef, Remote
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.regroup import regroup
 
 # Functions whose layouts are kept.

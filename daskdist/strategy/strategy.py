@@ -30,9 +30,10 @@ from daskdist.strategy.replica.merge_calls import LocalMergeCalls, MergeCalls
 from daskdist.strategy.replica.strategy_view import Viewed
 from daskdist.strategy.status import StrategyStatus
 from daskdist.strategy.values.flat import flattened
-from daskdist.strategy.values.per_replica import PerReplica, Wiring, results_of
+from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.values.regroup import component
 from daskdist.strategy.values.value_context import ValueContext
+from daskdist.strategy.values.wiring import Wiring, results_of
 from daskdist.strategy.variables.read_copies import with_copies
 
 _S = TypeVar("_S", bound="Strategy")

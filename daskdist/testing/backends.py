@@ -23,9 +23,11 @@ from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.context import current_replica
 from daskdist.strategy.returned_values import ReturnedValues
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES, flattened
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, results_of
+from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.wiring import results_of
 from daskdist.testing.equality import check
 
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue}

@@ -30,8 +30,9 @@ from daskdist.strategy.input.optional import Optional
 from daskdist.strategy.input.options import InputOptions
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.replica.context import TO_REPLICAS, check_in_program
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import PerReplicaRef, Remote, pick_from_rows
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
 
 _NO_ROWS: Final = (Lane(None, ()), -1)
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"

@@ -15,7 +15,7 @@ from daskdist.strategy.reduce.device_reduction import cast
 from daskdist.strategy.values.device_arrays import home_of, host_array, in_stream_of, moved
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.flat import check_is_no_dict
-from daskdist.strategy.values.per_replica import filled
+from daskdist.strategy.values.wiring import filled
 
 
 @dataclass(frozen=True)

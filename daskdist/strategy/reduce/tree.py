@@ -39,7 +39,7 @@ from daskdist.strategy.values.device_arrays import Placed, home_of, host_nest, i
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.extract import Extract, ExtractFromResult, FlatResult, PerReplicaRef
 from daskdist.strategy.values.flat import check_is_no_dict
-from daskdist.strategy.values.per_replica import Wiring, fill
+from daskdist.strategy.values.wiring import Wiring, fill
 
 # What adds up, and what has an order.
 _NUMBERS: Final = "biufc"

@@ -18,9 +18,10 @@ from daskdist.strategy.collectives.operations import AllGather, AllReduce, Merge
 from daskdist.strategy.collectives.rendezvous import Collective, Rendezvous
 from daskdist.strategy.reduce.reductions import Op
 from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_stream_of, moved_nest, own_copy
 from daskdist.strategy.values.flat import LEAVES, flattened
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
 
 # What to do with a distributed dataset, instead of iterating over it inside a function that replicas run.
 TO_REPLICAS: Final = (

@@ -35,9 +35,11 @@ from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pic
 from daskdist.strategy.steps.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import host_array
 from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica, Wiring
+from daskdist.strategy.values.per_replica import PerReplica
+from daskdist.strategy.values.wiring import Wiring
 
 # How long other replicas of a step are waited for, once one has failed.
 _SOON_S: Final = 0.5

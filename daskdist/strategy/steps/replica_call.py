@@ -24,7 +24,7 @@ from daskdist.strategy.steps.call_function import call_on_replica
 from daskdist.strategy.steps.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.extract import Extract, FlatResult
-from daskdist.strategy.values.per_replica import filled
+from daskdist.strategy.values.wiring import filled
 
 # What the names of calls begin with that may take as long as they like: loops over distributed datasets.
 LOOP: Final = "loop-"

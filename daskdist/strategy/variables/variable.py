@@ -21,9 +21,10 @@ from daskdist.strategy.reduce.reductions import ReduceOp
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.replica.context import ReplicaContext, current_replica, current_scope_strategy
 from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.device_arrays import called_on_device, host_array
 from daskdist.strategy.values.extract import FlatResult
-from daskdist.strategy.values.per_replica import AsyncValue, PerReplica
+from daskdist.strategy.values.per_replica import PerReplica
 from daskdist.strategy.variables.aggregation import VariableAggregation, VariableSynchronization
 from daskdist.strategy.variables.layout import (
     NUMBERS,
@@ -109,6 +110,10 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     3.0
     """
 
+    # A variable on a worker has no strategy of its own.
+    _strategy: StrategyContract | None = None
+    trainable = True
+
     def __init__(
         self,
         initial_value: Any,
@@ -124,11 +129,11 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         self.trainable = trainable
         self.key = VariableKey(next(_numbers))
         self.name = str(name) if name is not None else f"Variable_{self.key.number}"
-        self._strategy: StrategyContract | None = self._scope()
-        self.token = self._strategy.internals.token
+        strategy = self._strategy = self._scope()
+        self.token = strategy.internals.token
         self.layout = CopyLayout(None)
         # Before it has a value: if that is refused, what replicas made of it is freed too.
-        self._strategy.internals.register(self)
+        strategy.internals.register(self)
         self._begin(initial_value, None if dtype is None else np.dtype(dtype))
 
     def _scope(self) -> StrategyContract:
@@ -504,12 +509,13 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         out = [each for each in kwargs.pop("out", ()) if not isinstance(each, Variable)]
         if out:
             kwargs["out"] = tuple(out)
-        given = [each._array() if isinstance(each, Variable) else each for each in inputs]
+        given = [each.as_array() if isinstance(each, Variable) else each for each in inputs]
         if method == "__call__" and any(map(is_on_device, given)):
             return called_on_device(ufunc, given, kwargs)
         return getattr(ufunc, method)(*given, **kwargs)
 
-    def _array(self) -> Any:
+    def as_array(self) -> Any:
+        """Return the current value; refuse a variable that is not one array."""
         self._spec  # noqa: B018
         return self.read_value()
 
@@ -563,5 +569,4 @@ def _variable_on_worker(
     found.key, found.token, found.name, found.layout = key, token, name, layout
     found.synchronization = VariableSynchronization(synchronization)
     found.aggregation = VariableAggregation(aggregation)
-    found._strategy, found.trainable = None, True
     return found

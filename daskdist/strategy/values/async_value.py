@@ -1,0 +1,220 @@
+"""`AsyncValue`: an array or number that a cluster may still be computing."""
+
+from __future__ import annotations
+
+import operator
+import uuid
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+
+from daskdist.core.spec import TensorSpec
+from daskdist.devices import is_on_device
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers.compute_key import is_future
+from daskdist.execute.callers.graph import is_unfinished_task
+from daskdist.strategy.backend import ResultSource
+from daskdist.strategy.values.collection import ValueCollection
+from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.extract import Applied, ExtractAll, Remote
+from daskdist.strategy.values.wiring import PendingValue, Wiring, filled, results_of
+
+# An expression of so many operations is evaluated although nobody has looked: a total over a million steps
+# must not keep a million steps alive.
+_MOST_OPERATIONS = 64
+
+
+class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMixin):
+    """An array or number that a cluster may still be computing.
+
+    It is used as what it will be: arithmetic, comparisons, indexing and NumPy's elementwise functions give
+    further asynchronous values and wait for nothing. ``float``, ``int``, ``bool``, ``format``,
+    ``numpy.asarray``, iterating and printing wait, and raise what the function that was to make it raised.
+    It is a Dask collection: ``dask.compute`` gives several such values at once.
+    """
+
+    __slots__ = ("_name", "spec", "worker")
+
+    def __init__(self, caller: ResultSource, source: Remote | Applied, spec: TensorSpec | None = None) -> None:
+        super().__init__(caller, source)
+        self._name = ""
+        self.spec = spec
+        # The address of the worker that was asked for it, where that is known.
+        self.worker: str | None = None
+        if type(source) is Remote:
+            self.worker = source.worker
+        elif source.num_operations > _MOST_OPERATIONS:  # type: ignore[union-attr]
+            self.settle()
+
+    def result(self) -> Any:
+        """The value, waited for."""
+        return results_of([self])[0]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the value is in this process."""
+        return self.source is None
+
+    def can_be_given_to(self, caller: ResultSource) -> bool:
+        """Whether a call of this caller can have the value."""
+        return self.source is None or are_on_one_cluster(self.caller, caller)
+
+    def settle(self) -> None:
+        """Have what was done to other values done where they are, with calls that go there, or else here."""
+        if not isinstance(self.source, Applied):
+            return
+        wiring = Wiring()
+        wired = wiring.wire_leaf(self)
+        if wiring.caller is None or not wiring.caller.defers:
+            self.result()
+            return
+        handle = wiring.caller.call(filled, wiring.handles, wiring.picks, wired, worker=wiring.worker, name="apply")
+        self.source = Remote(handle, ExtractAll(), wiring.worker)
+
+    def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncValue:
+        operations = 1
+        given = []
+        for each in args:
+            if type(each) is AsyncValue:
+                if type(each.source) is Applied:
+                    operations += each.source.num_operations
+                given.append(each)
+            else:
+                given.append(as_it_is_now(each))
+        return AsyncValue(self.caller, Applied(function, tuple(given), kwargs, operations))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        # `total += value` asks for the result in place; a new value under the old name is the same to its user.
+        out = [each for each in kwargs.pop("out", ()) if each is not self]
+        if not kwargs and not out and method == "__call__":
+            return self._apply(ufunc, *inputs)
+        # Of `where`: NumPy asks whoever is in it, and so would come back here from where the values are.
+        kwargs = dict(zip(kwargs, map(as_it_is_now, results_of(list(kwargs.values()))), strict=True))
+        if out:
+            return getattr(ufunc, method)(*results_of(inputs), out=tuple(out), **kwargs)
+        return self._apply(getattr(ufunc, method), *inputs, **kwargs)
+
+    def __add__(self, other: Any) -> Any:
+        # As the mixin has it, but without asking NumPy, which asks the value; and a sum of many is one operation.
+        if type(other) not in _PLAIN:
+            return super().__add__(other)
+        source = self.source
+        if type(source) is Applied and source.function is _added_up:
+            more = other.source.num_operations if type(getattr(other, "source", None)) is Applied else 0
+            operations = source.num_operations + 1 + more
+            return AsyncValue(self.caller, Applied(_added_up, (*source.args, other), {}, operations))
+        return self._apply(_added_up, self, other)
+
+    __iadd__ = __add__
+
+    def __radd__(self, other: Any) -> Any:
+        return self._apply(_added_up, other, self) if type(other) in _PLAIN else super().__radd__(other)
+
+    def __getitem__(self, key: Any) -> AsyncValue:
+        return self._apply(operator.getitem, self, key)
+
+    def __getattr__(self, name: str) -> Any:
+        # What an array or a number has, such as shape, mean and item: waited for. Protocols that others look
+        # for by names of their own are not.
+        if name.startswith("_") or name == "expr":
+            raise AttributeError(name)
+        return getattr(self.result(), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self.result(), dtype=dtype, copy=copy)
+
+    def __float__(self) -> float:
+        return float(self.result())
+
+    def __int__(self) -> int:
+        return int(self.result())
+
+    def __index__(self) -> int:
+        return operator.index(self.result())
+
+    def __bool__(self) -> bool:
+        return bool(self.result())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.result(), digits)
+
+    def __len__(self) -> int:
+        return len(self.result())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.result())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.result(), spec)
+
+    def __repr__(self) -> str:
+        return repr(self.result())
+
+    def __str__(self) -> str:
+        return str(self.result())
+
+    def values_by_key(self) -> dict[Any, Any]:
+        return {(self.__dask_tokenize__(), 0): self}
+
+    def __dask_tokenize__(self) -> str:
+        # Its own for as long as it lives: that its result is there by now changes nothing.
+        self._name = self._name or f"value-{uuid.uuid4().hex}"
+        return self._name
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
+        return operator.itemgetter(0), ()
+
+    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
+        return persisted_value, (self.__dask_keys__()[0], workers_needed(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, in memory or on disk, is of the value.
+        return ExtractAll(), (self.result(),)
+
+    # Equality is elementwise, as an array's is; so, as an array, it does not hash.
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _added_up(*values: Any) -> Any:
+    return reduce(np.add, values)
+
+
+# Added to a value without more ado.
+_PLAIN: Final = frozenset({AsyncValue, int, float, np.float32, np.float64})
+
+
+def as_it_is_now(value: Any) -> Any:
+    """A value that a later change of the array does not reach: calls are sent after they are made."""
+    if isinstance(value, np.ndarray):
+        # Also one that is read-only: it may be a view, or become writeable again.
+        return value.copy("K")
+    if is_on_device(value):
+        return host_array(value)
+    kind = type(value)
+    return kind(map(as_it_is_now, value)) if kind is list or kind is tuple else value
+
+
+def are_on_one_cluster(one: ResultSource, other: ResultSource) -> bool:
+    return one is other or one.client is other.client
+
+
+def workers_needed(value: Any) -> Any:
+    # Those without which it does not come; what tells them, for as long as there is one.
+    if not isinstance(value, AsyncValue) or value.source is None:
+        return ()
+    return value.caller.live_workers
+
+
+def persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str] | None = None) -> Any:
+    # What Dask's `persist` leaves: a future, or where it had no cluster the value.
+    name, number = key
+    found = graph[(rename or {}).get(name, name), number]
+    if is_unfinished_task(found):
+        raise ArgumentError("values of replicas can be computed and persisted; Dask does not rewrite their graphs")
+    if not is_future(found):
+        return found
+    from daskdist.execute.callers.submit import Submit
+
+    return AsyncValue(Submit(found.client, workers), Remote(found, ExtractAll()))

@@ -1,0 +1,54 @@
+"""`ValueCollection`: values and nests of values as Dask collections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dask import threaded
+from dask.base import DaskMethodsMixin
+from dask.optimization import cull
+
+from daskdist.execute.caller import Handle
+from daskdist.execute.callers.graph import one_task
+from daskdist.strategy.backend import Picks
+from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.wiring import PendingValue, Wiring, filled_on_host
+
+
+class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
+    """What values and nests of values have in common as Dask collections: a key for each."""
+
+    __slots__ = ()
+
+    def values_by_key(self) -> dict[Any, Any]:
+        """By key, each value, which may be asynchronous, in order."""
+        raise NotImplementedError
+
+    def __dask_graph__(self) -> Any:
+        graph: dict[Any, Any] = {}
+        for key, value in self.values_by_key().items():
+            wiring = Wiring()
+            wired = wiring.wire(value)
+            handles: Sequence[Handle] = wiring.handles
+            picks: Picks = wiring.picks
+            if wiring.caller is not None:
+                handles, picks = wiring.caller.as_futures(handles, picks)
+            graph.update(one_task(key, filled_on_host, handles, picks, host_array(wired)))
+        return graph
+
+    def __dask_keys__(self) -> list[Any]:
+        return list(self.values_by_key())
+
+    @staticmethod
+    def __dask_optimize__(graph: Any, keys: Any, **kwargs: Any) -> Any:
+        return cull(dict(graph), keys)[0]
+
+    @property
+    def __dask_scheduler__(self) -> Any:
+        # Where the values are from, also those that are here by now: several are computed together.
+        for value in self.values_by_key().values():
+            client = value.caller.client if isinstance(value, PendingValue) else None
+            if client is not None and client.status == "running":
+                return client.get
+        return threaded.get

@@ -1,0 +1,211 @@
+"""`Wiring`: nests with asynchronous values, sent to be filled in where the values are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import optree
+
+from daskdist.core.short_traceback import with_short_traceback
+from daskdist.errors import ArgumentError
+from daskdist.execute.caller import Handle
+from daskdist.strategy.backend import ResultSource
+from daskdist.strategy.values.device_arrays import host_array
+from daskdist.strategy.values.extract import Applied, Extract, Remote
+from daskdist.strategy.values.flat import LEAVES
+from daskdist.strategy.values.no_single_value import NoSingleValue
+
+
+class PendingValue:
+    """The state of a value that a call gives, whether it is here already or not.
+
+    Parameters
+    ----------
+    caller
+        The source of the result.
+    source
+        The part of a result that the value is, or the function of other values.
+    """
+
+    __slots__ = ("caller", "known", "source")
+
+    def __init__(self, caller: ResultSource, source: Remote | Applied) -> None:
+        self.caller = caller
+        # None once the value is here.
+        self.source: Remote | Applied | None = source
+        # The value, once it is here.
+        self.known: Any = None
+
+
+class Slot:
+    """Stands in a nest for a part that is filled in where it is known."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _slot, (self.number,)
+
+
+@lru_cache(maxsize=256)
+def _slot(number: int) -> Slot:
+    # One for all steps: in a pickle, what is the same object is there once.
+    return Slot(number)
+
+
+class Expression:
+    """Stands in a nest for a function of parts."""
+
+    __slots__ = ("args", "function", "kwargs")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expression, (self.function, self.args, self.kwargs)
+
+
+@dataclass
+class Wiring:
+    """What nests with asynchronous values in them need, so that they can be filled elsewhere.
+
+    Parameters
+    ----------
+    handles
+        The results needed, each once.
+    picks
+        For each slot, which result it is part of, and how it is taken out.
+    """
+
+    handles: list[Handle] = field(default_factory=list)
+    picks: list[tuple[int, Extract]] = field(default_factory=list)
+    # Of each result the worker that was asked for it, where that is known.
+    workers: list[str | None] = field(default_factory=list)
+    caller: ResultSource | None = None
+    # Where the first of them is.
+    worker: str | None = None
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def wire(self, nest: Any) -> Any:
+        """The nest with slots and expressions for its asynchronous values."""
+        if isinstance(nest, PendingValue):
+            return self.wire_leaf(nest)
+        return optree.tree_map(self.wire_leaf, nest, none_is_leaf=True)
+
+    def wire_leaf(self, leaf: Any) -> Any:
+        """A leaf, or the slot or expression for it."""
+        if not isinstance(leaf, PendingValue):
+            if type(leaf) is Remote:
+                return self.slot(leaf.handle, leaf.pick)
+            if isinstance(leaf, NoSingleValue):
+                raise ArgumentError("a PerReplica stands here where one value is needed; hand it to run or reduce")
+            return leaf
+        source = leaf.source
+        if source is None:
+            return leaf.known
+        if self.caller is None or leaf.caller.defers:
+            # One that defers takes the handles of others too.
+            self.caller = leaf.caller
+        if isinstance(source, Applied):
+            return Expression(source.function, tuple(map(self._wire_arg, source.args)), source.kwargs)
+        self.worker = self.worker or source.worker
+        return self.slot(source.handle, source.pick, source.worker)
+
+    def _wire_arg(self, arg: Any) -> Any:
+        # An index may be several, and one of them asynchronous.
+        kind = type(arg)
+        return kind(map(self._wire_arg, arg)) if kind is tuple or kind is list else self.wire_leaf(arg)
+
+    def slot(self, handle: Handle, pick: Any, worker: str | None = None) -> Slot:
+        """The slot for a part of a result, which was asked of a worker."""
+        handles, picks = self.handles, self.picks
+        place = len(handles)
+        number = self._numbers.setdefault(id(handle), place)
+        if number == place:
+            handles.append(handle)
+            self.workers.append(worker)
+        slot = _slot(len(picks))
+        picks.append((number, pick))
+        return slot
+
+
+def filled(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Any:
+    """A wired nest, made whole where its parts are."""
+    return fill(nest, [pick(results[number]) for number, pick in picks])
+
+
+def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], value: Any) -> Any:
+    """A wired value; an array of a device as NumPy's, for Dask takes it anywhere."""
+    return host_array(filled(results, picks, value))
+
+
+def fill(nest: Any, parts: Sequence[Any]) -> Any:
+    """A wired nest with its parts in place."""
+    kind = type(nest)
+    if kind is Slot:
+        return parts[nest.number]
+    if kind is Expression:
+        # An asynchronous value is NumPy's for who does something with it, wherever that is done.
+        return nest.function(*[host_array(fill(each, parts)) for each in nest.args], **nest.kwargs)
+    if kind is list:
+        return [fill(each, parts) for each in nest]
+    if kind in LEAVES:
+        return nest
+    return optree.tree_map(
+        lambda leaf: fill(leaf, parts) if isinstance(leaf, (Slot, Expression)) else leaf, nest, none_is_leaf=True
+    )
+
+
+@with_short_traceback
+def results_of(values: Sequence[Any]) -> list[Any]:
+    """The values of several, of which asynchronous ones are waited for and fetched together."""
+    wiring = Wiring()
+    wired = wiring.wire(list(values))
+    if wiring.caller is not None:
+        _see_steps(values)
+        wired = fill(wired, _fetch(wiring, wiring.caller))
+    for value, result in zip(values, wired, strict=True):
+        if isinstance(value, PendingValue):
+            value.known, value.source = result, None
+    return list(wired)
+
+
+def _see_steps(values: Sequence[Any]) -> None:
+    # A step that failed on one replica has no result on any.
+    seen: set[int] = set()
+    for value in values:
+        if isinstance(value, PendingValue) and isinstance(value.source, Remote):
+            step = value.source.step
+            if step and id(step) not in seen:
+                seen.add(id(step))
+                value.caller.see(step)
+
+
+def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
+    # A small part of a large result is taken out where that lies; the result itself does not travel.
+    at_worker: dict[int, list[int]] = {}
+    for slot, (number, pick) in enumerate(wiring.picks):
+        if pick.is_small_part:
+            at_worker.setdefault(number, []).append(slot)
+    handles = list(wiring.handles)
+    for number, slots in at_worker.items():
+        picks = [wiring.picks[slot][1] for slot in slots]
+        handles[number] = caller.call(pick_all, [handles[number]], picks, worker=wiring.workers[number], name="pick")
+    results = caller.results(handles)
+    parts: list[Any] = [None if number in at_worker else pick(results[number]) for number, pick in wiring.picks]
+    for number, slots in at_worker.items():
+        for slot, part in zip(slots, results[number], strict=True):
+            parts[slot] = part
+    return parts
+
+
+def pick_all(results: Sequence[Any], picks: Sequence[Extract]) -> list[Any]:
+    """Some parts of the one result there is."""
+    return [pick(results[0]) for pick in picks]
