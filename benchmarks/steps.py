@@ -118,8 +118,10 @@ def embedded_rate(size: Size) -> float:
 @contextmanager
 def two_workers() -> Iterator[tuple[Client, Any]]:
     """A client and a strategy, of two processes."""
+    # Dask's history of tasks is full before anything is measured: it grows by 150 bytes a step until it is.
+    history = {"distributed.admin.low-level-log-length": 50, "distributed.diagnostics.computations.max-history": 5}
     with (
-        dask.config.set({"distributed.worker.profile.enabled": False}),
+        dask.config.set({"distributed.worker.profile.enabled": False, **history}),
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as local,
         Client(local) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
@@ -278,10 +280,10 @@ def answer_echoes(dask_worker: Worker) -> None:
 
 def bare_round_trip_ms(client: Client, num_times: int) -> float:
     """Milliseconds that a message of 1 kB takes to a worker and back, over a comm that is open."""
-    client.run(answer_echoes)
+    (address,) = client.run(answer_echoes)
 
     async def echo() -> float:
-        comm = await connect(next(iter(client.nthreads())), **client.connection_args)
+        comm = await connect(address, **client.connection_args)
         try:
             await comm.write({"op": _ECHO, "reply": False})
             start = time.perf_counter()

@@ -643,3 +643,33 @@ def test_a_cluster_that_adapts_keeps_the_workers_of_a_strategy():
                 time.sleep(0.1)
             assert list(client.nthreads()) == [worker]
         eventually(lambda: not client.nthreads())
+
+
+@pytest.mark.cluster
+def test_a_worker_is_retired_after_its_current_step():
+    def wait():
+        return float(Event("retired").wait(20))
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        daskdist.MultiWorkerMirroredStrategy(client) as strategy,
+    ):
+        gate = Event("retired", client=client)
+        gate.set()
+        strategy.local_results(strategy.run(wait))
+        gate.clear()
+        loss = strategy.reduce("SUM", strategy.run(wait), axis=None)
+        eventually(lambda: all(each.running for each in strategy.status().workers))
+        retired = client.retire_workers([strategy.workers[1]])
+        assert list(retired) == [strategy.workers[1]]
+        gate.set()
+        assert float(loss) == 2.0
+
+        def goes_on_alone():
+            with contextlib.suppress(errors.ClusterError):
+                strategy.local_results(strategy.run(wait))
+            return strategy.num_replicas_in_sync == 1
+
+        eventually(goes_on_alone)
+        assert strategy.run(wait).result() == 1.0

@@ -19,7 +19,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 from distributed.worker import _worker_cvar
 
-from daskdist.config import sent
+from daskdist.config import seconds, sent
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.outbox import Outbox, unpack_messages
@@ -37,6 +37,9 @@ from daskdist.strategy.variables.store import VariableStore
 
 # News that can wait goes along with others, or after so long.
 _LATER_S: Final = 0.002
+# How often a worker that is to end looks whether its calls are over.
+_LOOK_EVERY_S: Final = 0.01
+_PLUGIN: Final = "daskdist-steps"
 
 
 class _Object:
@@ -341,6 +344,14 @@ class StepsOnWorker:
         """Return the number of replicas on this worker."""
         return len(self._slots)
 
+    def calls_being_made(self) -> set[tuple[int, int]]:
+        """Return the calls that are being made, each with its replica."""
+        return set(self._running)
+
+    def has_told_of(self, calls: set[tuple[int, int]]) -> bool:
+        """Return whether calls are over and the program was told."""
+        return calls.isdisjoint(self._running) and self._outbox.is_empty
+
     def running(self) -> list[tuple[int, str, float]]:
         """Return the calls that replicas are making: the replica, the name, and the seconds so far."""
         now = time.monotonic()
@@ -512,6 +523,7 @@ class StreamsOfWorker:
         self._peers = Peers(worker, self._receive)
         self.by_token: dict[str, StepsOnWorker] = {}
         worker.handlers[OPERATION] = self._serve
+        worker.plugins[_PLUGIN] = self
         # Dask's dashboard has a column for each on its page of workers, and `Client.scheduler_info` has them too.
         worker.metrics["daskdist_replicas"] = self._num_replicas
         worker.metrics["daskdist_running"] = self._running
@@ -526,6 +538,18 @@ class StreamsOfWorker:
             if self.by_token.get(known.token) is steps:
                 del self.by_token[known.token]
         return Status.dont_reply
+
+    async def teardown(self, worker: Worker) -> None:
+        """Wait for the calls that are being made, while their programs are there; Dask calls it before a worker ends.
+
+        A worker that is retired so ends after its current step.
+        """
+        until = time.monotonic() + seconds("timeouts.step")
+        calls = {steps: steps.calls_being_made() for steps in self.by_token.values()}
+        while time.monotonic() < until and any(
+            steps in self.by_token.values() and not steps.has_told_of(own) for steps, own in calls.items()
+        ):
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     def _num_replicas(self, worker: Worker) -> int:
         return sum(steps.num_replicas for steps in self.by_token.values())
