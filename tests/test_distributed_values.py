@@ -187,7 +187,7 @@ def test_results_come_straight_from_the_workers(on_cluster, client):
 @pytest.mark.cluster
 def test_a_cluster_knows_how_large_batches_are(on_cluster, client):
     (step,) = on_cluster.distribute_dataset(Dataset.from_tensor_slices(np.zeros((1000, 100))).batch(1000))
-    keys = [each._source.handle.key for each in step.values]
+    keys = [each.source.handle.key for each in step.values]
     on_cluster.local_results(on_cluster.run(len, args=(step,)))
     # The workers tell the scheduler of their tasks and the program of its calls, each in its time.
     eventually(lambda: all(size >= 400_000 for size in client.nbytes(keys, summary=False).values()))
@@ -401,7 +401,7 @@ def test_asynchronous_values_are_dask_collections(on_cluster, client):
     pieces = on_cluster.run(lambda x: x + 1, args=(arrays([1], [2]),))
     total = on_cluster.reduce("SUM", pieces, axis=0)
     assert dask.is_dask_collection(total)
-    assert total._source is not None  # nobody has waited
+    assert total.source is not None  # nobody has waited
     found, doubled, again = dask.compute(total, total * 2, pieces)
     assert (found, doubled, repr(again)) == (5, 10, repr(arrays([2], [3])))
     assert client.compute(total, sync=True) == 5
@@ -416,7 +416,7 @@ def test_asynchronous_values_are_dask_collections(on_cluster, client):
 def test_computed_values_stay_on_their_workers(on_cluster, client):
     made = on_cluster.run(lambda: np.zeros(1000))
     kept = made.persist()
-    futures = [value._source.handle for value in kept.values]
+    futures = [value.source.handle for value in kept.values]
     client.gather(futures)
     who = client.who_has(futures)
     assert [tuple(who[future.key]) for future in futures] == [(worker,) for worker in on_cluster.workers]

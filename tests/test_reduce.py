@@ -477,7 +477,7 @@ def test_nothing_is_waited_for(on_cluster, client):
     on_cluster.run(once_it_is_time, args=(arrays(1, 2), False))
     values = on_cluster.run(once_it_is_time, args=(arrays(1, 2), True))
     total = on_cluster.reduce("SUM", on_cluster.extended.reduce_to("MAX", values, None), axis=None) + 1
-    assert total._source is not None
+    assert total.source is not None
     Event(name, client=client).set()
     assert int(total) == 5
 
