@@ -21,7 +21,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.failures import FailedElement, PartlyFailed, ReportedFailures, raw_item
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import walk
-from daskdist.core.primitive import Epoch
+from daskdist.core.primitive import Epoch, Read
 from daskdist.core.spec import ElementSpec, PerReplicaSpec
 from daskdist.core.structure import Structure
 from daskdist.devices import Device, named
@@ -475,8 +475,9 @@ def _check_located(strategy: StrategyContract, pipeline: Pipeline, say: Cuts | P
 
 
 def _futures_of(pipeline: Pipeline) -> dict[Any, Any]:
-    graphs = [getattr(node, "graph", None) for node in walk(pipeline.node)]
-    tasks = (task for graph in graphs if graph is not None for task in graph().values())
+    sources = [node.lower(()) for node in walk(pipeline.node) if not node.inputs]
+    graphs = [source.graph for source in sources if isinstance(source, Read) and source.graph is not None]
+    tasks = (task for graph in graphs for task in graph().values())
     return {task.key: task for task in tasks if is_future(task)}
 
 
