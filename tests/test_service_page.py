@@ -1,0 +1,246 @@
+"""TensorFlow's page on the transformation ``distribute``, sentence by sentence; and where a service is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+
+import dask
+import numpy as np
+import pytest
+from conftest import eventually
+from distributed import Client, LocalCluster
+
+import daskdist
+from daskdist import errors
+from daskdist.data import Dataset, service
+from daskdist.data.experimental.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer, distribute
+
+pytestmark = pytest.mark.cluster
+
+HOST = "127.0.0.1"
+
+
+def job() -> str:
+    """Return a name that no other job has."""
+    return uuid.uuid4().hex
+
+
+def in_process(num_workers, protocol="tcp://", **options):
+    """Return a cluster of workers that are threads of this process."""
+    where = {"host": HOST, "protocol": protocol, "dashboard_address": None}
+    return LocalCluster(n_workers=num_workers, threads_per_worker=1, processes=False, **where, **options)
+
+
+@pytest.fixture(scope="module")
+def one_worker():
+    """Return the address of a service that has a single worker, in TensorFlow's protocol."""
+    dispatcher = DispatchServer(DispatcherConfig(host=HOST))
+    worker = WorkerServer(WorkerConfig(dispatcher.address, worker_address=HOST))
+    yield f"grpc://{dispatcher.address}"
+    worker.stop()
+    dispatcher.stop()
+
+
+# --- the page ---
+
+
+def test_the_dataset_of_the_first_example(one_worker):
+    dataset = Dataset.range(5)
+    dataset = dataset.map(lambda x: x * x)
+    dataset = dataset.apply(distribute("parallel_epochs", one_worker))
+    dataset = dataset.map(lambda x: x + 1)
+    assert {int(element) for element in dataset} == {1, 2, 5, 10, 17}
+
+
+def test_each_worker_produces_all_elements():
+    dispatcher = DispatchServer(DispatcherConfig(host=HOST))
+    workers = [WorkerServer(WorkerConfig(dispatcher.address, worker_address=HOST)) for _ in range(3)]
+    dataset = Dataset.range(3).apply(distribute("parallel_epochs", dispatcher.target))
+    assert sorted(map(int, dataset)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    # Each element only once.
+    assert sorted(map(int, Dataset.range(3).apply(distribute("one_epoch", dispatcher.target)))) == [0, 1, 2]
+    for each in [*workers, dispatcher]:
+        each.stop()
+
+
+def test_elements_of_a_job_are_split_between_two_training_workers(one_worker):
+    # The example: [0, 2, 4] and [1, 3]; then [0, 1, 3] and [2, 4]; and so on, as each comes first.
+    name = job()
+    shares = [[], []]
+
+    def train(place):
+        dataset = Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name))
+        for _ in range(3):
+            shares[place].append(list(map(int, dataset)))
+
+    threads = [threading.Thread(target=train, args=(place,), daemon=True) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for one, other in zip(*shares, strict=True):
+        assert sorted(one + other) == [0, 1, 2, 3, 4]
+
+
+def test_elements_go_to_whoever_asks_first(one_worker):
+    name = job()
+    dataset = Dataset.range(5).apply(
+        distribute("parallel_epochs", one_worker, job_name=name, max_outstanding_requests=1)
+    )
+    one, other = iter(dataset), iter(Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)))
+    first = [int(next(one)), int(next(one))]
+    rest = list(map(int, other))
+    assert len(first + rest) == 5 - len(list(one))
+
+
+def test_each_repetition_is_a_new_job(one_worker):
+    name = job()
+    dataset = Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)).repeat(3)
+    assert sorted(map(int, dataset)) == sorted(3 * list(range(5)))
+    numbers = {each.iteration for each in service.status(one_worker).jobs if each.name == name}
+    assert numbers == {0, 1, 2}
+
+
+def test_the_name_of_a_finished_job_gives_no_elements(one_worker, caplog):
+    name = job()
+    assert len(list(Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)))) == 5
+    began_at = time.monotonic()
+    assert not list(Dataset.range(5).apply(distribute("parallel_epochs", one_worker, job_name=name)))
+    assert time.monotonic() - began_at < 5
+    assert "was over before it was asked for" in caplog.text
+
+
+def test_jobs_without_a_name_are_owned_by_one(one_worker):
+    dataset = Dataset.range(5).apply(distribute("parallel_epochs", one_worker))
+    assert sorted([*map(int, dataset), *map(int, dataset)]) == sorted(2 * list(range(5)))
+
+
+def test_outstanding_requests_are_limited(one_worker):
+    dataset = Dataset.range(1000).apply(distribute("one_epoch", one_worker, job(), max_outstanding_requests=3))
+    iterator = iter(dataset)
+    next(iterator)
+
+    def num_waiting():
+        found = [each for each in service.status(one_worker).jobs if each.state == "running"]
+        return sum(consumer.num_waiting for each in found for consumer in each.consumers)
+
+    most = 0
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        most = max(most, num_waiting())
+    assert 0 < most <= 3
+    iterator.close()
+
+
+@pytest.mark.parametrize("name", [None, "given"])
+@pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
+def test_strategies_take_what_the_service_gives(client, kind, name):
+    shared = name and job()
+    if kind == "mirrored":
+        strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    else:
+        strategy = daskdist.MultiWorkerMirroredStrategy(client)
+    with strategy:
+        dataset = daskdist.Dataset.range(1000).batch(20).serve(client, job_name=shared)
+        distributed = strategy.distribute_dataset(dataset)
+        if shared and kind == "multi_worker":
+            assert "sharding: OFF" in str(distributed.explain())
+        for _ in range(2):
+            counts = Counter()
+            for batch in distributed:
+                for local in strategy.local_results(batch):
+                    counts.update(np.asarray(local).tolist())
+            assert counts == Counter(range(1000))
+
+
+# --- workers come and go ---
+
+
+def test_workers_that_come_and_retire():
+    with in_process(1) as cluster, Client(cluster, set_as_default=False) as client:
+        iterator = iter(Dataset.range(4000).batch(10).serve(client, max_outstanding_requests=4))
+        found = [next(iterator) for _ in range(5)]
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        eventually(lambda: len(service.status(client).jobs[0].workers) == 2)
+        found += [next(iterator) for _ in range(50)]
+        leaving = service.status(client).jobs[0].workers[0]
+        assert leaving in client.retire_workers([leaving])
+        found += list(iterator)
+        assert Counter(np.concatenate(found).tolist()) == Counter(range(4000))
+
+
+# --- where a service is ---
+
+
+def test_a_scheduler_with_the_preload_module(tmp_path):
+    file = tmp_path / "scheduler.json"
+    command = [sys.executable, "-m", "dask", "scheduler", "--host", HOST, "--port", "0"]
+    command += ["--dashboard-address", f"{HOST}:0", "--scheduler-file", str(file), "--preload", "daskdist.preload"]
+    # It takes no plugins from programs.
+    environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: file.exists() and file.read_text().endswith("}"), 60)
+        address = json.loads(file.read_text())["address"]
+        worker = WorkerServer(WorkerConfig(address, worker_address=HOST))
+        for each in (file, str(file), address):
+            assert sorted(map(int, Dataset.range(4).serve(each))) == [0, 1, 2, 3]
+        worker.stop()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_a_scheduler_that_takes_no_code_says_how_to_start_it():
+    with (
+        dask.config.set({"distributed.scheduler.blocked-handlers": ["register_scheduler_plugin"]}),
+        in_process(0) as cluster,
+        pytest.raises(errors.ClusterError, match=r"--preload daskdist\.preload"),
+    ):
+        list(Dataset.range(4).serve(cluster))
+
+
+def test_the_current_client_is_the_service_if_none_is_given(client):
+    with client.as_current():
+        assert sorted(map(int, Dataset.range(4).serve())) == [0, 1, 2, 3]
+    # In a task, the worker's own scheduler.
+    assert sorted(client.submit(lambda: [int(x) for x in Dataset.range(4).serve()]).result()) == [0, 1, 2, 3]
+    assert sorted(map(int, Dataset.range(4).serve(client.cluster))) == [0, 1, 2, 3]
+
+
+def test_no_service_at_all():
+    with pytest.raises(errors.ClusterError, match="no service was given"):
+        Dataset.range(4).serve()
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        address = f"{HOST}:{taken.getsockname()[1]}"
+        with (
+            dask.config.set({"daskdist.timeouts.connect": 0.5}),
+            pytest.raises(errors.ClusterError, match="no scheduler answers at"),
+        ):
+            service.status(address)
+    with pytest.raises(errors.ClusterError, match="cannot be read"):
+        Dataset.range(4).serve("no-such-file.json")
+
+
+def test_an_encrypted_service():
+    pytest.importorskip("cryptography")
+    from distributed import Security
+
+    security = Security.temporary()
+    with (
+        in_process(1, "tls://", security=security) as cluster,
+        Client(cluster, security=security, set_as_default=False) as client,
+    ):
+        assert client.scheduler.address.startswith("tls://")
+        assert sorted(map(int, Dataset.range(100).serve(client))) == list(range(100))
+        assert len(service.status(client).workers) == 1
