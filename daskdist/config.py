@@ -70,12 +70,12 @@ dask.config.update_defaults({"daskdist": DEFAULTS})
 
 
 def in_bytes(name: str) -> int:
-    """A setting that is a size, as a number of bytes."""
+    """Return a setting that is a size, as a number of bytes."""
     return int(parse_bytes(setting(name)))
 
 
 def setting(name: str) -> Any:
-    """A setting by its name below ``daskdist``, such as ``"window-bytes"``."""
+    """Return a setting by its name below ``daskdist``, such as ``"window-bytes"``."""
     default: Any = DEFAULTS
     found = dask.config.config.get("daskdist")
     for part in name.split("."):
@@ -121,14 +121,14 @@ def _in_seconds(name: str, found: Any) -> float:
 
 
 def to_send() -> Any:
-    """What a worker is sent of this program's settings along with a call; None where all are as they are by default."""
+    """Return the settings to send to a worker along with a call; None where all have their defaults."""
     own = setting("timeouts.collective")
     return None if own == DEFAULTS["timeouts"]["collective"] else own
 
 
 @contextmanager
 def sent(settings: Any) -> Iterator[None]:
-    """Have the settings of a program count in what it calls here."""
+    """Apply the settings of a program to the calls inside."""
     token = _sent.set((settings, setting("timeouts.collective")))
     try:
         yield
@@ -137,5 +137,5 @@ def sent(settings: Any) -> Iterator[None]:
 
 
 def num_threads() -> int:
-    """The number of threads that read ahead in this process."""
+    """Return the number of threads that read ahead in this process."""
     return int(setting("num-threads") or os.cpu_count() or 1)

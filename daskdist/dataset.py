@@ -199,7 +199,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str | None = None) -> Dataset:
-        """One element: the nest given. A list is one array.
+        """Make a dataset of one element: the nest given. A list is one array.
 
         >>> Dataset.from_tensors(([1.0, 2.0], 3)).element_spec
         (TensorSpec(shape=(2,), dtype=float64, name=None), TensorSpec(shape=(), dtype=int64, name=None))
@@ -208,7 +208,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Dataset:
-        """One element for each row of the arrays of a nest; a list is one array.
+        """Make one element of each row of the arrays of a nest; a list is one array.
 
         Parameters
         ----------
@@ -228,7 +228,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def from_list(cls, elements: Sequence[Any], name: str | None = None) -> Dataset:
-        """The items of a list as elements.
+        """Make an element of each item of a list.
 
         Parameters
         ----------
@@ -250,7 +250,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def from_generator(
         cls, generator: Callable[..., Any], output_signature: Any, args: Sequence[Any] = (), name: str | None = None
     ) -> Dataset:
-        """What an iterable yields.
+        """Make elements of the values that an iterable yields.
 
         Parameters
         ----------
@@ -298,7 +298,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         missing: Mapping[str, Any] | None = None,
         dim: str | None = None,
     ) -> Dataset:
-        """One element for each row or item of a Dask collection, whose graph becomes part of this one's.
+        """Make one element of each row or item of a Dask collection, whose graph becomes part of this one's.
 
         Parameters
         ----------
@@ -338,7 +338,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def list_files(
         cls, file_pattern: Paths, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """The names of the files that patterns match, as words.
+        """List the names of the files that patterns match, as elements of text.
 
         Parameters
         ----------
@@ -408,7 +408,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         stop_on_empty_dataset: bool = True,
         name: str | None = None,
     ) -> Dataset:
-        """The next element of the dataset that each choice names.
+        """Take each next element from the dataset that a dataset of choices names.
 
         Parameters
         ----------
@@ -443,7 +443,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """The next element of a dataset drawn at random.
+        """Take each next element from a dataset drawn at random.
 
         Parameters
         ----------
@@ -578,7 +578,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(node)._parallel("map", num_parallel_calls)
 
     def filter(self, predicate: Callable[..., Any], vectorized: bool | None = None, name: str | None = None) -> Dataset:
-        """The elements for which a predicate, called as in `map`, gives True.
+        """Keep the elements for which a predicate, called like the function of `map`, returns True.
 
         Parameters
         ----------
@@ -593,7 +593,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Filter(self._node, self._function(predicate, "filter"), vectorized, label=name))
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
-        """The elements of the datasets that a function, called as in `map`, makes of elements.
+        """Concatenate the datasets that a function, called like that of `map`, returns for elements.
 
         Raises
         ------
@@ -621,7 +621,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """The elements of the datasets that a function makes of elements, several datasets by turns.
+        """Take elements in turns from several of the datasets that a function returns for elements.
 
         Parameters
         ----------
@@ -646,7 +646,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(node)._parallel("interleave", num_parallel_calls)
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
-        """``(number, element)``, numbers counted from ``start`` as int64 scalars.
+        """Pair each element with its number, ``(number, element)``, counted from ``start`` as int64 scalars.
 
         >>> list(Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5))
         [(np.int64(5), 'a'), (np.int64(6), 'b')]
@@ -656,7 +656,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def scan(
         self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]], name: str | None = None
     ) -> Dataset:
-        """What a function outputs that carries a state on from element to element.
+        """Map elements by a function that carries a state on from element to element.
 
         Parameters
         ----------
@@ -679,7 +679,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Scan(self._node, structure, leaves, function, label=name))
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
-        """The state that is left after a function has carried it through all elements.
+        """Return the final state of a function that carries a state through all elements.
 
         Parameters
         ----------
@@ -714,7 +714,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- elements: which, how often, in what order ---
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """The first ``count`` elements; all if it is negative.
+        """Keep the first ``count`` elements; all if it is negative.
 
         >>> len(Dataset.range(5).take(3))
         3
@@ -722,7 +722,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Take(self._node, count, label=name))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """What follows the first ``count`` elements; nothing if it is negative.
+        """Drop the first ``count`` elements; all if it is negative.
 
         >>> list(Dataset.range(5).skip(3))
         [np.int64(3), np.int64(4)]
@@ -730,7 +730,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Skip(self._node, count, label=name))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """The elements before the first for which a predicate, called as in `map`, gives False.
+        """Keep the elements before the first for which a predicate, called like the function of `map`, returns False.
 
         >>> [int(x) for x in Dataset.range(10).take_while(lambda x: x * x < 10)]
         [0, 1, 2, 3]
@@ -751,7 +751,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Shard(self._node, num_shards, index, label=name))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """``count`` passes, one after the other; endless if None or negative.
+        """Make ``count`` passes, one after the other; endless if None or negative.
 
         >>> [int(x) for x in Dataset.range(2).repeat(2)]
         [0, 1, 0, 1]
@@ -759,7 +759,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Repeat(self._node, count, label=name))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """These elements, then those of another dataset, of the same structure, dtypes and ranks.
+        """Append another dataset, of the same structure, dtypes and ranks.
 
         Raises
         ------
@@ -824,7 +824,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def global_shuffle(
         self, seed: int | None = None, reshuffle_each_iteration: bool | None = None, name: str | None = None
     ) -> Dataset:
-        """All elements in one random order, every order as likely.
+        """Put all elements in one random order, every order as likely.
 
         Parameters
         ----------
@@ -859,7 +859,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         seed: int | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """``(class, element)``, where elements are left out at random so that classes come in given shares.
+        """Drop elements at random so that classes come in given shares; elements are ``(class, element)``.
 
         Parameters
         ----------
@@ -893,7 +893,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(node)
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """The same elements, made ready by threads while earlier ones are in use.
+        """Prepare elements in threads while earlier ones are in use.
 
         How far ahead they run is set in bytes by `Options` or ``daskdist.window-bytes``; ``buffer_size`` is taken
         for compatibility and checked to be -1 or more.
@@ -904,7 +904,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(Prefetch(self._node, buffer_size, label=name))
 
     def ignore_errors(self, log_warning: bool = True, name: str | None = None) -> Dataset:
-        """The elements upstream of which nothing failed.
+        """Leave out the elements for which something upstream failed.
 
         What is left out is logged as a warning of the logger ``daskdist``, each with its split and row, and at the end
         their number.
@@ -1022,7 +1022,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         )
 
     def unbatch(self, name: str | None = None) -> Dataset:
-        """The rows of each element as elements.
+        """Make an element of each row of each element.
 
         Raises
         ------
@@ -1037,7 +1037,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def rebatch(
         self, batch_size: int | Sequence[int], drop_remainder: bool = False, name: str | None = None
     ) -> Dataset:
-        """The rows of all elements in batches of other sizes, across the boundaries of those that come.
+        """Group the rows of all elements in batches of other sizes, across the boundaries of those that come.
 
         Parameters
         ----------
@@ -1138,7 +1138,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Padded batches of elements of like length.
+        """Make padded batches of elements of similar length.
 
         Parameters
         ----------
@@ -1185,7 +1185,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- elements kept ---
 
     def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> Dataset:
-        """The same elements; after a first complete pass, those of that pass.
+        """Keep the elements of the first complete pass for later passes.
 
         Parameters
         ----------
@@ -1208,7 +1208,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def snapshot(
         self, path: str | os.PathLike[str], compression: str | None = None, name: str | None = None
     ) -> Dataset:
-        """The same elements; the first complete pass writes them, and later ones, of later programs too, read them.
+        """Write the elements of the first complete pass to files for later passes, also those of later programs.
 
         Parameters
         ----------
@@ -1264,7 +1264,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: Any = None, name: str | None = None) -> Dataset:
-        """The elements that `save` wrote.
+        """Read the elements that `save` wrote.
 
         Parameters
         ----------
@@ -1568,7 +1568,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- functions of datasets ---
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """The dataset that a function makes of this one.
+        """Return the dataset that a function makes of this one.
 
         >>> len(Dataset.range(6).apply(lambda ds: ds.batch(2)))
         3
@@ -1581,7 +1581,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return made
 
     def pipe(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """What a function makes of this dataset and further arguments.
+        """Return the result of a function of this dataset and further arguments.
 
         >>> Dataset.range(6).pipe(lambda ds, size: len(ds.batch(size)), 4)
         2
@@ -1666,7 +1666,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- options ---
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """The same elements, with options that later parts of a pipeline and strategies go by.
+        """Set options for later parts of the pipeline and for strategies.
 
         Parameters
         ----------
@@ -1678,7 +1678,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(WithOptions(self._node, options.copy(), label=name))
 
     def options(self) -> Options:
-        """The options in force."""
+        """Return the options in force."""
         return merged_options(self._node)
 
     # --- looking ---
@@ -1702,7 +1702,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         )
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """The elements, as nests of NumPy arrays and scalars.
+        """Iterate over the elements as nests of NumPy arrays and scalars.
 
         >>> list(Dataset.range(2).as_numpy_iterator())
         [np.int64(0), np.int64(1)]
@@ -1710,7 +1710,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return iter(self)
 
     def get_single_element(self, name: str | None = None) -> Any:
-        """The one element there is.
+        """Return the only element.
 
         Raises
         ------
@@ -1751,7 +1751,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._told_spec.packed
 
     def cardinality(self) -> int:
-        """The number of elements; ``INFINITE_CARDINALITY`` (-1) or ``UNKNOWN_CARDINALITY`` (-2) otherwise.
+        """Return the number of elements; ``INFINITE_CARDINALITY`` (-1) or ``UNKNOWN_CARDINALITY`` (-2) otherwise.
 
         >>> Dataset.range(5).batch(2).cardinality(), Dataset.range(5).repeat().cardinality()
         (3, -1)
@@ -1759,7 +1759,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._node.cardinality
 
     def assert_cardinality(self, expected_cardinality: int, name: str | None = None) -> Dataset:
-        """The same elements, of a number that is stated and checked.
+        """State the number of elements, which is checked as they come.
 
         Parameters
         ----------
@@ -1777,7 +1777,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return self._with(AssertCardinality(self._node, expected_cardinality, label=name))
 
     def fingerprint(self) -> np.uint64:
-        """A number that is equal for equal pipelines, in every process.
+        """Return a number that is equal for equal pipelines, in every process.
 
         >>> Dataset.range(3).fingerprint() == Dataset.range(3).fingerprint() != Dataset.range(4).fingerprint()
         np.True_
@@ -1798,7 +1798,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return True
 
     def explain(self, stage: str | None = None) -> str:
-        """What runs when this dataset is iterated, as text.
+        """Describe what runs when this dataset is iterated, as text.
 
         Parameters
         ----------
@@ -1865,7 +1865,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return scheduler_of(self._recorded.graph)
 
     def to_dask_array(self) -> Any:
-        """The batches as Dask arrays, one for each leaf, a chunk a batch.
+        """Return the batches as Dask arrays, one for each leaf, a chunk a batch.
 
         Raises
         ------
@@ -1887,7 +1887,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @property
     def primitive(self) -> Primitive:
-        """What the pipeline comes down to."""
+        """The primitives of the pipeline."""
         self._follow_code()
         return self._primitive
 
@@ -1902,7 +1902,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return cls._of(FromRows(rows, spec))
 
     def rows(self) -> Iterator[Rows]:
-        """The elements computed in this thread, as rows."""
+        """Compute the elements in this thread, as rows."""
         return rows_of(self.primitive)
 
     def spec_by(self, make_caller: Callable[[], Caller]) -> ElementSpec:

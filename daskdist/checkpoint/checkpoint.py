@@ -14,10 +14,10 @@ from daskdist.storage.filesystem import Storage
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state that can be taken, and be given back."""
+    """An object whose state can be taken and given back."""
 
     def state_dict(self) -> Any:
-        """The state it has now: dicts, lists and tuples, of arrays, numbers, text, bytes and None."""
+        """Return the current state: dicts, lists and tuples, of arrays, numbers, text, bytes and None."""
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Take a state that it, or another like it, had."""

@@ -22,7 +22,7 @@ _WHAT: Final = "give arrays, numbers, text, bytes and None, or dicts, lists and 
 
 
 def as_numpy(nest: Any, *, copied: bool = True) -> Any:
-    """A state as nest of NumPy arrays.
+    """Convert a state to a nest of NumPy arrays.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def as_numpy(nest: Any, *, copied: bool = True) -> Any:
 
 
 def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) -> Any:
-    """A state that was saved, in the kinds of arrays and containers that an object has now.
+    """Convert a saved state to the kinds of arrays and containers that an object has now.
 
     Parameters
     ----------
@@ -93,12 +93,12 @@ def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) ->
 
 
 def where(path: tuple[Any, ...]) -> str:
-    """How messages show the path to a part of a nest."""
+    """Return the path to a part of a nest for messages."""
     return "at " + "".join(f"[{key!r:.80}]" for key in path) if path else "the state"
 
 
 def items_of(nest: Any) -> Iterable[tuple[Any, Any]] | None:
-    """The keys and parts of a mapping, list, tuple or named tuple; None of anything else."""
+    """Return the keys and parts of a mapping, list, tuple or named tuple; None for anything else."""
     if isinstance(nest, Mapping):
         return nest.items()
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -274,7 +274,7 @@ def _check_keys(given: Mapping[Any, Any], present: Mapping[Any, Any], path: tupl
 
 
 def differences(missing: Iterable[Any], superfluous: Iterable[Any]) -> str:
-    """What is said of keys that were not saved, and of keys that were and are not there."""
+    """Describe the keys that are missing from a saved state, and those that are superfluous."""
     said = [
         f"{', '.join(f'{key!r:.80}' for key in list(keys)[:20])}{' and others' if len(list(keys)) > 20 else ''} {what}"
         for keys, what in ((missing, "missing"), (superfluous, "superfluous"))

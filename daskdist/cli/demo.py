@@ -31,7 +31,7 @@ _DEFAULT_WORKERS: Final = 2
 
 @dataclass(frozen=True)
 class DemoReplicas:
-    """Where the replicas are: on a cluster of one's own, one that is joined, or in this process."""
+    """The place of the replicas: a new cluster, one that is joined, or this process."""
 
     num_workers: int | None
     scheduler: str | None
@@ -57,7 +57,7 @@ class DemoReplicas:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the cluster is somebody else's."""
+        """True if somebody else started the cluster."""
         return self.scheduler is not None or self.scheduler_file is not None
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class DemoReplicas:
 
     @contextlib.contextmanager
     def strategy(self) -> Iterator[Strategy]:
-        """The replicas there; a cluster that was started is closed with the block."""
+        """Make the strategy; a cluster that was started is closed with the block."""
         if self.embedded:
             yield MirroredStrategy([f"CPU:{k}" for k in range(self.num_replicas or 1)])
             return
@@ -97,7 +97,7 @@ class DemoReplicas:
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and how."""
+    """The options of the training."""
 
     policy: str
     num_epochs: int
@@ -108,7 +108,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What came of it; the fields of ``--json``.
+    """The outcome of the training; the fields of ``--json``.
 
     Parameters
     ----------

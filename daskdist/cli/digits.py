@@ -57,7 +57,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What one step of training came to.
+    """The outcome of one step of training.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ Tell = Callable[[Sequence[TrainingStep]], object]
 
 
 def load() -> tuple[Digits, Digits]:
-    """The digits to train on, and every fifth, which is held out."""
+    """Return the digits to train on, and every fifth, which is held out."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -110,7 +110,7 @@ def read_batches(paths: Sequence[Path], batch_size: int, seed: int, policy: str)
 
 
 def fresh_weights(seed: int) -> Weights:
-    """A network that has learned nothing."""
+    """Return an untrained network."""
     draw = np.random.default_rng(seed)
     num_pixels = len(PIXELS)
     return {
@@ -122,7 +122,7 @@ def fresh_weights(seed: int) -> Weights:
 
 
 def forward(weights: Weights, x: Array) -> tuple[Array, Array]:
-    """The hidden layer's values ``(rows, hidden)`` and each digit's log-probability ``(rows, classes)``."""
+    """Return the hidden layer's values ``(rows, hidden)`` and each digit's log-probability ``(rows, classes)``."""
     hidden = np.tanh(x @ weights["hidden"] + weights["hidden_bias"])
     scores = hidden @ weights["output"] + weights["output_bias"]
     scores -= scores.max(axis=1, keepdims=True)
@@ -130,7 +130,7 @@ def forward(weights: Weights, x: Array) -> tuple[Array, Array]:
 
 
 def gradients(weights: Weights, batch: dict[str, Array]) -> tuple[Any, Any, Weights]:
-    """One replica's part of a step: sums over its rows, so that replicas' sums add up.
+    """Compute one replica's part of a step: sums over its rows, so that replicas' sums add up.
 
     Returns
     -------
@@ -154,7 +154,7 @@ def gradients(weights: Weights, batch: dict[str, Array]) -> tuple[Any, Any, Weig
 
 
 def descended(weights: Weights, speeds: Weights, num_rows: Any, slopes: Weights) -> tuple[Weights, Weights]:
-    """The network, and how fast it changes, after a step of gradient descent with momentum.
+    """Return the network and its velocity after a step of gradient descent with momentum.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def train_on_driver(strategy: Strategy, batches: DistributedDataset, num_epochs:
 def train_on_replicas(
     strategy: Strategy, batches: DistributedDataset, num_epochs: int, seed: int, tell: Tell
 ) -> Weights:
-    """As `train_on_driver`, by a loop on each replica, with weights of its own: the same as those of the others."""
+    """Train like `train_on_driver`, by a loop on each replica, whose weights stay equal to those of the others."""
     weights: Weights
     result = strategy.run(replica_loop, args=(batches, num_epochs, seed))
     epochs, losses, num_rows, weights = strategy.local_results(result)[0]
@@ -215,7 +215,7 @@ def train_on_replicas(
 def replica_loop(
     batches: Iterable[dict[str, Array]], num_epochs: int, seed: int
 ) -> tuple[Array, Array, Array, Weights]:
-    """The loop that each replica runs.
+    """Run the training loop of one replica.
 
     Returns
     -------
@@ -242,7 +242,7 @@ LOOPS: Final = {"driver": train_on_driver, "replicas": train_on_replicas}
 
 
 def means_of_epochs(steps: Sequence[TrainingStep]) -> list[float]:
-    """The mean loss a row of each pass over the data."""
+    """Return the mean loss a row of each pass over the data."""
     means = []
     for _, group in itertools.groupby(steps, lambda step: step.epoch):
         epoch = list(group)
@@ -251,6 +251,6 @@ def means_of_epochs(steps: Sequence[TrainingStep]) -> list[float]:
 
 
 def predict(weights: Weights, digits: Digits) -> Array:
-    """Which digit each is taken for, shape ``(num_rows,)``."""
+    """Return the most likely digit of each image, shape ``(num_rows,)``."""
     likeliest: Array = forward(weights, digits.x)[1].argmax(axis=1)
     return likeliest

@@ -1,1 +1,1 @@
-"""What everything else is made of: structures, specs, blocks, selections, nodes, primitives."""
+"""The parts that everything else is made of: structures, specs, blocks, selections, nodes, primitives."""

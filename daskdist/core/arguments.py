@@ -12,7 +12,7 @@ from daskdist.errors import ArgumentError
 
 
 def whole_number(operation: str, name: str, value: Any, at_least: int | None = None) -> int:
-    """An argument that is to be a whole number.
+    """Return an argument as a whole number.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def whole_number(operation: str, name: str, value: Any, at_least: int | None = N
 
 
 def whole_numbers(operation: str, name: str, values: Any, at_least: int | None = None) -> tuple[int, ...]:
-    """An argument that is to be a sequence of whole numbers.
+    """Return an argument as a sequence of whole numbers.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def whole_numbers(operation: str, name: str, values: Any, at_least: int | None =
 
 
 def numbers(operation: str, name: str, values: Any) -> tuple[float, ...]:
-    """An argument that is to be a sequence of finite numbers.
+    """Return an argument as a sequence of finite numbers.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def yes_or_no(operation: str, name: str, value: Any) -> None:
 
 
 def number_dtype(operation: str, name: str, value: Any) -> np.dtype[Any]:
-    """An argument that is to be a dtype of numbers.
+    """Return an argument as a dtype of numbers.
 
     Raises
     ------

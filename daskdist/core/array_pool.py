@@ -135,5 +135,5 @@ if hasattr(os, "register_at_fork"):
 
 
 def pooled_empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array whose values are not set, in memory of this process that may have been another's before."""
+    """Return an uninitialized array, in reused memory of this process where there is some."""
     return _of_this_process(shape, dtype)

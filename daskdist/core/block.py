@@ -71,17 +71,17 @@ class Block:
         return object.__sizeof__(self) + self.nbytes
 
     def item(self, index: int) -> Leaves:
-        """The leaves of one element."""
+        """Return the leaves of one element."""
         return tuple([as_array(leaf[index]) for leaf in self.leaves])
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """The elements from ``start`` to ``stop``, in order."""
+        """Return the elements from ``start`` to ``stop``, in order."""
         if self.structure == LONE:
             return iter(self.leaves[0][start:stop])
         return map(self.structure.packer, zip(*[leaf[start:stop] for leaf in self.leaves], strict=True))
 
     def take(self, rows: Any) -> Block:
-        """The given rows, in the given order: one copy."""
+        """Return the given rows, in the given order: one copy."""
         leaves = [leaf.take(rows, axis=0) for leaf in self.leaves]
         return Block(self.structure, leaves, self.label, SelectedOrigins([self.origin], rows))
 
@@ -92,7 +92,7 @@ class Block:
 
     @staticmethod
     def concat(blocks: Sequence[Block], label: str = "") -> Block:
-        """The rows of all blocks, one after the other: one copy.
+        """Return the rows of all blocks, one after the other: one copy.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Block:
         )
 
     def where(self, index: int) -> str:
-        """What a message calls one row."""
+        """Return the name of one row for messages."""
         return self.origin.where(index)
 
     def __repr__(self) -> str:
@@ -157,11 +157,11 @@ class Bundle:
         return object.__sizeof__(self) + self.nbytes
 
     def item(self, index: int) -> Leaves:
-        """The leaves of one element."""
+        """Return the leaves of one element."""
         return self._items[index]
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """The elements from ``start`` to ``stop``, in order."""
+        """Return the elements from ``start`` to ``stop``, in order."""
         return map(self.structure.pack, self._items[start:stop])
 
     def take(self, rows: Any) -> Bundle:
@@ -172,7 +172,7 @@ class Bundle:
         return Bundle(self.structure, self._items[start:stop], self.label)
 
     def where(self, index: int) -> str:
-        """What a message calls one element."""
+        """Return the name of one element for messages."""
         return f"an element made of {self.label or 'this data'}"
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ class Batches:
         return object.__sizeof__(self) + self.nbytes
 
     def item(self, index: int) -> Leaves:
-        """The leaves of one chunk: views."""
+        """Return the leaves of one chunk: views."""
         cuts = self._cuts
         if cuts is None:
             cuts = self._cuts = list(self._even(range(len(self))) or ())
@@ -254,7 +254,7 @@ class Batches:
             return stack(self.structure, [rows.item(row) for row in range(start, stop)], self.label)
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """The chunks from ``start`` to ``stop``, in order."""
+        """Return the chunks from ``start`` to ``stop``, in order."""
         pack, rows = self.rows.structure.pack, self.rows
         numbers = range(*slice(start, stop).indices(len(self)))
         even = self._even(numbers)
@@ -293,7 +293,7 @@ class Batches:
         return Batches(self.rows.slice(bounds[0], bounds[-1]), [bound - bounds[0] for bound in bounds], inners)
 
     def where(self, index: int) -> str:
-        """What a message calls one chunk."""
+        """Return the name of one chunk for messages."""
         return f"a batch of {self.bounds[index + 1] - self.bounds[index]} rows of {self.label or 'this data'}"
 
 
@@ -351,7 +351,7 @@ def join(parts: Sequence[Rows], structure: Structure) -> Rows:
 
 
 def merge(parts: Sequence[Rows], like: Rows) -> Block | Bundle:
-    """The elements of all parts, one after the other; without any, none of the structure of ``like``."""
+    """Return the elements of all parts, one after the other; without any, none of the structure of ``like``."""
     parts = [part for part in parts if len(part)]
     if not parts:
         return Bundle(like.structure, [])
@@ -423,7 +423,7 @@ def from_items(
     label: str = "",
     origin: Origin | SelectedOrigins | JoinedOrigin | None = None,
 ) -> Block | Bundle:
-    """A block of elements whose shapes and dtypes agree, but for their lengths; else a bundle of them."""
+    """Return a block of elements whose shapes and dtypes agree, except for their lengths; else a bundle of them."""
     leaves: list[Any] = []
     for column in zip(*items, strict=True):
         if _agree(column):
@@ -436,7 +436,7 @@ def from_items(
 
 
 def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Leaves:
-    """The leaves of one chunk: those of its elements stacked along a new axis 0.
+    """Return the leaves of one chunk: those of its elements stacked along a new axis 0.
 
     Raises
     ------

@@ -12,7 +12,7 @@ AUTOTUNE: Final = -1
 
 
 def multiply(cardinality: int, count: int) -> int:
-    """The number of elements of ``count`` passes; a negative ``count`` is endless.
+    """Return the number of elements of ``count`` passes; a negative ``count`` is endless.
 
     >>> multiply(3, 2), multiply(0, -1), multiply(3, -1), multiply(UNKNOWN, 0), multiply(UNKNOWN, 2)
     (6, 0, -1, 0, -2)
@@ -25,7 +25,7 @@ def multiply(cardinality: int, count: int) -> int:
 
 
 def plus(cardinality: int, other: int) -> int:
-    """The number of elements of two datasets, one after the other.
+    """Return the number of elements of two datasets, one after the other.
 
     >>> plus(3, 2), plus(3, INFINITE), plus(UNKNOWN, 2), plus(UNKNOWN, INFINITE)
     (5, -1, -2, -1)
@@ -36,7 +36,7 @@ def plus(cardinality: int, other: int) -> int:
 
 
 def shortest(cardinalities: Iterable[int]) -> int:
-    """The number of elements that all of several datasets have.
+    """Return the number of elements that all of several datasets have.
 
     >>> shortest([3, 5]), shortest([3, INFINITE]), shortest([INFINITE]), shortest([3, UNKNOWN]), shortest([0, UNKNOWN])
     (3, 3, -1, -2, 0)
@@ -48,7 +48,7 @@ def shortest(cardinalities: Iterable[int]) -> int:
 
 
 def divide(cardinality: int, size: int, *, drop_remainder: bool) -> int:
-    """The number of groups of ``size`` elements.
+    """Return the number of groups of ``size`` elements.
 
     >>> divide(5, 2, drop_remainder=False), divide(5, 2, drop_remainder=True), divide(INFINITE, 2, drop_remainder=True)
     (3, 2, -1)
@@ -59,7 +59,7 @@ def divide(cardinality: int, size: int, *, drop_remainder: bool) -> int:
 
 
 def at_most(cardinality: int, count: int) -> int:
-    """The number of elements left by ``take(count)``; a negative ``count`` takes all.
+    """Return the number of elements left by ``take(count)``; a negative ``count`` takes all.
 
     >>> at_most(5, 3), at_most(5, -1), at_most(INFINITE, 3), at_most(UNKNOWN, 3), at_most(UNKNOWN, 0)
     (3, 5, 3, -2, 0)
@@ -72,7 +72,7 @@ def at_most(cardinality: int, count: int) -> int:
 
 
 def beyond(cardinality: int, count: int) -> int:
-    """The number of elements left by ``skip(count)``; a negative ``count`` skips all.
+    """Return the number of elements left by ``skip(count)``; a negative ``count`` skips all.
 
     >>> beyond(5, 3), beyond(5, 9), beyond(5, -1), beyond(INFINITE, 3), beyond(UNKNOWN, 3)
     (2, 0, 0, -1, -2)

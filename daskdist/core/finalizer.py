@@ -38,7 +38,7 @@ class Finalizer:
 
     @property
     def alive(self) -> bool:
-        """Whether the function is still to be called."""
+        """True until the function has been called."""
         return self._finalize.alive
 
     def detach(self) -> bool:
@@ -72,7 +72,7 @@ class _ClosingThread:
                     self._thread = thread
 
     def call_later(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Have the thread call a function; at the end of the program, call it now."""
+        """Call a function in the closing thread; at the end of the program, call it now."""
         if threading.main_thread().is_alive():
             self._calls.put((function, args))
         else:

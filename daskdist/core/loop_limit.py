@@ -287,7 +287,7 @@ class _Call:
 
 
 class LoopPool:
-    """What the threads of a pool have in common.
+    """The state that the threads of a pool share.
 
     Parameters
     ----------

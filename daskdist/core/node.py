@@ -18,7 +18,7 @@ from daskdist.core.spec import ElementSpec
 
 @dataclass(frozen=True)
 class Facts:
-    """What holds of an operation, whatever its arguments. Each is proved by a test of the law suite.
+    """Properties of an operation, whatever its arguments. Each is proved by a test of the law suite.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class Node:
 
     @property
     def background(self) -> bool:
-        """Whether reading ahead in threads gains something where it is part of a pipeline."""
+        """True if reading ahead in threads can gain something where the node is part of a pipeline."""
         return False
 
     @property
@@ -119,12 +119,12 @@ class Node:
 
     @property
     def reads_files(self) -> bool | None:
-        """Whether it reads files, its own or those that its elements name; None where only an element tells."""
+        """True if it reads files, its own or those that its elements name; None where only an element tells."""
         return False
 
     @property
     def group_size(self) -> int | None:
-        """Of how many elements of its input each of its elements is made, but for the last; None where that differs."""
+        """The number of input elements in each element, except the last; None where that differs."""
         return None
 
     @property
@@ -158,7 +158,7 @@ class Node:
         raise NotImplementedError
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """The same operation on other inputs."""
+        """Return the same operation on other inputs."""
         raise NotImplementedError
 
     @property
@@ -178,20 +178,20 @@ class Node:
         raise NotImplementedError
 
     def on_share(self, index: int, num_shards: int) -> Node:
-        """The same operation on one worker's share, where it has something that shares must not have in common."""
+        """Return the operation for one worker's share; it differs where shares must not have a state in common."""
         return self
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        """The primitive it comes down to, on inputs already lowered."""
+        """Return the primitive of this operation, on inputs already lowered."""
         raise NotImplementedError
 
     @property
     def note(self) -> str:
-        """What plans say of how it runs; nothing where that goes without saying."""
+        """A note for plans on the way it runs; empty where there is nothing to say."""
         return ""
 
     def __str__(self) -> str:
-        """One line: the operation and its arguments."""
+        """Return one line: the operation and its arguments."""
         arguments = [f"{key}={_brief(value)}" for key, value in self._arguments()]
         if self.label is not None:
             arguments.append(f"name={self.label!r}")
@@ -212,7 +212,7 @@ class Source(Node):
     is_listed: ClassVar[bool] = True
 
     def splits(self) -> Sequence[Split]:
-        """The units it is read in, in order; found when first asked for."""
+        """Return the units it is read in, in order; listed on first use."""
         raise NotImplementedError
 
     def pieces(self) -> Pieces | None:
@@ -220,7 +220,7 @@ class Source(Node):
         return None
 
     def state(self) -> Any:
-        """What tells whether the data it reads was changed, besides what it is itself; None where nothing does."""
+        """Return a value that changes with the data it reads, besides the node itself; None where nothing does."""
         return None
 
     @property
@@ -280,14 +280,14 @@ class ExpandingNode(Transformation):
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and everything upstream of it, sinks first."""
+    """Yield the node and everything upstream of it, sinks first."""
     yield node
     for source in node.inputs:
         yield from walk(source)
 
 
 def upstream(node: Node) -> Node:
-    """The nearest node that does anything to the elements: this one, or what it passes on."""
+    """Return the nearest node that changes the elements: this one, or one that it passes on."""
     while node.facts.keeps_order:
         (node,) = node.inputs
     return node
@@ -302,7 +302,7 @@ def counting(node: Node) -> Iterator[Any]:
 
 
 def lower(node: Node) -> Primitive:
-    """The whole tree as primitives."""
+    """Lower the whole tree to primitives."""
     return node.lower(tuple(map(lower, node.inputs)))
 
 

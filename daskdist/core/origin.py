@@ -1,4 +1,4 @@
-"""Where rows came from, for messages: looked up only when there is one."""
+"""Origins of rows, for messages: looked up only when there is one."""
 
 from __future__ import annotations
 

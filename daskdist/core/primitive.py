@@ -30,7 +30,7 @@ class Cursor(Protocol):
     """A place in a stream of elements."""
 
     def pull(self) -> Any:
-        """Some elements, at least one: a `Run`, a `Zipped` of such, or of a `Fact` a `Noted`.
+        """Return some elements, at least one: a `Run`, a `Zipped` of runs, or a `Noted` of those for a `Fact`.
 
         Raises
         ------
@@ -49,11 +49,11 @@ Opener = Callable[[Epoch], Cursor]
 
 
 class Context(Protocol):
-    """What a cursor may ask of whoever runs it."""
+    """The services of the interpreter that a cursor may use."""
 
     @property
     def home(self) -> Hashable | None:
-        """Where blocks lie, for those who keep some for later passes; None where they are of no use later."""
+        """The caller's place for blocks that are kept for later passes; None where they are of no use later."""
         ...
 
     def waiting(self, is_needed: bool, *, is_brief: bool = False) -> AbstractContextManager[None]:
@@ -64,11 +64,11 @@ class Context(Protocol):
         ...
 
     def open(self, key: Any) -> Opener:
-        """What starts a stream of the primitive that the arrangement makes of ``key``, by its `primitive_of`."""
+        """Return a function that opens the primitive that the arrangement's `primitive_of` makes of ``key``."""
         ...
 
     def compact(self, run: Run, in_use: Iterable[Run]) -> Run:
-        """The same elements, where blocks with few rows left are replaced by blocks of just those rows.
+        """Return the same elements, with blocks of which few rows are left replaced by blocks of just those rows.
 
         Blocks that runs ``in_use`` hold on to are left as they are: they would be kept anyway.
         """
@@ -76,7 +76,7 @@ class Context(Protocol):
 
 
 class Arrangement(Protocol):
-    """What an arrange operation does, as a value; `open` starts it."""
+    """An arrange operation as a value; `open` starts it."""
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor: ...
 
@@ -400,22 +400,22 @@ Primitive = Read | Stream | Compute | Chain | Fact | Arrange
 
 
 def same(rows: Rows) -> Rows:
-    """The rows as they are: a computation that only has them gathered."""
+    """Return the rows unchanged: a computation that only has them gathered."""
     return rows
 
 
 def value_itself(split: Split, value: Any) -> Any:
-    """The function of a `Read` with a ``graph`` whose values are blocks already: there is nothing to call."""
+    """Return the value: the function of a `Read` with a ``graph`` whose values are blocks already."""
     return value
 
 
 def payload_itself(split: Split) -> Any:
-    """The function of a `Read` whose splits have blocks as their payloads."""
+    """Return the payload: the function of a `Read` whose splits have blocks as their payloads."""
     return split.payload
 
 
 def gathered(primitive: Primitive) -> Primitive:
-    """The stream with batches that are not gathered yet gathered, so that its elements are rows of blocks."""
+    """Return the stream with its ungathered batches gathered, so that its elements are rows of blocks."""
     return Compute(primitive, same, "gather", factor=1) if primitive.grouped else primitive
 
 

@@ -106,7 +106,7 @@ class Ragged:
             yield values[start:stop]
 
     def __getitem__(self, part: Any) -> Any:
-        """A row, or as a slice some rows: views."""
+        """Return a row, or for a slice some rows: views."""
         if isinstance(part, slice):
             start, stop, step = part.indices(len(self))
             if step != 1:
@@ -117,11 +117,11 @@ class Ragged:
         return self.values[int(self.row_splits[row]) : int(self.row_splits[row + 1])]
 
     def with_splits(self, dtype: Any) -> Ragged:
-        """The same rows with row splits of another dtype."""
+        """Return the same rows with row splits of another dtype."""
         return Ragged._made(self.values, self.row_splits.astype(dtype, copy=False))
 
     def take(self, rows: Any, axis: int = 0) -> Ragged:
-        """The given rows, in the given order: one copy."""
+        """Return the given rows, in the given order: one copy."""
         rows = np.asarray(rows, np.intp)
         lengths = self.row_lengths.take(rows)
         splits = np.zeros(len(rows) + 1, self.row_splits.dtype)
@@ -132,7 +132,7 @@ class Ragged:
 
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:
-        """The rows of all parts, one part after the other: one copy."""
+        """Return the rows of all parts, one part after the other: one copy."""
         offsets = np.cumsum([0, *(part.row_splits[-1] for part in parts)])
         splits = [part.row_splits[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
         dtype = parts[0].row_splits.dtype
@@ -141,7 +141,7 @@ class Ragged:
         )
 
     def dense(self) -> Array:
-        """The rows as one array, shape ``(num_rows, length, ...)``: a view.
+        """Return the rows as one array, shape ``(num_rows, length, ...)``: a view.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class Ragged:
         return self.values.reshape(len(self), int(lengths[0]) if len(lengths) else 0, *self.values.shape[1:])  # type: ignore[no-any-return]
 
     def padded(self, length: int, value: Any = 0) -> Array:
-        """The rows as one array, shape ``(num_rows, length, ...)``, short ones filled up with a value.
+        """Return the rows as one array, shape ``(num_rows, length, ...)``, short ones filled up with a value.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class Ragged:
         return out
 
     def tolist(self) -> list[Any]:
-        """The rows as lists."""
+        """Return the rows as lists."""
         return [row.tolist() for row in self]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ from daskdist.errors import FileError
 
 
 def skip_errors(primitive: Primitive) -> Primitive:
-    """The stream without the elements that some call fails on; each call notes what it left out."""
+    """Return the stream without the elements that some call fails on; each call notes the elements it leaves out."""
     match primitive:
         case Read():
             lenient = primitive.lenient or primitive
@@ -73,7 +73,7 @@ def _as_alike(before: Sequence[Primitive], after: tuple[Primitive, ...]) -> tupl
 
 
 def cardinality_with_skips(node: Node) -> int:
-    """The number of elements of a node where some may be left out, or whole files, even such as cannot be listed."""
+    """Return the number of elements of a node of which some, or files that cannot be listed, may be left out."""
     try:
         number = node.cardinality
     except FileError:
@@ -82,7 +82,7 @@ def cardinality_with_skips(node: Node) -> int:
 
 
 def stacked(rows: Rows) -> Rows:
-    """The rows, their batches stacked: a computation that finds those that do not stack."""
+    """Return the rows with their batches stacked, so that batches that do not stack fail here."""
     if isinstance(rows, Batches):
         return Bundle(rows.structure, [rows.item(index) for index in range(len(rows))], rows.label)
     return rows

@@ -51,7 +51,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, value: Any) -> TensorSpec:
-        """The spec that fits one leaf."""
+        """Return the spec that fits one leaf."""
         if isinstance(value, Nested):
             return DatasetSpec.of_dataset(value)
         if isinstance(value, Ragged):
@@ -59,7 +59,7 @@ class TensorSpec:
         return cls(np.shape(value), value.dtype)
 
     def is_compatible_with(self, other: Any) -> bool:
-        """Whether an array, or every array another spec describes in part, can be of this spec.
+        """Return whether an array, or every array of another spec, conforms to this spec.
 
         >>> TensorSpec((None, 3)).is_compatible_with(np.zeros((5, 3), "float32"))
         True
@@ -78,7 +78,7 @@ class TensorSpec:
         )
 
     def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:
-        """The narrowest spec that holds everything both hold; None where dtype or rank differ.
+        """Return the narrowest spec that includes both; None where dtype or rank differ.
 
         >>> TensorSpec((2, 3)).most_general_common_spec(TensorSpec((4, 3)))
         TensorSpec(shape=(None, 3), dtype=float32, name=None)
@@ -94,11 +94,11 @@ class TensorSpec:
         return replace(self, shape=(size, *self.shape))
 
     def zeros(self, num_rows: int = 0) -> np.ndarray[Any, Any]:
-        """An array of ``num_rows`` along the first axis; other unknown lengths are 0."""
+        """Return an array of ``num_rows`` along the first axis; other unknown lengths are 0."""
         return np.zeros((num_rows, *(size or 0 for size in self.shape[1:])), self.dtype)
 
     def of_any_length(self) -> TensorSpec:
-        """The spec of such leaves whatever their length along the first axis."""
+        """Return the spec of such leaves whatever their length along the first axis."""
         return replace(self, shape=(None, *self.shape[1:])) if self.shape else self
 
     def example(self, unknown: int, value: float | None) -> Any:
@@ -152,7 +152,7 @@ class RaggedTensorSpec(TensorSpec):
         return replace(self, shape=(size, None, *self.shape[1:]))
 
     def zeros(self, num_rows: int = 0) -> Any:
-        """`num_rows` rows without values."""
+        """Return ``num_rows`` rows without values."""
         inner = [size or 0 for size in self.shape[2:]]
         return Ragged(np.zeros((0, *inner), self.dtype), np.zeros(num_rows + 1, np.int64))
 
@@ -205,7 +205,7 @@ class DatasetSpec(TensorSpec):
 
     @staticmethod
     def of_dataset(dataset: Any) -> DatasetSpec:
-        """The spec that fits a dataset."""
+        """Return the spec that fits a dataset."""
         return DatasetSpec(element=dataset.spec, make=type(dataset).of_rows, draws=_draws(dataset.node))
 
     @property
@@ -265,7 +265,7 @@ class ElementSpec:
 
     @classmethod
     def of(cls, element: Any) -> ElementSpec:
-        """The spec that fits one element."""
+        """Return the spec that fits one element."""
         leaves, structure = Structure.flatten(element)
         return cls(structure, tuple(map(TensorSpec.of, leaves)))
 
@@ -276,7 +276,7 @@ class ElementSpec:
 
     @staticmethod
     def nest(structure: Structure, parts: Sequence[ElementSpec]) -> ElementSpec:
-        """The spec of elements made of one element of each part, nested as ``structure`` has it."""
+        """Return the spec of elements made of one element of each part, nested like ``structure``."""
         nested = structure.nest([part.structure for part in parts])
         return ElementSpec(nested, tuple(leaf for part in parts for leaf in part.leaves))
 
@@ -291,7 +291,7 @@ class ElementSpec:
         return self.structure.pack(self.leaves)
 
     def conform(self, element: Any) -> Leaves:
-        """The leaves of an element that is to be of this spec.
+        """Convert the leaves of an element to this spec.
 
         Python's own numbers, and lists of them, become arrays of the dtype asked for.
 
@@ -340,7 +340,7 @@ class ElementSpec:
         )
 
     def grouped(self, size: int | None) -> ElementSpec:
-        """The spec of ``size`` such elements stacked."""
+        """Return the spec of ``size`` such elements stacked."""
         return self.with_leaves([leaf.grouped(size) for leaf in self.leaves])
 
     def example(self, unknown: int, value: float | None) -> Any:
@@ -353,11 +353,10 @@ class ElementSpec:
         value
             The value of all its numbers; None for numbers that differ.
         """
-
         return self.structure.pack([leaf.example(unknown, value) for leaf in self.leaves])
 
     def most_general_common_spec(self, other: ElementSpec) -> ElementSpec | None:
-        """The narrowest spec that holds the elements of both; None where structure, rank or dtype differ."""
+        """Return the narrowest spec that includes the elements of both; None where structure, rank or dtype differ."""
         if self.structure != other.structure:
             return None
         leaves = [a.most_general_common_spec(b) for a, b in zip(self.leaves, other.leaves, strict=True)]
@@ -490,7 +489,7 @@ def _without_empty_axes(leaf: TensorSpec) -> TensorSpec:
 
 
 def known_spec(node: Any) -> ElementSpec | None:
-    """The spec of a node's elements; None where only the data tells."""
+    """Return the spec of a node's elements; None where only the data tells."""
     try:
         spec: ElementSpec = node.spec
     except SpecUnknown:
@@ -499,7 +498,7 @@ def known_spec(node: Any) -> ElementSpec | None:
 
 
 def common_spec(operation: str, inputs: Sequence[Any], *, must_be_known: bool = False) -> ElementSpec:
-    """The spec of elements that come from any of several nodes.
+    """Return the spec of elements that come from any of several nodes.
 
     Raises
     ------

@@ -26,7 +26,7 @@ _KINDS: Final = "biufcmMSU"
 
 
 def spec_to_json(spec: ElementSpec) -> Any:
-    """The spec of an element as JSON.
+    """Encode the spec of an element as JSON.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def spec_to_json(spec: ElementSpec) -> Any:
 
 
 def no_dataset(path: str) -> str:
-    """What is said of a leaf that cannot be saved because it is a dataset."""
+    """Return the message for a leaf that cannot be saved because it is a dataset."""
     return (
         f"save: leaf {path or '(the element)'} is a dataset, as a window is, and files hold arrays; "
         "make arrays of it first, with flat_map(lambda window: window.batch(...))"
@@ -51,7 +51,7 @@ def no_dataset(path: str) -> str:
 
 
 def spec_from_json(content: Any) -> ElementSpec:
-    """The spec that `spec_to_json` was given."""
+    """Decode a spec that `spec_to_json` encoded."""
     structure = structure_from_json(content["structure"])
     leaves = tuple(
         _SPECS[kind](tuple(shape), dtype_from_json(dtype), None if name is None else typed(name, str))
@@ -63,7 +63,7 @@ def spec_from_json(content: Any) -> ElementSpec:
 
 
 def dtype_to_json(dtype: np.dtype[Any]) -> str:
-    """A dtype as JSON, in native byte order.
+    """Encode a dtype as JSON, in native byte order.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def dtype_to_json(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_from_json(content: Any) -> np.dtype[Any]:
-    """The dtype that `dtype_to_json` was given."""
+    """Decode a dtype that `dtype_to_json` encoded."""
     dtype = _DTYPES.get(typed(content, str))
     if dtype is None:
         dtype = np.dtype(content).newbyteorder("=")
@@ -95,7 +95,7 @@ def dtype_from_json(content: Any) -> np.dtype[Any]:
 
 
 def structure_to_json(structure: Structure) -> Any:
-    """A structure as JSON: a leaf is null, a container an object of its kind.
+    """Encode a structure as JSON: a leaf is null, a container an object of its kind.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def _node_to_json(treespec: Any) -> Any:
 
 
 def structure_from_json(content: Any) -> Structure:
-    """The structure that `structure_to_json` was given."""
+    """Decode a structure that `structure_to_json` encoded."""
     return Structure.of(_nest(content))[1]
 
 

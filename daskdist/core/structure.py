@@ -27,7 +27,7 @@ class Nested:
 
 
 class Structure:
-    """How the leaves of an element nest; equal structures compare equal.
+    """The nesting of the leaves of an element; equal structures compare equal.
 
     >>> leaves, structure = Structure.flatten({"y": 1, "x": (2.0, [3, 4])})
     >>> structure.pack([leaf * 10 for leaf in leaves])
@@ -60,16 +60,16 @@ class Structure:
 
     @staticmethod
     def of(nest: Any) -> tuple[Leaves, Structure]:
-        """The leaves of a nest as they are, and their structure."""
+        """Flatten a nest to its leaves, unchanged, and its structure."""
         leaves, treespec = optree.tree_flatten(nest, is_leaf=_is_leaf, none_is_leaf=True)
         return tuple(leaves), Structure(treespec)
 
     def nest(self, parts: Iterable[Structure]) -> Structure:
-        """The structure that has a part in the place of each leaf of this one."""
+        """Return the structure that has a part in the place of each leaf of this one."""
         return Structure.of(self.pack([part.pack(range(part.num_leaves)) for part in parts]))[1]
 
     def pack(self, leaves: Iterable[Any]) -> Any:
-        """The element with these leaves."""
+        """Return the element with these leaves."""
         return self._pack(leaves)
 
     @property
@@ -78,12 +78,12 @@ class Structure:
         return self._pack
 
     def leaves_of(self, element: Any) -> list[Any]:
-        """The leaves of an element of this structure, as they are."""
+        """Return the leaves of an element of this structure, unchanged."""
         return list(self.treespec.flatten_up_to(element))
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """How each leaf is reached from the element, as Python would write it; ``""`` for a lone leaf."""
+        """The path of each leaf in an element, as Python would write it; ``""`` for a lone leaf."""
         return tuple(accessor.codify("") for accessor in self.treespec.accessors())
 
     @property
@@ -191,7 +191,7 @@ def as_array(leaf: Any, *, narrow: bool = False) -> Any:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether this is one of Python's own numbers, or a list of such: then its dtype is ours to choose."""
+    """Return whether a value is one of Python's own numbers, or a list of such: then its dtype is ours to choose."""
     if isinstance(leaf, (list, tuple)):
         return all(map(is_plain, leaf))
     return isinstance(leaf, (int, float)) and not isinstance(leaf, np.generic)

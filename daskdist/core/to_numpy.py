@@ -19,7 +19,7 @@ _PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
 
 
 class HostConverters:
-    """How arrays come to the host, as `daskdist.ops` sets it: this folder knows no devices.
+    """Functions that copy arrays to the host. `daskdist.ops` sets them: core knows no devices.
 
     Both give whatever else it is as it is.
     """

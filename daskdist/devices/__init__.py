@@ -34,7 +34,7 @@ class Event(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream has come that far."""
+        """True if the stream has reached the event."""
         ...
 
     def synchronize(self) -> None:
@@ -42,22 +42,22 @@ class Event(Protocol):
         ...
 
     def seconds_since(self, earlier: Any) -> float:
-        """How long after another event of the device it was; both are over."""
+        """Return the seconds between another event of the device and this one; both are over."""
         ...
 
 
 class DeviceStream(Protocol):
-    """What a device does one after the other; what is in two streams may be done at the same time.
+    """An ordered queue of work on a device; work in two streams may run at the same time.
 
     Two that stand for the same one are equal.
     """
 
     def record(self) -> Event:
-        """The moment when all that it was given so far is done."""
+        """Record an event that is over when all work given so far is done."""
         ...
 
     def wait(self, event: Event) -> None:
-        """What it is given from now on is done after an event."""
+        """Make all work given from now on wait for an event."""
         ...
 
     def synchronize(self) -> None:
@@ -81,7 +81,7 @@ class Device(Protocol):
 
     @property
     def is_host(self) -> bool:
-        """Whether its arrays are NumPy's, in this process's memory: there is nothing to copy to it."""
+        """True if its arrays are NumPy's, in this process's memory: there is nothing to copy to it."""
         ...
 
     @property
@@ -91,45 +91,45 @@ class Device(Protocol):
 
     @property
     def uuid(self) -> str:
-        """What tells it from any other device there is, whatever name it has in a process."""
+        """An identifier of the physical device, the same under whatever name a process has for it."""
         ...
 
     @property
     def description(self) -> str:
-        """What it is, for people: a GPU's model."""
+        """The name of the device for people: a GPU's model."""
         ...
 
     @property
     def out_of_memory(self) -> type[Exception]:
-        """What is raised where it has no memory left."""
+        """The exceptions raised where it has no memory left."""
         ...
 
     @staticmethod
     def num_present() -> int:
-        """How many of the kind this process sees; they are numbered from 0 on."""
+        """Return the number of devices of the kind that this process sees; they are numbered from 0 on."""
         ...
 
     def missing(self) -> str | None:
-        """Why it cannot be used in this process, and what to do; None if it can."""
+        """Return why it cannot be used in this process, and what to do; None if it can."""
         ...
 
     @staticmethod
     def holds(array: Any) -> bool:
-        """Whether something is an array of devices of this kind."""
+        """Return whether an object is an array of devices of this kind."""
         ...
 
     @staticmethod
     def index_of(array: Any) -> int:
-        """The index of the device that an array of this kind is on."""
+        """Return the index of the device that an array of this kind is on."""
         ...
 
     @staticmethod
     def lacks(dtype: Any) -> bool:
-        """Whether its arrays cannot be of a dtype: text, objects, times and long doubles on GPUs."""
+        """Return whether it has no arrays of a dtype: text, objects, times and long doubles on GPUs."""
         ...
 
     def put(self, array: Any) -> Any:
-        """An array of the host, or of another device of this kind, as one of this device.
+        """Copy an array of the host, or of another device of this kind, to this device.
 
         The host's array may be changed once it has returned.
 
@@ -141,15 +141,15 @@ class Device(Protocol):
         ...
 
     def get(self, array: Any) -> Any:
-        """An array of this device as a NumPy array of its own memory, once it has been computed."""
+        """Copy an array of this device to a NumPy array, once it has been computed."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new array of this device whose values are not set."""
+        """Return a new, uninitialized array of this device."""
         ...
 
     def lend(self, num_bytes: int, back: Callable[[Any], None]) -> Any:
-        """New bytes, for others to compute with in streams of their own.
+        """Return new bytes for others to compute with in streams of their own.
 
         ``back`` is called with their memory when nobody has any of them any more, before that can be had again, in
         whatever thread lets go of the last. As long as it is kept from there on it cannot be had.
@@ -165,7 +165,7 @@ class Device(Protocol):
         ...
 
     def is_pinned(self, array: Any) -> bool:
-        """Whether a NumPy array lies in such memory."""
+        """Return whether a NumPy array lies in pinned memory."""
         ...
 
     def copy(self, source: Any, target: Any, stream: DeviceStream) -> None:
@@ -179,18 +179,18 @@ class Device(Protocol):
         ...
 
     def permuted(self, order: Permutation, start: int, stop: int) -> Any:
-        """What stands from one place to another in an order of many things, worked out in the current stream.
+        """Return the items from one place to another of a random order, computed in the current stream.
 
         An array of this device, int64, shape ``(stop - start,)``; not to be changed.
         """
         ...
 
     def stream(self) -> DeviceStream:
-        """A new stream, which does not wait for the default one."""
+        """Return a new stream, which does not wait for the default one."""
         ...
 
     def current_stream(self) -> DeviceStream:
-        """The stream in which this thread computes."""
+        """Return the stream in which this thread computes."""
         ...
 
     def using(self, stream: DeviceStream | None = None) -> AbstractContextManager[Any]:
@@ -223,7 +223,7 @@ class Device(Protocol):
 
 
 def device(name: str) -> Device:
-    """The device of a name, whether or not there is one here.
+    """Return the device of a name, present here or not.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def device(name: str) -> Device:
 
 
 def devices(names: Sequence[str]) -> tuple[Device, ...]:
-    """The devices of several names, no two of which may be one device."""
+    """Return the devices of several names, no two of which may be one device."""
     if isinstance(names, str):
         names = [names]
     found = tuple(map(device, names))
@@ -268,13 +268,13 @@ def check_present(found: Sequence[Device]) -> None:
 
 
 def present() -> tuple[Device, ...]:
-    """The devices that this process sees and that are not the host, in order of kinds and numbers."""
+    """Return the devices that this process sees and that are not the host, in order of kinds and numbers."""
     kinds = [_class_of(kind) for kind in KINDS]
     return tuple(kind(index) for kind in kinds if not kind.is_host for index in range(kind.num_present()))
 
 
 def name_of(device: Device) -> str:
-    """The canonical name, such as ``"CPU:0"``."""
+    """Return the canonical name, such as ``"CPU:0"``."""
     return f"{device.kind}:{device.index}"
 
 
@@ -283,7 +283,7 @@ named = functools.lru_cache(maxsize=256)(device)
 
 
 def stream_of(device: Device) -> DeviceStream:
-    """The stream in which the replica on a device computes, in this process."""
+    """Return the stream in which the replica on a device computes, in this process."""
     with _making:
         return _stream_of(name_of(device))
 
@@ -298,12 +298,12 @@ def _stream_of(name: str) -> DeviceStream:
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether something is an array of a device that is not the host."""
+    """Return whether an object is an array of a device that is not the host."""
     return _kind_of(value) is not None
 
 
 def are_loaded() -> bool:
-    """Whether there can be arrays of a device: nobody has those of a library that nobody has loaded."""
+    """Return whether the library of a device is imported: without it there can be no arrays of the device."""
     for _, library in KINDS.values():  # noqa: SIM110 - asked in every step, and `any` takes twice as long
         if library in sys.modules and library != "numpy":
             return True
@@ -311,26 +311,26 @@ def are_loaded() -> bool:
 
 
 def device_of(value: Any) -> Device | None:
-    """The device that an array is on; None of an array of the host, and of what is none."""
+    """Return the device that an array is on; None for an array of the host, and for anything else."""
     kind = _kind_of(value)
     return None if kind is None else named(f"{kind.kind}:{kind.index_of(value)}")
 
 
 def dtype_of(array: Any) -> np.dtype[Any]:
-    """The dtype of an array of any device as NumPy's."""
+    """Return the dtype of an array of any device as NumPy's."""
     dtype = array.dtype
     # Namespaces that have dtypes of their own call them as NumPy does.
     return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
 
 
 def on_host(value: Any) -> Any:
-    """An array of any device as a NumPy array; whatever else it is, as it is."""
+    """Return an array of any device as a NumPy array; anything else unchanged."""
     kind = _kind_of(value)
     return value if kind is None else kind(0).get(value)
 
 
 def adopted(value: Any) -> Any:
-    """A tensor of another library as one that arrays here go together with; whatever else it is, as it is.
+    """Return a tensor of another library as an array that operates with those here; anything else unchanged.
 
     Where it is on a device whose arrays are loaded it becomes one of those, which shares its memory, and is there for
     the current stream of the device. Of another device it becomes one of the host. What it was computed from, for
@@ -347,7 +347,7 @@ def adopted(value: Any) -> Any:
 
 
 def others_on_host(value: Any) -> Any:
-    """A tensor of another library as one of the host; whatever else it is, as it is.
+    """Return a tensor of another library as an array of the host; anything else unchanged.
 
     Raises
     ------

@@ -34,7 +34,7 @@ class CpuEvent:
 
 @dataclass(frozen=True)
 class CpuStream:
-    """What the calling thread does."""
+    """The stream of a CPU: work is done by the calling thread."""
 
     def record(self) -> CpuEvent:
         return CpuEvent(time.perf_counter())

@@ -320,7 +320,7 @@ class _OfTorch:
 
 
 def torch_stream(index: int) -> CupyStream | None:
-    """The stream in which PyTorch computes on a GPU in this thread; None where it has not begun to use GPUs."""
+    """Return the stream in which PyTorch computes on a GPU in this thread; None before its first use of GPUs."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return None

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of GPUs by itself: without CuPy, and without a context, which takes memory of each."""
+"""Facts about GPUs from NVIDIA's driver, without CuPy and without a context, which takes memory of each GPU."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _driver() -> Any:
 
 
 def driver_version() -> int:
-    """The newest CUDA that the driver speaks, such as 13000; 0 where there is no driver."""
+    """Return the newest CUDA version of the driver, such as 13000; 0 where there is no driver."""
     driver, found = _library(_DRIVER), ctypes.c_int()
     return found.value if driver is not None and driver.cuDriverGetVersion(ctypes.byref(found)) == 0 else 0
 
 
 def uuid_of(index: int) -> str | None:
-    """What ``nvidia-smi -L`` calls a GPU that this process sees; None where the driver does not tell.
+    """Return the name by ``nvidia-smi -L`` of a GPU that this process sees; None where the driver does not tell.
 
     CuPy tells it as text in C, which ends at the first byte that is zero. Of part of a GPU (MIG) it is the part's.
     """
@@ -51,7 +51,7 @@ def uuid_of(index: int) -> str | None:
 
 
 def spelled(found: bytes) -> str:
-    """The sixteen bytes as NVIDIA writes them.
+    """Format the sixteen bytes of a UUID like NVIDIA.
 
     >>> spelled(bytes(range(16)))
     'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f'
@@ -60,7 +60,7 @@ def spelled(found: bytes) -> str:
 
 
 def is_in_use(index: int) -> bool:
-    """Whether this process has a context on a GPU, so that asking for its memory makes none; True if nobody tells."""
+    """Return whether this process has a context on a GPU, so that asking for its memory makes none; True if unknown."""
     handle, flags, is_active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     driver = _driver()
     if driver is None or driver.cuDeviceGet(ctypes.byref(handle), index):

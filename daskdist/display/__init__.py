@@ -1,1 +1,1 @@
-"""How plans and values look."""
+"""Text and HTML of plans and values."""

@@ -11,7 +11,7 @@ from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Sp
 
 
 def tree(node: Node, *, with_notes: bool = False) -> str:
-    """A pipeline, a line an operation, the source first; with notes on how each runs, if asked for."""
+    """Draw a pipeline, a line an operation, the source first; with notes on how each runs, if asked for."""
     lines = list(_lines(node, 0))
     if not with_notes:
         return "\n".join(line for line, _ in lines)
@@ -29,7 +29,7 @@ def _lines(node: Node, indent: int) -> Iterator[tuple[str, Node]]:
 
 
 def primitives(primitive: Primitive) -> str:
-    """What a pipeline comes down to: what is computed in tasks, and what is arithmetic in between."""
+    """Draw the primitives of a pipeline: what is computed in tasks, and the arithmetic in between."""
     lines = list(_primitive_lines(primitive, 0))
     if isinstance(primitive, Arrange):
         lines.append("  compute  gather, a task a bundle of elements")
@@ -62,12 +62,12 @@ def _primitive_lines(primitive: Primitive, indent: int) -> Iterator[str]:
 
 
 def cardinality(number: int) -> str:
-    """A number of elements, in words where it is none."""
+    """Format a number of elements; in words where it is unknown or endless."""
     return {INFINITE: "endless", UNKNOWN: "unknown"}.get(number, f"{number:,}")
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things.
+    """Format a number of things.
 
     >>> count(1, "worker"), count(2, "worker")
     ('1 worker', '2 workers')
@@ -76,7 +76,7 @@ def count(number: int, noun: str) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes for people.
 
     >>> size(0), size(1536), size(3 * 2**30)
     ('0 B', '1.5 KiB', '3.0 GiB')
@@ -90,7 +90,7 @@ def size(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker reads."""
+    """The part of the data that one worker reads."""
 
     worker: str
     num_replicas: int
@@ -100,7 +100,7 @@ class Share:
 
 
 def shares_table(shares: Sequence[Share]) -> str:
-    """What each worker reads, a line a worker; ``?`` where only reading tells."""
+    """Format the shares of the workers, a line a worker; ``?`` where only reading tells."""
     rows: list[tuple[str, ...]] = [("worker", "replicas", "files", "splits", "rows", "bytes")]
     for number, share in enumerate(shares):
         files = {split.file for split in share.splits if split.file is not None}

@@ -18,7 +18,7 @@ _SHOWN: Final = 72
 
 @dataclass(frozen=True)
 class Summary:
-    """What is shown of a value.
+    """A description of a value, for display.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Summary:
 
     @classmethod
     def of(cls, value: Any) -> Summary:
-        """The summary of a value, made where that is."""
+        """Summarize a value in the process that holds it."""
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         shape = shape if isinstance(shape, tuple) else None
         if shape is None and isinstance(value, (bool, int, float, complex)):
@@ -47,7 +47,7 @@ class Summary:
 
 
 def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
-    """How a value prints; of a large array of a device, which would be copied to be printed, what it is and where."""
+    """Return the text of a value; for a large array of a device, only its type and place, which avoids a copy."""
     device = device_of(value)
     if device is None or math.prod(value.shape) <= np.get_printoptions()["threshold"]:
         return show(value)
@@ -55,7 +55,7 @@ def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
 
 
 def table(summaries: Sequence[Summary], workers: Sequence[str | None]) -> str:
-    """One row a replica; its worker where one is known of."""
+    """Format one row a replica, with its worker where that is known."""
     with_workers = any(workers)
     headings = ["replica", "shape", "dtype", *["worker"] * with_workers, "value"]
     rows = []

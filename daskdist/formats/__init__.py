@@ -25,7 +25,7 @@ GROUP: Final = "daskdist.formats"
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """Where a format is.
+    """The import path of a format, and the extra it needs.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ FORMATS: Final = {
 
 
 class Format(Protocol):
-    """How one kind of file is read. Implementations are frozen dataclasses of the reader's options."""
+    """A reader of one kind of file. Implementations are frozen dataclasses of the reader's options."""
 
     # What it is called.
     name: str
@@ -66,15 +66,15 @@ class Format(Protocol):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """How names of its files end, without what says how they are compressed; the usual one first."""
+        """The endings of file names without those of compression; the usual one first."""
         ...
 
     def guess(self, path: str, head: bytes) -> bool:
-        """Whether a file is of this format, by its name and its first bytes (64 where it has as many)."""
+        """Return whether a file is of this format, by its name and its first bytes (64 where it has as many)."""
         ...
 
     def spec(self, path: str) -> ElementSpec:
-        """The spec of the elements of a file.
+        """Return the spec of the elements of a file.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class Format(Protocol):
         ...
 
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
-        """The splits of the ``file``-th file, which together are its elements in order, each once.
+        """List the splits of the ``file``-th file, which together are its elements in order, each once.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Format(Protocol):
         ...
 
     def read(self, split: Split) -> Block | Bundle:
-        """The rows of a split, in order; the same every time.
+        """Read the rows of a split, in order; the same every time.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class ReadsValidRows(Protocol):
     """A format with units smaller than a split that can be broken by themselves."""
 
     def read_valid_rows(self, split: Split) -> Block | Bundle:
-        """The rows of a split that can be read, where some cannot; in ``skipped`` a note of each unit left out.
+        """Read the rows of a split that are readable; list each unit left out in ``skipped``.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class WritableFormat(Protocol):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """How names of its files end; the usual one first."""
+        """The endings of file names; the usual one first."""
         ...
 
     def check(self, spec: ElementSpec) -> None:
@@ -170,7 +170,7 @@ class WritableFormat(Protocol):
 
 
 def format_named(name: str) -> type[Format]:
-    """The class of a format, ours or one that is installed.
+    """Return the class of a format, one of ours or an installed one.
 
     Raises
     ------
@@ -188,6 +188,6 @@ def format_named(name: str) -> type[Format]:
 
 
 def installed() -> dict[str, FormatEntry]:
-    """All formats by name: ours, and those registered as entry points, which do not take the place of ours."""
+    """Return all formats by name: ours, and those registered as entry points, which cannot replace ours."""
     others = {point.name: FormatEntry(point.value) for point in entry_points(group=GROUP)}
     return {**others, **FORMATS}

@@ -1,4 +1,4 @@
-"""What the bytes of a small file or a member of an archive are, by how its name ends.
+"""Decoding of small files and of members of archives, by the endings of their names.
 
 ==================================================  ==============================================================
 a name that ends in                                 is
@@ -67,7 +67,7 @@ _MOST_HEADER: Final = 10_000
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """What images become.
+    """Options for decoding images.
 
     Parameters
     ----------
@@ -91,12 +91,12 @@ class ImageOptions:
 
     @property
     def spec(self) -> TensorSpec:
-        """Of an image: axes that differ from one to the next are None."""
+        """The spec of an image: axes that differ between images are None."""
         channels = None if self.mode is None else _CHANNELS[self.mode]
         return TensorSpec((*(self.resize or (None, None)), channels), np.dtype(np.uint8))
 
     def decode(self, data: bytes) -> np.ndarray[Any, Any]:
-        """An image, uint8 ``(height, width, channels)``. Whatever Pillow raises for what is none is let through."""
+        """Decode an image to uint8 ``(height, width, channels)``. Errors of Pillow for damaged images pass through."""
         library = pillow()
         with library.open(io.BytesIO(data), formats=_TRIED) as image:
             if image.mode.startswith(_DEEP):
@@ -116,7 +116,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What fields become, and what is written of them.
+    """Options for decoding and encoding fields.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Decoding:
                 raise ArgumentError(f"decode: {name!r} is {kind!r:.40}; there are {', '.join(map(repr, _NAMES))}{hint}")
 
     def kind(self, name: str) -> str:
-        """What a field is."""
+        """Return the kind of a field."""
         if self.kinds is False:
             return "raw"
         end = name.rpartition(".")[2]
@@ -150,7 +150,7 @@ class Decoding:
         return given.get(name) or given.get(end) or _KINDS.get(end, "raw")
 
     def spec(self, name: str) -> ElementSpec | None:
-        """That of a field; None where only its content tells."""
+        """Return the spec of a field; None where only its content tells."""
         leaf = {
             "image": self.images.spec,
             "int": TensorSpec((), np.dtype(np.int64)),
@@ -160,7 +160,7 @@ class Decoding:
         return None if leaf is None else ElementSpec(LONE, (leaf,))
 
     def decode(self, name: str, data: bytes) -> Any:
-        """The value of a field: an array, an int, text, bytes, or what JSON has. Libraries' errors are let through."""
+        """Decode a field: an array, an int, text, bytes, or a JSON value. Libraries' errors pass through."""
         match self.kind(name):
             case "image":
                 return self.images.decode(data)
@@ -179,7 +179,7 @@ class Decoding:
                 return data
 
     def why_not(self, name: str, spec: ElementSpec) -> str:
-        """Why such values cannot be written as a field, and what to do; empty if they can."""
+        """Return why a value cannot be written as a field, and what to do; empty if it can."""
         kind = self.kind(name)
         if kind == "json":
             return ""
@@ -204,7 +204,7 @@ class Decoding:
         return f"is {leaf}, and a field of that name is {wanted}{hint}"
 
     def encode(self, name: str, value: Any) -> bytes:
-        """What is written of a value, a leaf or a nest of leaves."""
+        """Encode a value, a leaf or a nest of leaves."""
         match self.kind(name):
             case "image":
                 return _encoded_image(name, np.asarray(value))
@@ -227,7 +227,7 @@ class Decoding:
 
 
 def array_of(data: bytes) -> np.ndarray[Any, Any]:
-    """The array of a ``.npy`` file: a view of its bytes, but for text.
+    """Return the array of a ``.npy`` file: a view of its bytes, except for text.
 
     Raises
     ------
@@ -268,7 +268,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def pillow() -> Any:
-    """The library that decodes images.
+    """Import the library that decodes images.
 
     Raises
     ------

@@ -31,7 +31,7 @@ _NUMBERS: Final = "iufcmM"
 
 @dataclass(frozen=True)
 class RecordRange:
-    """What of a file a split is.
+    """The records of a file that a split reads.
 
     Parameters
     ----------

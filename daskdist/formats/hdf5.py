@@ -47,7 +47,7 @@ _REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "
 
 @dataclass(frozen=True, slots=True)
 class MappedRange:
-    """Where an array lies in its file, in one piece and as it is in memory.
+    """The bytes of an uncompressed, contiguous array in its file.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class MappedRange:
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Split:
-    """What of a file a split is.
+    """The rows of a file that a split reads.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ class Images:
 
 
 def root_of(path: str, storage: Storage) -> str:
-    """A directory as the paths of files in it begin."""
+    """Return a directory in the form in which the paths of its files begin."""
     if not is_remote(path):
         return local(path)
     fs, inner = storage.located(path)
@@ -115,7 +115,7 @@ def root_of(path: str, storage: Storage) -> str:
 
 
 def class_of(path: str, root: str) -> str | None:
-    """The folder directly below a root that a file lies in; None where it lies in none.
+    """Return the folder directly below a root that a file lies in; None where it lies in none.
 
     >>> class_of("/data/cats/old/1.png", "/data"), class_of("/data/1.png", "/data"), class_of("/other/1.png", "/data")
     ('cats', None, None)
@@ -125,6 +125,6 @@ def class_of(path: str, root: str) -> str | None:
 
 
 def within(path: str, root: str) -> list[str] | None:
-    """The folders and the name by which a file is reached from a root; None where it is not below it."""
+    """Return the folders and the name that lead from a root to a file; None where it is not below it."""
     path, root = path.partition("::")[0].replace("\\", "/"), root.replace("\\", "/").rstrip("/") + "/"
     return path[len(root) :].split("/") if path.startswith(root) else None

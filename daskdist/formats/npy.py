@@ -86,13 +86,13 @@ class NpyMember:
 
     @property
     def is_by_column(self) -> bool:
-        """Whether its rows lie between one another."""
+        """True if the rows of the array are interleaved in memory (Fortran order)."""
         return self.is_fortran and len(self.shape) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class NpySplit:
-    """What of a file a split is.
+    """The rows of a file that a split reads.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class Npz(Npy):
 
 
 def npy_writer(spec: ElementSpec) -> WritableFormat:
-    """The format that such elements are written in: ``.npy`` for lone arrays, ``.npz`` for dicts of them.
+    """Return the format for elements of a spec: ``.npy`` for lone arrays, ``.npz`` for dicts of them.
 
     Raises
     ------

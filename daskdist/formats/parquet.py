@@ -352,7 +352,7 @@ class Footer:
     schema: Any
 
     def bounds(self, group: int, wanted: Container[str]) -> dict[str, tuple[Any, Any]]:
-        """The least and the greatest value of some columns of a row group, where its statistics tell."""
+        """Return the least and greatest values of some columns of a row group, where its statistics tell."""
         known = self.metadata.row_group(group)
         found = {}
         for number in range(known.num_columns):
@@ -364,7 +364,7 @@ class Footer:
         return found
 
     def repeated_texts(self, group: int) -> list[str]:
-        """The columns of text of a row group that repeat a few texts, as its dictionary and the places in that."""
+        """Return the text columns of a row group that repeat a few texts, as dictionary and indices."""
         import pyarrow as pa
 
         known, schema = self.metadata.row_group(group), self.schema
@@ -381,7 +381,7 @@ class Footer:
 
     @classmethod
     def of(cls, file: Any) -> Footer:
-        """That of an open file."""
+        """Return the footer of an open file."""
         import pyarrow.parquet as pq
 
         metadata = pq.read_metadata(file)
@@ -407,7 +407,7 @@ def _footer_of(version: Version) -> Footer:
 
 
 def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, Any]]) -> bool:
-    """Whether a condition may hold of a row, by the least and greatest values of columns: no null is in question.
+    """Return whether a condition may hold for a row, by the least and greatest values of columns; nulls never count.
 
     >>> bounds = {"n": (3, 8)}
     >>> may_hold(("n", ">", 8), bounds), may_hold(("n", "in", {1, 5}), bounds), may_hold(("m", "==", 0), bounds)

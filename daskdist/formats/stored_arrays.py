@@ -67,7 +67,7 @@ class StoredArray:
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], dtype: np.dtype[Any], path: str, chunk_rows: int = 1) -> StoredArray:
-        """From its shape and dtype.
+        """Create the description of an array from its shape and dtype.
 
         Raises
         ------
@@ -95,7 +95,7 @@ def check_rows(name: str, shape: Sequence[int], path: str) -> None:
 
 
 def row_spec(dtype: np.dtype[Any], shape: Sequence[int], where: str) -> ElementSpec:
-    """The spec of a row, shape ``shape``, of an array of a dtype.
+    """Return the spec of a row, shape ``shape``, of an array of a dtype.
 
     Raises
     ------
@@ -124,12 +124,12 @@ def names_in(asked: Any) -> list[str]:
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """A dtype in the byte order of the machine, with nothing else attached to it."""
+    """Return a dtype in the byte order of the machine, without metadata."""
     return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "biufcmMSU" else dtype
 
 
 def leaves_of(rows: Any) -> list[Any]:
-    """The leaves of an array's rows, shape ``(num_rows, ...)``: itself, or one for each field."""
+    """Return the leaves of an array's rows, shape ``(num_rows, ...)``: the array, or one leaf a field."""
     if isinstance(rows, Ragged):
         return [Ragged(rows.values.astype(native(rows.dtype), copy=False), rows.row_splits)]
     if rows.dtype.names:
@@ -157,7 +157,7 @@ class StoredArrays:
 
     @classmethod
     def of(cls, columns: Columns, describe: Callable[[str], StoredArray], path: str) -> StoredArrays:
-        """Those of a file.
+        """Return the arrays of a file.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class StoredArrays:
         return self.columns.spec(rows.__getitem__)
 
     def cuts(self, path: str) -> list[tuple[int, int]]:
-        """The rows of each split: from one place where chunks of all arrays end to another.
+        """Return the rows of each split: from one place where chunks of all arrays end to another.
 
         Where there are too few such places, chunks of the array that takes longest to decode end there.
 
@@ -218,12 +218,12 @@ class StoredArrays:
         return [(start, min(start + rows, self.num_rows)) for start in range(0, self.num_rows, rows)]
 
     def block(self, rows: Callable[[StoredArray], Any], label: str) -> Block:
-        """The elements that some rows of each array make."""
+        """Return the elements of some rows of each array."""
         arrays = {each.name: leaves_of(rows(each)) for each in self.stored}
         return Block(self.spec.structure, self.columns.arrays(arrays.__getitem__), label)
 
     def read_valid_rows(self, start: int, stop: int, label: str, path: str, read: Callable[[int, int], Block]) -> Block:
-        """The rows ``start`` to ``stop`` that can be read; the unit is what lies between two ends of chunks.
+        """Read the readable rows from ``start`` to ``stop``; the unit left out lies between two ends of chunks.
 
         Raises
         ------
@@ -253,7 +253,7 @@ class StoredArrays:
 
 
 def chosen(asked: Any, names: Sequence[str], path: str, first: FirstFile | None, kind: str = "array") -> Columns:
-    """The arrays asked for, of those a file has.
+    """Return the arrays asked for, given those a file has.
 
     Parameters
     ----------
@@ -301,7 +301,7 @@ def check_alike(arrays: StoredArrays, path: str, first: FirstFile) -> None:
 
 
 def rows_label(path: str, start: int, stop: int) -> str:
-    """What a split of some rows is called."""
+    """Return the name of a split of some rows for messages."""
     return f"{path} rows {start} to {stop}"
 
 
@@ -392,7 +392,7 @@ def by_chunks(stored: StoredArray, start: int, stop: int, key: Any, fetch: Calla
 
 
 def columns_of(rows: Rows) -> list[Any]:
-    """The leaves of elements, shape ``(num_rows, ...)``, to be written.
+    """Return the leaves of elements to be written, shape ``(num_rows, ...)``.
 
     Raises
     ------
@@ -407,7 +407,7 @@ def columns_of(rows: Rows) -> list[Any]:
 
 
 def check_writable(spec: ElementSpec, name: str, kinds: str, advice: str) -> list[str]:
-    """The names of the arrays that elements are written as: those of a dict, or ``""`` for a lone leaf.
+    """Return the names of the arrays that elements are written as: the dict's, or ``""`` for a lone leaf.
 
     Parameters
     ----------
@@ -438,7 +438,7 @@ def check_writable(spec: ElementSpec, name: str, kinds: str, advice: str) -> lis
 
 
 def array_names(structure: Structure, name: str) -> list[str]:
-    """The names of the arrays that elements are written as, a leaf each; ``""`` for a lone one.
+    """Return the name of the array that each leaf is written as; ``""`` for a lone one.
 
     Raises
     ------

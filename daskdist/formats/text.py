@@ -1,6 +1,6 @@
-"""Lines of text; a byte range is a split.
+r"""Lines of text; a byte range is a split.
 
-Lines end with ``\\n`` or ``\\r\\n``, which are no part of them; the last may do without. Blank lines are lines.
+Lines end with ``\n`` or ``\r\n``, which are no part of them; the last may do without. Blank lines are lines.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Text:
 
 
 def lines_of(data: AnyStr) -> list[AnyStr]:
-    """The lines of some text or bytes, without their ends."""
+    """Split text or bytes into lines, without their ends."""
     carriage, newline = ("\r", "\n") if isinstance(data, str) else (b"\r", b"\n")
     if carriage in data:
         data = data.replace(carriage + newline, newline).removesuffix(carriage)

@@ -41,7 +41,7 @@ _AGAIN_AFTER_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a call has written.
+    """The outcome of one call of a write.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ class ZarrWriter:
 
 
 def compression_to_write(operation: str, name: str | None) -> str | None:
-    """The compression that a user's name for it stands for, of files that are written.
+    """Return the compression that a user's name stands for, for files that are written.
 
     Raises
     ------
@@ -393,7 +393,7 @@ def compression_to_write(operation: str, name: str | None) -> str | None:
 
 
 def npy_to_write(operation: str, spec: ElementSpec) -> WritableFormat:
-    """The format of NumPy's that such elements are written in.
+    """Return NumPy's format that elements of a spec are written in.
 
     Raises
     ------
@@ -405,7 +405,7 @@ def npy_to_write(operation: str, spec: ElementSpec) -> WritableFormat:
 
 
 def rows_of_chunk(spec: ElementSpec, num_rows: int) -> int:
-    """The elements of a chunk where nobody says: a call's, but not more than there are where that is known."""
+    """Return the default number of rows in a chunk: those of a call, at most all there are where that is known."""
     row_bytes = sum(prod(size or 1 for size in leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)
     most = in_bytes("bundle-bytes") // max(row_bytes, 1)
     return max(1, min(most, num_rows) if num_rows >= 0 else most)

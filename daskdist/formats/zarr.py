@@ -51,7 +51,7 @@ _HOSTILE: Final = "pickle"
 
 @dataclass(frozen=True, slots=True)
 class ZarrSplit:
-    """What of a store a split is.
+    """The rows of a store that a split reads.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class Zarr:
 
 
 def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
-    """The stores that paths and globs name, each a directory or an archive: those of one pattern sorted.
+    """List the stores that paths and globs name, each a directory or an archive: those of one pattern sorted.
 
     Raises
     ------
@@ -407,7 +407,7 @@ def _fitting(leaf: Any, array: Any, label: str, name: str) -> Any:
 
 
 def check_store(spec: ElementSpec) -> tuple[str, ...]:
-    """The names of the arrays that elements are written as, ``""`` for a lone one.
+    """Return the names of the arrays that elements are written as, ``""`` for a lone one.
 
     Raises
     ------

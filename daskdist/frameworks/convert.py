@@ -1,4 +1,4 @@
-"""What arrays of other frameworks are made of: the leaves of a nest, each here as an array, and which cannot be."""
+"""Conversion of nests to arrays of other frameworks: checks and errors that all of them share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConversionError(Exception):
 
 
 def converted(operation: str, nest: Any, convert: Callable[[Any], Any]) -> Any:
-    """A nest with each leaf converted, asynchronous values waited for together.
+    """Convert each leaf of a nest; asynchronous values are awaited together.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def _converted(operation: str, nest: Any, convert: Callable[[Any], Any], where: 
 
 
 def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
-    """A leaf as NumPy array of numbers, whose bytes are in this machine's order; what is one already is not copied.
+    """Return a leaf as a NumPy array of numbers in native byte order, without a copy where it is one already.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _as_array(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def handed_over(leaf: Any, framework: str, take: Callable[[Any], Any]) -> Any:
-    """An array of another library as one of a framework, by DLPack; nothing of it comes to the host.
+    """Convert an array of another library to a framework's by DLPack, without copying it to the host.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def _in_one_piece(array: Any, device: Device | None) -> Any:
 
 
 def extremes(array: Any) -> tuple[int, int]:
-    """The least and the most of an array of integers; of a device's only these two numbers come to the host."""
+    """Return the minimum and maximum of an array of integers; only these two numbers are copied from a device."""
     device = device_of(array)
     if device is not None:
         with device.using():
@@ -175,7 +175,7 @@ def extremes(array: Any) -> tuple[int, int]:
 
 
 def reason_against(dtype: np.dtype[Any]) -> str:
-    """Why no array of another framework has a dtype; ``""`` where one has."""
+    """Return why no other framework has a dtype; ``""`` where one has it."""
     if dtype.kind in "biufc":
         if dtype.char in "gG":
             return f"is {dtype}: map it to x.astype({'complex128' if dtype.kind == 'c' else 'float64'!r})"
@@ -224,7 +224,7 @@ def check_spec(operation: str, element_spec: Any, *, needs_rows: bool = False) -
 
 
 def checked_source(operation: str, dataset: Any) -> Any:
-    """What was given as a dataset, distributed or not.
+    """Return a dataset, distributed or not, after checking that it is one.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def checked_source(operation: str, dataset: Any) -> Any:
 
 
 def length_of(dataset: Any) -> int:
-    """The number of elements or steps.
+    """Return the number of elements or steps.
 
     Raises
     ------
@@ -254,5 +254,5 @@ def length_of(dataset: Any) -> int:
 
 
 def needs(operation: str, framework: str, extra: str, error: ImportError) -> ArgumentError:
-    """The error that says what to install."""
+    """Return the error that says what to install."""
     return ArgumentError(f"{operation} needs {framework}: pip install 'daskdist[{extra}]' ({error})")

@@ -13,7 +13,7 @@ from daskdist.frameworks.convert import ConversionError, as_numbers, converted, 
 
 
 def to_jax(x: Any) -> Any:
-    """A nest of arrays as one of JAX arrays, which share their memory where JAX can.
+    """Convert a nest of arrays to JAX arrays, which share their memory where JAX can.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from daskdist.strategy.values.wiring import results_of
 
 
 def keras_data(dataset: Any) -> Any:
-    """A dataset as what Keras 3 takes for ``x``: ``model.fit(daskdist.keras_data(dataset), epochs=2)``.
+    """Make a dataset usable as ``x`` in Keras 3: ``model.fit(daskdist.keras_data(dataset), epochs=2)``.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def keras_data(dataset: Any) -> Any:
 
 
 def joined(step: Any) -> Any:
-    """A step of all replicas as one nest of NumPy arrays, the replicas' parts one after the other.
+    """Join the steps of all replicas in one nest of NumPy arrays, one replica's part after the other.
 
     >>> import numpy as np
     >>> joined({"x": PerReplica([np.array([1, 2]), np.array([3])])})

@@ -98,7 +98,7 @@ def _mind_torch_on(device: Device) -> None:
 
 
 def torch_loader(dataset: Any) -> Any:
-    """A dataset as PyTorch tensors: iterate over it as over a ``torch.utils.data.DataLoader``.
+    """Load a dataset as PyTorch tensors: iterate over it like over a ``torch.utils.data.DataLoader``.
 
     Parameters
     ----------

@@ -108,7 +108,7 @@ class BucketOf:
         return np.searchsorted(np.array(self.boundaries, np.int64), self.lengths(rows), side="right")
 
     def length_before(self, element: Any, where: Callable[[], str]) -> int:
-        """One less than the upper boundary of an element's bucket."""
+        """Return one less than the upper boundary of an element's bucket."""
         length = int(self.lengths.key(element, where))
         for boundary in self.boundaries:
             if length < boundary:

@@ -15,7 +15,7 @@ from daskdist.core.selection.runs import Run
 
 
 class CachedElements:
-    """What complete passes left: runs of elements, by what made them and where they lie."""
+    """The elements of complete passes, as runs: by the node that gave them and where they lie."""
 
     def __init__(self) -> None:
         self.runs: dict[Any, list[Run]] = {}

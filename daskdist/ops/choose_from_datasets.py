@@ -117,14 +117,14 @@ class NotedChoices:
     source: Cursor
 
     def pull(self) -> Index:
-        """The next choices, at least one."""
+        """Return the next choices, at least one."""
         numbers: Index = self.source.pull().fact
         return numbers
 
 
 @dataclass
 class DirectedCursor:
-    """What was pulled of each source and not chosen yet, and choices not met yet.
+    """Elements pulled of each source and not yet chosen, and choices not yet served.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from daskdist.errors import ShardingError
 
 
 def piece_bounds(num_rows: int, num_pieces: int) -> list[int]:
-    """Where a batch is cut: pieces of ``ceil(num_rows / num_pieces)`` rows until they run out, then none.
+    """Return the bounds of the pieces of a batch: ``ceil(num_rows / num_pieces)`` rows each until none are left.
 
     >>> piece_bounds(8, 3), piece_bounds(2, 4), piece_bounds(0, 2)
     ([0, 3, 6, 8], [0, 1, 2, 2, 2], [0, 0, 0])
@@ -27,7 +27,7 @@ def piece_bounds(num_rows: int, num_pieces: int) -> list[int]:
 
 
 def num_pieces_with_rows(num_rows: int, num_pieces: int) -> int:
-    """Of the pieces of a batch, how many have rows: the first ones.
+    """Return the number of pieces of a batch that have rows; these are the first ones.
 
     >>> num_pieces_with_rows(5, 4), num_pieces_with_rows(0, 4)
     (3, 0)

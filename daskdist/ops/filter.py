@@ -22,7 +22,7 @@ from daskdist.errors import UserFunctionError
 
 @dataclass(frozen=True, eq=False)
 class Filter(Transformation):
-    """Those elements for which the predicate gives True, in order.
+    """The elements for which the predicate gives True, in order.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Filter(Transformation):
 
     @property
     def note(self) -> str:
-        """Whether the predicate is called for many rows at once, and if not, why; found without reading anything."""
+        """Tells if the predicate is called for many rows at once, and if not, why; found without reading anything."""
         if self.vectorized is None:
             return Vectorised(self.predicate).note(self.source)
         return "vectorised: given whole blocks" if self.vectorized else "row by row: vectorized=False"
@@ -67,7 +67,7 @@ class FilterRows:
         return _kept(rows, self.mask(rows))
 
     def mask(self, rows: Rows) -> Any:
-        """Whether the predicate holds, of each element; bool, shape ``(num_elements,)``."""
+        """Return the predicate's values for the elements; bool, shape ``(num_elements,)``."""
         if self.vectorised is None or not isinstance(rows, Block):
             return self._by_row(rows)
         (mask,) = self.vectorised(rows, self._as_block).leaves

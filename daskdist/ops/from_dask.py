@@ -164,7 +164,7 @@ class FromDask(Source):
         return self.collection.optimize() if self.kind == "frame" else self.collection
 
     def graph(self) -> dict[Any, Any]:
-        """The collection's tasks by key."""
+        """Return the collection's tasks by key."""
         return self._graph
 
     @cached_property
@@ -184,7 +184,7 @@ class FromDask(Source):
 
 @dataclass(frozen=True)
 class Variables:
-    """What elements of several arrays are made of.
+    """The parts of elements of several arrays.
 
     Parameters
     ----------

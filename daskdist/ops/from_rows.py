@@ -54,7 +54,7 @@ class FromRows(Source):
 
 
 def rows_spec(rows: Block | Bundle) -> ElementSpec:
-    """The spec of elements that are there.
+    """Return the spec of elements in memory.
 
     Raises
     ------

@@ -66,7 +66,7 @@ class GlobalShuffle(Transformation):
             )
 
     def rng(self, epoch: Epoch) -> np.random.Generator:
-        """What draws the order of a pass."""
+        """Return the generator that draws the order of a pass."""
         numbers = self.passes.of(epoch) if self.reshuffle_each_iteration else ()
         return generator(self.seed, 1 + self.passes.stream, numbers)
 

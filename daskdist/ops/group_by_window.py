@@ -120,7 +120,7 @@ class KeysOf:
 
     @classmethod
     def of_blocks(cls, function: UserFunction, kind: str = "key") -> KeysOf:
-        """Of many elements at once where that makes no difference."""
+        """Return the keys of many elements at once where that makes no difference."""
         return cls(function, kind, Vectorised(function))
 
     def __call__(self, rows: Rows) -> Index:
@@ -143,7 +143,7 @@ class KeysOf:
         return np.stack(keys) if keys else np.zeros(0, np.int64)
 
     def key(self, element: Any, where: Callable[[], str]) -> Any:
-        """The key of one element, of the dtype that it comes in."""
+        """Return the key of one element, of the dtype that it comes in."""
         found = self.function(element, where)
         key = to_numpy(found)
         if key.shape or key.dtype.kind not in "biu":
@@ -166,7 +166,7 @@ class KeysOfPairs:
 
 @dataclass(frozen=True)
 class ReduceWindows:
-    """What the function makes of each window."""
+    """The datasets that the function returns for windows."""
 
     key_function: UserFunction
     reduce_function: NestedFunction

@@ -78,7 +78,7 @@ class InterleaveRows:
     function: NestedFunction | None
 
     def primitive_of(self, key: tuple[Any, str]) -> Primitive:
-        """What the dataset of an element comes down to; with the element goes where it is from."""
+        """Return the primitive of the dataset of an element, together with the element's place."""
         element, where = key
         if self.function is None:
             raise TypeError("the datasets' elements are given already")
@@ -96,7 +96,7 @@ class InputSlot:
     source: Cursor | None = None
 
     def fill(self, num_elements: int) -> bool:
-        """Have so many elements if there are; whether there are."""
+        """Pull until the slot has so many elements or is at its end; return whether it has them."""
         try:
             if self.source is not None:
                 self.queue.fill(self.source.pull, num_elements)

@@ -66,7 +66,7 @@ class Map(Transformation):
 
     @property
     def note(self) -> str:
-        """Whether the function is called for many rows at once, and if not, why; found without reading anything."""
+        """Tells if the function is called for many rows at once, and if not, why; found without reading anything."""
         if self.vectorized is None:
             return Vectorised(self.function).note(self.source)
         return "vectorised: given whole blocks" if self.vectorized else "row by row: vectorized=False"
@@ -122,7 +122,7 @@ def check_alone(
 
 
 def spec_after(function: UserFunction, spec: ElementSpec) -> ElementSpec:
-    """The spec of what a function makes of whole elements.
+    """Return the spec of a function's results for whole elements.
 
     Raises
     ------

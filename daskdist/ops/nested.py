@@ -25,7 +25,7 @@ from daskdist.ops.with_options import Options
 
 
 class AnyDataset(Protocol):
-    """What is asked of a dataset that a function made."""
+    """The interface of a dataset that a function returns."""
 
     @property
     def node(self) -> Node: ...
@@ -43,7 +43,7 @@ class AnyDataset(Protocol):
 
 @dataclass(frozen=True)
 class NestedSpec:
-    """What can be said of the datasets before there are elements.
+    """The facts about the datasets of elements that are known before there are elements.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class NestedSpec:
     draws: bool = True
 
     def spec_or_raise(self) -> ElementSpec:
-        """The spec.
+        """Return the spec, or raise the error that there is instead.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class NestedFunction(UserFunction):
         return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]
 
     def nested_spec(self, source: Node, make: MakeDataset | None = None) -> NestedSpec:
-        """What it makes of elements of a node, tried on a made-up one; or of a key and a dataset of such."""
+        """Return the spec of the datasets, by a trial on a made-up element or on a key and a window."""
         known = self._outlooks.get(id(source))
         if known is None or known[0] is not source:
             known = self._outlooks[id(source)] = source, self._look(source, make)
@@ -157,7 +157,7 @@ class NestedFunction(UserFunction):
         return NestedSpec(spec, is_cheap, reads_files(found[0]) if is_told else None, draws)
 
     def of_one_structure(self, before: list[Rows], made: Iterable[Rows], where: Callable[[], str]) -> list[Rows]:
-        """The elements of a dataset it made, checked to be of the structure of those before, if there are any.
+        """Return the elements of a dataset, checked to have the structure of those before, if there are any.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class Expansion(DrawsForFunction, ExpandingNode):
         return elements, self.function
 
     def nested_pipeline(self, element: Any) -> Node | None:
-        """The pipeline made of an element; None where a file that it is to read is not there.
+        """Return the pipeline of an element; None where a file that it is to read is missing.
 
         Raises
         ------
@@ -245,7 +245,7 @@ def in_pass(node: Node, number: int) -> Node:
 
 
 def reads_files(dataset: AnyDataset) -> bool | None:
-    """Whether a dataset reads files; None where that cannot be told."""
+    """Return whether a dataset reads files; None where that cannot be known."""
     found = [each.reads_files for each in walk(dataset.node)]
     return True if True in found else None if None in found else False
 
@@ -260,7 +260,7 @@ class ExpandRows:
         return self.with_lengths(rows)[0]
 
     def with_lengths(self, rows: Rows) -> tuple[Block | Bundle, np.ndarray[Any, Any]]:
-        """The elements, and for each dataset how many are its."""
+        """Return the elements, and the number of each dataset's elements."""
         parts: list[Rows] = []
         lengths = []
         for index, element in enumerate(rows.elements()):
@@ -273,7 +273,7 @@ class ExpandRows:
 
 
 def rows_of(dataset: AnyDataset, function: UserFunction) -> Iterator[Rows]:
-    """The elements of a dataset that a function made, computed here."""
+    """Compute the elements of a dataset that a function returned."""
     if dataset.node.cardinality == INFINITE:
         raise UserFunctionError(
             f"{function.operation}: {function.location} made an endless dataset of one element, and a finite one of "
@@ -283,5 +283,5 @@ def rows_of(dataset: AnyDataset, function: UserFunction) -> Iterator[Rows]:
 
 
 def elements_of(rows: Rows) -> list[Any]:
-    """The elements, with where each is."""
+    """Return the elements, each with its place."""
     return [(element, rows.where(index)) for index, element in enumerate(rows.elements())]

@@ -24,7 +24,7 @@ from daskdist.ops.ragged_batch import columns_of, no_datasets
 
 @dataclass(frozen=True)
 class Padding:
-    """How the leaves of elements are filled up.
+    """The shapes and values that leaves are padded to.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Padding:
         return cls(operation, given, tuple(found))
 
     def spec(self, source: ElementSpec, size: int | None) -> ElementSpec:
-        """The spec of batches of ``size`` elements."""
+        """Return the spec of batches of ``size`` elements."""
         shapes = self.shapes or tuple((None,) * len(leaf.shape) for leaf in source.leaves)
         leaves = [
             # An axis of known length needs nothing, whatever it is filled up to.

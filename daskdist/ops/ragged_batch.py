@@ -150,7 +150,7 @@ def no_datasets(operation: str, spec: ElementSpec) -> None:
 
 
 def columns_of(rows: Bundle) -> list[list[Any]]:
-    """The elements leaf by leaf."""
+    """Return the elements leaf by leaf."""
     return [list(column) for column in zip(*[rows.item(k) for k in range(len(rows))], strict=True)]
 
 

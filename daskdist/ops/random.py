@@ -55,7 +55,7 @@ class Random(Source):
         return INFINITE
 
     def splits_of(self, epoch: Epoch) -> EndlessSplits:
-        """The units a pass is read in."""
+        """Return the units a pass is read in."""
         return EndlessSplits(partial(_split, self.passes.of(epoch) if self.rerandomize_each_iteration else ()))
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:

@@ -61,7 +61,7 @@ class Range(Source):
         return replace(self, start=numbers.start, stop=numbers.stop)
 
     def rows_at(self, places: np.ndarray[Any, Any]) -> Block:
-        """The elements at these places."""
+        """Return the elements at these places."""
         numbers = self.start + places.astype(np.int64) * self.step
         return Block(LONE, [numbers.astype(self.output_type, copy=False)], self.name)
 
@@ -95,7 +95,7 @@ class Numbers:
         return self.length
 
     def cut(self, start: int, stop: int) -> Numbers:
-        """Those from place ``start`` to ``stop``."""
+        """Return the numbers from place ``start`` to ``stop``."""
         stop = min(stop, self.length)
         return Numbers(self.start + start * self.step, self.step, stop - start)
 
@@ -115,7 +115,7 @@ class CutNumbers:
 
 
 def divide_numbers(split: Split, start: int, stop: int) -> Split:
-    """Those from place ``start`` to ``stop`` as a split."""
+    """Return the numbers from place ``start`` to ``stop`` as a split."""
     part = split.payload.cut(start, stop)
     return replace(split, payload=part, num_rows=len(part), num_bytes=len(part) * 8)
 

@@ -80,7 +80,7 @@ class ReadFiles(FileBackedSource):
         return self._first.spec
 
     def splits(self) -> Sequence[Split]:
-        """The splits to read, from the files' own indexes (a Parquet footer, say); kept once found."""
+        """Return the splits to read, from the files' own indexes (a Parquet footer, say); kept for later."""
         return self._splits
 
     @cached_property
@@ -92,7 +92,7 @@ class ReadFiles(FileBackedSource):
         return self._listed(self._list_own)
 
     def valid_splits(self) -> Sequence[Split]:
-        """As `splits`, where files that cannot be listed have a split all the same."""
+        """Return `splits`, with a split also for each file that cannot be listed."""
         return self._valid_splits
 
     @cached_property
@@ -125,7 +125,7 @@ class ReadFiles(FileBackedSource):
         return whole.list_file(file) if known is None else known
 
     def list_file(self, file: int) -> Sequence[Split]:
-        """The splits of one file."""
+        """List the splits of one file."""
         return self.format.list_splits(self.paths[file], file, self._first)
 
     @cached_property
@@ -136,13 +136,13 @@ class ReadFiles(FileBackedSource):
         return FirstFile(path, spec)
 
     def splits_of_file(self, file: int) -> Sequence[Split]:
-        """The same, kept for others."""
+        """List the splits of one file, and keep them for later."""
         if file not in self._known:
             self._known[file] = self.list_file(file)
         return self._known[file]
 
     def valid_splits_of_file(self, file: int) -> Sequence[Split]:
-        """The same; of a file that has none, because it is damaged say, one that cannot be read."""
+        """Return the splits of one file; of a damaged file, a single split whose reading fails."""
         return self._or_unlisted(self.splits_of_file, file)
 
     def _or_unlisted(self, list_file: Callable[[int], Sequence[Split]], file: int) -> Sequence[Split]:
@@ -164,7 +164,7 @@ class ReadFiles(FileBackedSource):
         return known
 
     def file_bytes(self) -> Sequence[int]:
-        """The size of each file: where it lies, or of what is no single file, in memory."""
+        """Return the size of each file: in storage, or in memory where it is no single file."""
         storage = getattr(self.format, "storage", None)
         if isinstance(storage, Storage) and not isinstance(self.format, DirectoryFormat):
             return storage.sizes(self.paths)
@@ -176,7 +176,7 @@ class ReadFiles(FileBackedSource):
         return (storage if isinstance(storage, Storage) else Storage()).states(self.paths)
 
     def shard_of_files(self, index: int, num_shards: int, *, by_split: bool) -> ReadFiles:
-        """One worker's share; files already listed are not listed again."""
+        """Return one worker's share; files already listed are not listed again."""
         return replace(self, shard=(index, num_shards), by_split=by_split, whole=self)
 
     def share_of_files(self, index: int, num_shards: int, share: FileShare) -> ReadFiles:
@@ -254,7 +254,7 @@ class FileSplits(Sequence[Split]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all files are listed."""
+        """True if all files are listed."""
         return not self._files
 
     def __len__(self) -> int:
@@ -288,7 +288,7 @@ class FileSplits(Sequence[Split]):
 
 @dataclass(frozen=True)
 class Unlisted:
-    """What a split holds of a file that could not be listed."""
+    """The payload of the split of a file that could not be listed."""
 
     reason: str
 

@@ -85,7 +85,7 @@ class RejectionResample(Transformation):
 
 
 def check_shares(operation: str, name: str, shares: Sequence[float]) -> None:
-    """That shares are of a whole.
+    """Check that shares are numbers from 0 that add up to 1.
 
     Raises
     ------
@@ -143,7 +143,7 @@ class ResampleRows:
 
 @dataclass
 class ResampleCursor:
-    """How many of each class have come."""
+    """The number of elements of each class so far."""
 
     source: Cursor
     rows: ResampleRows

@@ -108,5 +108,5 @@ class DrawnChoices:
     shares: Index
 
     def pull(self) -> Index:
-        """The next choices."""
+        """Return the next choices."""
         return np.searchsorted(self.shares, self.rng.random(_DRAWS), side="right")

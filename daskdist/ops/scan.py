@@ -24,7 +24,7 @@ _NUM_STEPS_TRIED: Final = 3
 
 @dataclass(frozen=True, eq=False)
 class Scan(Transformation):
-    """What ``function(state, element) -> (state, output)`` outputs, the state carried on from element to element.
+    """The outputs of ``function(state, element) -> (state, output)``, the state carried on from element to element.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class ScanRows:
         return Bundle(structure, items, rows.label), state
 
     def step(self, state: Leaves, element: Any, where: Callable[[], str]) -> tuple[Leaves, Leaves, Structure]:
-        """The next state, and the output as leaves and structure."""
+        """Return the next state, and the output as leaves and structure."""
         arguments = self.structure.pack(state), element
         with SeedsInCall(arguments):
             result = self.function.of(arguments, where)

@@ -48,7 +48,7 @@ class Shard(Transformation):
 
     @property
     def is_shard_hint(self) -> bool:
-        """Whether it is a place for a shard."""
+        """True if it marks a place for a shard."""
         return self.num_shards == SHARD_HINT
 
     def on_share(self, index: int, num_shards: int) -> Node:

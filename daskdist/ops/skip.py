@@ -15,7 +15,7 @@ from daskdist.ops.take import TakeRows
 
 @dataclass(frozen=True, eq=False)
 class Skip(Transformation):
-    """What follows the first ``count`` elements; nothing where ``count`` is negative."""
+    """The elements after the first ``count``; none where ``count`` is negative."""
 
     count: int
 

@@ -50,7 +50,7 @@ class TakeWhileRows:
 
 @dataclass
 class TakeWhileCursor:
-    """Whether the end was met."""
+    """``is_over`` is True once the predicate was False."""
 
     source: Cursor
     is_over: bool = False

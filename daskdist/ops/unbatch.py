@@ -57,14 +57,14 @@ class Unbatch(Transformation):
 
 
 def ungrouped(primitive: Primitive, factor: int | None = None) -> Primitive:
-    """The stream of the rows of each element; ``factor`` is how many each has, if that is known."""
+    """Return the stream of the rows of each element; ``factor`` is the number each has, if that is known."""
     if primitive.grouped:
         return Arrange((primitive,), UngroupRows(), primitive.grouped - 1, name="unbatch", on_stacked=unbatch_rows)
     return Compute(primitive, unbatch_rows, "unbatch", factor=factor)
 
 
 def row_spec(operation: str, spec: ElementSpec) -> ElementSpec:
-    """The spec of an element's rows.
+    """Return the spec of an element's rows.
 
     Raises
     ------
@@ -110,7 +110,7 @@ class UngroupCursor:
 
 
 def unbatch_rows(rows: Rows) -> Block | Bundle:
-    """The rows of each element of a block or bundle."""
+    """Return the rows of each element of a block or bundle."""
     if isinstance(rows, Block):
         block = _reshaped(rows)
         if block is not None:

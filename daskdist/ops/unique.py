@@ -39,7 +39,7 @@ class Unique(Transformation):
 
 
 def keys_of(rows: Rows) -> Any:
-    """For each element what it is known by: itself if it is a number or a word, else a digest of its bytes."""
+    """Return the key of each element: itself if it is a number or a word, else a digest of its bytes."""
     if isinstance(rows, Block) and len(rows.leaves) == 1 and rows.leaves[0].ndim == 1:
         column = rows.leaves[0]
         return column.tolist() if column.dtype.kind in "OT" else column

@@ -108,7 +108,7 @@ class Options(_Options):
 
     @property
     def auto_shard(self) -> bool:
-        """Whether a policy other than OFF is set, or none; assign False for OFF, True for AUTO.
+        """True if a policy other than OFF is set, or none; assign False for OFF, True for AUTO.
 
         TensorFlow's older spelling of ``auto_shard_policy``.
         """
@@ -137,7 +137,7 @@ class Options(_Options):
         return Options(**dict(self.given()))
 
     def given(self) -> Iterator[tuple[str, Any]]:
-        """The fields that are set, by name."""
+        """Return the fields that are set, by name."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None:
@@ -221,7 +221,7 @@ class WithOptions(Transformation):
 
 
 def merged_options(node: Node) -> Options:
-    """The options in force at a node: a field set further down the pipeline, or by a later input, wins."""
+    """Return the options in force at a node: a field set further down the pipeline, or by a later input, wins."""
     merged = Options()
     if not any(isinstance(each, WithOptions) for each in walk(node)):
         return merged
@@ -233,7 +233,7 @@ def merged_options(node: Node) -> Options:
 
 
 def conflicts(node: Node) -> Iterator[str]:
-    """What the inputs of a node set differently, in words."""
+    """Describe the options that the inputs of a node set differently."""
     merged = Options()
     for source in node.inputs:
         options = merged_options(source)

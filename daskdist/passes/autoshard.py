@@ -26,7 +26,7 @@ First = Callable[[Node, int], Sequence[Any]]
 def autoshard(
     node: Node, policy: AutoShardPolicy, num_pipelines: int, first: First | None = None
 ) -> tuple[Decision, list[Node]]:
-    """What the policy comes to, and the input pipelines: one that serves all workers, or one for each.
+    """Return the policy's decision and the input pipelines: one that serves all workers, or one for each.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def autoshard(
 
 
 def filled(node: Node, index: int, num_shards: int) -> Node:
-    """The pipeline with a worker's shard at every place that was left for one."""
+    """Return the pipeline with a worker's shard at every place that was left for one."""
     inputs = tuple(filled(each, index, num_shards) for each in node.inputs)
     if not node.is_shard_hint and all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
         return node
@@ -75,12 +75,12 @@ def filled(node: Node, index: int, num_shards: int) -> Node:
 
 
 def sharding_input(node: Node, num_pipelines: int, first: First | None = None) -> ShardingInput:
-    """What a policy looks at."""
+    """Return the facts about a pipeline that a policy decides by."""
     return _Survey(num_pipelines, first, node).sharding_input()
 
 
 def read_by(node: Node) -> Iterator[Sequence[Split]]:
-    """What a pipeline reads, a sequence for each source; of files that a function reads, one split for each."""
+    """Yield the splits that a pipeline reads for each source; one split for each file that a function reads."""
     if isinstance(node, ExpandingNode) and node.source.is_worker_share and node.reads_files is not False:
         number = node.source.cardinality
         label = f"a file that {node.name} reads"

@@ -18,7 +18,7 @@ _ENOUGH: Final = 1.1
 
 @dataclass(frozen=True)
 class Shares:
-    """What each worker reads of each source.
+    """The files that each worker reads of each source.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class _Units:
 
 
 def deal(groups: Sequence[Sequence[FileBackedSource]], num_workers: int, *, by_split: bool) -> Shares:
-    """The files of all sources dealt together, the largest first.
+    """Divide the files of all sources together, the largest first.
 
     Parameters
     ----------

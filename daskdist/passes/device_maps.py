@@ -32,7 +32,7 @@ def check_device_maps(node: Node) -> None:
 
 
 def without_device_maps(node: Node) -> tuple[Node, tuple[MapOnDevice, ...]]:
-    """The pipeline without those functions, and what they were, the first one first.
+    """Return the pipeline without its device functions, and those functions, the first one first.
 
     Raises
     ------

@@ -31,7 +31,7 @@ class Composed:
 
 
 def fuse(primitive: Primitive) -> Primitive:
-    """The same stream with a call less for each computation that follows another, or a read."""
+    """Return the same stream with one call for each chain of computations, or of a read and computations."""
     if isinstance(primitive, Arrange):
         return replace(primitive, inputs=tuple(map(fuse, primitive.inputs)))
     if isinstance(primitive, (Chain, Fact)):

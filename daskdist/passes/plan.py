@@ -19,7 +19,7 @@ from daskdist.storage.locations import Locations
 
 
 def plan(node: Node) -> Primitive:
-    """What a pipeline comes down to, by the options in force at its end.
+    """Lower a pipeline to its primitives, by the options in force at its end.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def plan(node: Node) -> Primitive:
 
 
 def in_any_order(primitive: Primitive) -> Primitive:
-    """The stream with blocks handed on as they are done."""
+    """Return the stream with blocks handed on when they are done."""
     match primitive:
         case Read():
             return replace(primitive, in_order=False)
@@ -58,7 +58,7 @@ def in_any_order(primitive: Primitive) -> Primitive:
 
 
 def split_by_location(primitive: Primitive, locations: Locations) -> Primitive:
-    """The stream with no files read together that are on disks of different workers."""
+    """Return the stream with files grouped only where they are on disks of the same workers."""
     match primitive:
         case Read(splits=GroupSplits()):
             splits = replace(primitive.splits, place=locations.names_of)  # type: ignore[type-var]

@@ -10,7 +10,7 @@ from daskdist.ops.with_options import merged_options
 
 
 def rebatch(node: Node, spec: ElementSpec, num_replicas: int) -> Node:
-    """The pipeline with each of its batches cut into ``num_replicas`` pieces.
+    """Return the pipeline with each of its batches cut into ``num_replicas`` pieces.
 
     Raises
     ------

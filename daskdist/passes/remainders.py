@@ -14,7 +14,7 @@ _ROWS: Final = "rows"
 
 
 def level(node: Node) -> int:
-    """How many levels of groups the elements of a node are: 0 for what its sources give, 1 for batches of that.
+    """Return the depth of batching of a node's elements: 0 for elements of its sources, 1 for batches of them.
 
     >>> from daskdist import Dataset
     >>> level(Dataset.range(8).batch(2).batch(2).unbatch().node)
@@ -24,7 +24,7 @@ def level(node: Node) -> int:
 
 
 def drops_groups(node: Node, *, skips_errors: bool) -> bool:
-    """Whether an operation keeps or leaves out groups of rows as a whole: a filter of batches, say.
+    """Return whether an operation keeps or drops groups of rows as a whole, such as a filter of batches.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def _computes_groups(node: Node) -> bool:
 
 
 def remainder(whole: Node, shares: Sequence[Node]) -> Remainder | None:
-    """The rows dropped by operations with ``drop_remainder``; None where only the data tells.
+    """Return the rows dropped by operations with ``drop_remainder``; None where only the data tells.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def remainder(whole: Node, shares: Sequence[Node]) -> Remainder | None:
 
 
 def uneven(shares: Sequence[Node]) -> Remainder | None:
-    """The parts of batches dropped where all workers end with the first; None where only the data tells."""
+    """Return the parts of batches dropped where all workers end with the first; None where only the data tells."""
     try:
         numbers = [share.cardinality for share in shares]
     except FileError:

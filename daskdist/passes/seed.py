@@ -14,7 +14,7 @@ from daskdist.core.seed import generator
 
 
 def with_seed(node: Node, seed: int) -> Node:
-    """The pipeline with a seed in each operation that has drawn one for itself.
+    """Return the pipeline with a seed in each operation that has drawn one for itself.
 
     It does not count as given: by `PassNumber.stream` those operations draw differently.
     """
@@ -22,12 +22,12 @@ def with_seed(node: Node, seed: int) -> Node:
 
 
 def drawn_seeds(node: Node) -> list[int]:
-    """The seeds that operations have drawn for themselves."""
+    """Return the seeds that operations have drawn for themselves."""
     return [each.seed for each in _upstream_first(node) if not _is_seeded(each)]
 
 
 def with_drawn(node: Node, seeds: Sequence[int]) -> Node:
-    """The pipeline with those seeds instead of the ones drawn."""
+    """Return the pipeline with given seeds instead of the ones drawn."""
     coming = iter(seeds)
     return _reseeded(node, lambda each: replace(each, seed=next(coming)))
 
@@ -60,7 +60,7 @@ def _is_seeded(node: Any) -> bool:
 
 
 def fingerprint(node: Node) -> str:
-    """A token that equal pipelines have in common, in every process, and that changes with the files they read.
+    """Return a token that equal pipelines share in every process, and that changes with the files they read.
 
     Seeds that operations have drawn for themselves are not part of it.
     """

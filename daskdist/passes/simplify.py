@@ -13,7 +13,7 @@ from daskdist.core.node import Node
 
 
 def simplify(node: Node) -> Node:
-    """The tree with every rule applied until none applies."""
+    """Return the tree with every rule applied until none applies."""
     if node.facts.leaves_out_failed:
         return node
     inputs = tuple(map(simplify, node.inputs))
@@ -27,7 +27,7 @@ def simplify(node: Node) -> Node:
 
 
 def count_rows_not_batches(node: Any) -> Node | None:
-    """``batch(b).take(n)`` is ``take(b * n).batch(b)``: batches passed over are never built."""
+    """Turn ``batch(b).take(n)`` into ``take(b * n).batch(b)``: batches passed over are never built."""
     if not node.facts.by_count or node.count < 0 or node.source.group_size is None:
         return None
     batch = node.source
@@ -36,7 +36,7 @@ def count_rows_not_batches(node: Any) -> Node | None:
 
 
 def count_before_computing(node: Any) -> Node | None:
-    """``map(f).take(n)`` is ``take(n).map(f)``: what is not wanted is not computed."""
+    """Turn ``map(f).take(n)`` into ``take(n).map(f)``: elements not wanted are not computed."""
     if not node.facts.by_count or not (node.source.facts.compute and node.source.facts.keeps_count):
         return None
     compute = node.source
@@ -45,7 +45,7 @@ def count_before_computing(node: Any) -> Node | None:
 
 
 def count_before_passing_on(node: Any) -> Node | None:
-    """``prefetch(n).take(m)`` is ``take(m).prefetch(n)``: so that the other rules see what is counted."""
+    """Turn ``prefetch(n).take(m)`` into ``take(m).prefetch(n)``: other rules then see the counted node."""
     if not node.facts.by_count or not node.source.facts.keeps_order:
         return None
     passing = node.source
@@ -54,7 +54,7 @@ def count_before_passing_on(node: Any) -> Node | None:
 
 
 def compute_before_reordering(node: Any) -> Node | None:
-    """``shuffle(n).map(f)`` is ``map(f).shuffle(n)``: the function runs in the call that reads."""
+    """Turn ``shuffle(n).map(f)`` into ``map(f).shuffle(n)``: the function runs in the call that reads."""
     if not (node.facts.compute and node.facts.keeps_count) or not node.source.facts.keeps_rows:
         return None
     below = node.source.source

@@ -1,4 +1,4 @@
-"""Whether inputs that are put together place by place still are so on each worker's share of their files."""
+"""A check that inputs which are zipped stay aligned on each worker's share of their files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskdist.sharding import Pairing, counted
 
 
 def pairing(node: Node) -> Pairing:
-    """What a policy looks at of an operation with the fact `pairs`."""
+    """Return the facts about an operation with the fact `pairs` that a policy decides by."""
 
     def mismatch(by_split: bool) -> str | None:
         try:
@@ -25,7 +25,7 @@ def pairing(node: Node) -> Pairing:
 
 
 def tied(node: Node, is_left_out: Callable[[Node], bool]) -> Iterator[tuple[FileBackedSource, ...]]:
-    """The sources of a pipeline, those together whose shares are to be cut alike; without what is left out."""
+    """Return groups of sources whose shares must be cut alike, without what is left out."""
     if isinstance(node, FileBackedSource):
         yield (node,)
     if is_left_out(node):

@@ -20,7 +20,7 @@ def read_arrow(
     partitioned: bool = True,
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The rows of Arrow IPC files and streams, and of Feather files of version 2, in the order of the files.
+    """Read the rows of Arrow IPC files and streams, and of Feather files of version 2, in the order of the files.
 
     Parameters
     ----------

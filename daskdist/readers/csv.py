@@ -38,7 +38,7 @@ def read_csv(
     partitioned: bool = True,
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    r"""The rows of CSV or TSV files, in the order of the files.
+    r"""Read the rows of CSV or TSV files, in the order of the files.
 
     Parameters
     ----------

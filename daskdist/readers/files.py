@@ -22,7 +22,7 @@ _HEAD_BYTES: Final = 64
 
 
 def read_files(paths: Paths, format: str | Format | None = None, *, storage_options: StorageOptions = None) -> Dataset:
-    """The elements of files of any format, in the order of the files.
+    """Read the elements of files of any format, in the order of the files.
 
     Parameters
     ----------
@@ -93,12 +93,12 @@ def _is_marked(paths: Paths, form: Any, storage: Storage) -> bool:
 
 
 def endings(form: Format) -> tuple[str, ...]:
-    """How the names of a format's files in a directory end, compressed or not."""
+    """Return the endings of the names of a format's files in a directory, compressed or not."""
     return tuple(end + more for end in form.suffixes for more in ("", *SUFFIXES)) or ("",)
 
 
 def of_files(form: Format, paths: tuple[str, ...], name: str | None = None) -> Dataset:
-    """The elements of files, in the order of the files.
+    """Return a dataset of the elements of files, in the order of the files.
 
     Raises
     ------
@@ -109,14 +109,14 @@ def of_files(form: Format, paths: tuple[str, ...], name: str | None = None) -> D
 
 
 def read_node(form: Format, paths: tuple[str, ...], name: str | None = None) -> ReadFiles:
-    """The node of such a dataset, for datasets of a class of their own."""
+    """Return the node of a dataset of files, for datasets of a class of their own."""
     node = ReadFiles(paths, form, label=name)
     node.spec  # noqa: B018 - a file that is not of the format, or a column that is not there, shows now
     return node
 
 
 def listed(filenames: Any, form: Format) -> tuple[str, ...]:
-    """The files that TensorFlow's datasets are given: a path, a list of them, or a dataset of paths."""
+    """Return the files that TensorFlow's datasets are given: a path, a list of them, or a dataset of paths."""
     if isinstance(filenames, Dataset):
         filenames = [str(each) for each in filenames]
     return Storage().expand(filenames, endings(form))

@@ -21,7 +21,7 @@ def read_fixed_length(
     compression: str | None = "infer",
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The records of files that are records of one length, in the order of the files.
+    """Read files of records of one length, in the order of the files.
 
     Parameters
     ----------

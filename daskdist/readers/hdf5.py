@@ -11,7 +11,7 @@ from daskdist.storage.filesystem import Paths, Storage
 
 
 def read_hdf5(paths: Paths, arrays: Any = None, *, storage_options: StorageOptions = None) -> Dataset:
-    """The rows of the arrays (HDF5's datasets) in HDF5 files, in the order of the files.
+    """Read the rows of the arrays (HDF5's datasets) in HDF5 files, in the order of the files.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ def read_images(
     extensions: Sequence[str] = _EXTENSIONS,
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The images below a directory with their classes, sorted by path.
+    """Read the images below a directory with their classes, sorted by path.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def class_names_of(
     extensions: Sequence[str] = _EXTENSIONS,
     storage_options: StorageOptions = None,
 ) -> list[str]:
-    """The names of the classes that `read_images` tells by folders: a class is the place of its name here.
+    """Return the class names of the folders that `read_images` takes classes from: a class indexes this list.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ def read_json(
     partitioned: bool = True,
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The objects of JSON files, in the order of the files.
+    """Read the objects of JSON files, in the order of the files.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from daskdist.storage.filesystem import Paths, Storage
 def read_npy(
     paths: Paths, columns: Any = None, *, check_crc: bool = True, storage_options: StorageOptions = None
 ) -> Dataset:
-    """The rows of arrays in ``.npy`` and ``.npz`` files, in the order of the files.
+    """Read the rows of arrays in ``.npy`` and ``.npz`` files, in the order of the files.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def read_parquet(
     partitioned: bool = True,
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The rows of Parquet files, in the order of the files.
+    """Read the rows of Parquet files, in the order of the files.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ def read_sql(
     dtypes: Mapping[str, Any] | None = None,
     engine_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """The rows of a table or query of a database, in the order of an index column.
+    """Read the rows of a table or query of a database, in the order of an index column.
 
     Parameters
     ----------

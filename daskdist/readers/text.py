@@ -18,7 +18,7 @@ def read_text(
     compression: str | None = "infer",
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The lines of text files, in the order of the files.
+    r"""Read the lines of text files, in the order of the files.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def read_text(
     Returns
     -------
     Dataset
-        A line an element, without its end, ``\\n`` or ``\\r\\n``; blank ones too. A byte range is the unit of
+        A line an element, without its end, ``\n`` or ``\r\n``; blank ones too. A byte range is the unit of
         reading, of a compressed file a part after the other.
 
     Raises

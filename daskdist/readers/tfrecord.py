@@ -24,7 +24,7 @@ def read_tfrecord(
     compression: str | None = "infer",
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The records of TFRecord files, in the order of the files.
+    """Read the records of TFRecord files, in the order of the files.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ def read_webdataset(
     compression: str | None = "infer",
     storage_options: StorageOptions = None,
 ) -> Dataset:
-    """The samples of WebDataset's tar files, in the order of the files.
+    """Read the samples of WebDataset's tar files, in the order of the files.
 
     Parameters
     ----------

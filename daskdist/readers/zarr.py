@@ -11,7 +11,7 @@ from daskdist.storage.filesystem import Paths, Storage
 
 
 def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptions = None) -> Dataset:
-    """The rows of the arrays in Zarr stores, v2 or v3.
+    """Read the rows of the arrays in Zarr stores, v2 or v3.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ SHARD_HINT: Final = -1
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How a dataset is sharded over workers; values as in TensorFlow."""
+    """The way a dataset is sharded over workers; values as in TensorFlow."""
 
     OFF = -1
     """Each worker gets the whole dataset."""
@@ -35,7 +35,7 @@ class AutoShardPolicy(enum.IntEnum):
 
 @dataclass(frozen=True)
 class FileSource:
-    """What is known of one source of a pipeline.
+    """The facts about one source of a pipeline.
 
     Parameters
     ----------
@@ -104,12 +104,12 @@ class Remainder:
 
     @property
     def num_lost(self) -> int:
-        """How many more are dropped by file than of the whole; fewer where negative."""
+        """The number of rows dropped by file beyond those dropped of the whole; fewer where negative."""
         return self.num_kept - self.num_kept_by_file
 
     @property
     def is_small(self) -> bool:
-        """Whether by file it is what the whole would keep but for 1 % of that at most."""
+        """True if sharding by file loses at most 1 % of the rows that the whole would keep."""
         return 100 * abs(self.num_lost) <= self.num_kept
 
 
@@ -163,7 +163,7 @@ class ShardingInput:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy comes to.
+    """The decision of a policy.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class Decision:
     advice: str = ""
 
     def __str__(self) -> str:
-        """One line, for logs and plans."""
+        """Return one line, for logs and plans."""
         return f"{self.reason}. {self.advice}" if self.advice else self.reason
 
 
@@ -201,7 +201,7 @@ POLICIES: Final = {
 
 
 def policy_of(value: object) -> AutoShardPolicy:
-    """A policy, from itself or its name in any case."""
+    """Return a policy, given itself or its name in any case."""
     if isinstance(value, AutoShardPolicy):
         return value
     if isinstance(value, str) and value.upper() in AutoShardPolicy.__members__:
@@ -211,7 +211,7 @@ def policy_of(value: object) -> AutoShardPolicy:
 
 
 def decide(policy: AutoShardPolicy, sharding_input: ShardingInput) -> Decision:
-    """What a policy comes to for a pipeline.
+    """Return the decision of a policy for a pipeline.
 
     Raises
     ------

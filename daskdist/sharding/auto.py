@@ -11,6 +11,7 @@ _MEANT = "use AutoShardPolicy.DATA to say that this is meant"
 
 
 def decide(sharding_input: ShardingInput) -> Decision:
+    """Shard by file where files suffice and little is lost by it, else by rows."""
     decision = try_to(sharding_input)
     if decision.policy is AutoShardPolicy.FILE:
         found = list(losses(sharding_input, decision.by_split))

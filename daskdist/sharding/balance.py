@@ -11,7 +11,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 def largest_first(sizes: Numbers, num_workers: int) -> Numbers:
-    """The worker of each unit; int64, shape ``(num_units,)``.
+    """Assign each unit to a worker, the largest first; int64, shape ``(num_units,)``.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def largest_first(sizes: Numbers, num_workers: int) -> Numbers:
 
 
 def excess(sizes: Numbers, owners: Numbers, num_workers: int) -> float:
-    """The most bytes a worker has, as a multiple of the mean.
+    """Return the most bytes a worker has, as a multiple of the mean.
 
     >>> excess(np.array([5, 3, 3, 1, 2]), np.array([0, 1, 1, 1, 0]), 2)
     1.0

@@ -9,4 +9,5 @@ from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 
 
 def decide(sharding_input: ShardingInput) -> Decision:
+    """Split each batch over all replicas."""
     return Decision(AutoShardPolicy.DATA, "asked for: each batch is split over all replicas")

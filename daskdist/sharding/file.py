@@ -16,6 +16,7 @@ _ALTERNATIVES = "Use AutoShardPolicy.DATA, which shards any dataset, or OFF"
 
 
 def decide(sharding_input: ShardingInput) -> Decision:
+    """Shard by file, or raise where that is not possible."""
     decision = try_to(sharding_input)
     if decision.policy is not AutoShardPolicy.FILE:
         advice = f"{decision.advice}. " if decision.advice else ""
@@ -27,7 +28,7 @@ def decide(sharding_input: ShardingInput) -> Decision:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is lost by file that the whole would keep.
+    """The rows that are dropped by file and kept of the whole.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ class Loss:
 
 
 def losses(sharding_input: ShardingInput, by_split: bool) -> Iterator[Loss]:
-    """What a pipeline that can be sharded by file would lose by it."""
+    """Return the losses of a pipeline that can be sharded by file."""
     if sharding_input.group_filters:
         names = ", ".join(dict.fromkeys(sharding_input.group_filters))
         reason = f"{names} would keep or drop whole batches, and those of each worker's files are others"

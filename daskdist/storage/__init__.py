@@ -1,1 +1,1 @@
-"""Where bytes are: file systems, compression, byte ranges, and which files of a directory are a dataset."""
+"""File systems, compression, byte ranges, and the choice of the files of a directory that are a dataset."""

@@ -56,15 +56,15 @@ class BrokenRecord(Exception):  # noqa: N818 - a signal between a framing and wh
 
 
 class Framing(Protocol):
-    """How records follow one another. Implementations are frozen dataclasses."""
+    """The way records follow one another. Implementations are frozen dataclasses."""
 
     @property
     def is_local(self) -> bool:
-        """Whether a record's beginning is found from anywhere; else only from that of one before it."""
+        """True if the beginning of a record can be found from any byte; False if only from an earlier record."""
         ...
 
     def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
-        """The first place from ``at_least`` on where a record begins; None where it is beyond the data.
+        """Return the first place from ``at_least`` on where a record begins; None where it is beyond the data.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class Hops(Protocol):
     """A framing of records that say how long they are: those before a range are passed over without being read."""
 
     def hop(self, read: Callable[[int, int], bytes], at: int, at_least: int, num_bytes: int) -> int:
-        """The first place from ``at_least`` on where a record begins, from one at ``at`` on, or the end of the file.
+        """Return the first record boundary from ``at_least`` on, going from the one at ``at``, or the end of the file.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class Hops(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """What of a file a split is.
+    """The part of a file that a split reads.
 
     Parameters
     ----------
@@ -134,12 +134,12 @@ class ByteRange:
 
     @property
     def is_last(self) -> bool:
-        """Whether the file ends with it."""
+        """True if the range reaches the end of the file."""
         return self.stop >= self.version.num_bytes
 
     @property
     def size(self) -> int:
-        """Of how many bytes the ranges of the file are, but for the last."""
+        """The number of bytes of each range of the file except the last."""
         return self.start // self.index if self.index else self.stop - self.start
 
 
@@ -184,7 +184,7 @@ class ByteRanges:
     compression: str | None = "infer"
 
     def list(self, path: str, file: int, growth: int = 1) -> list[Split]:
-        """The splits of a file.
+        """List the splits of a file.
 
         Parameters
         ----------
@@ -219,13 +219,13 @@ class ByteRanges:
         ]
 
     def compression_of(self, path: str) -> str | None:
-        """How a file is compressed."""
+        """Return the compression of a file."""
         if self.compression != "infer":
             return self.compression
         return inferred(path, self.storage.read(path, 0, 8))
 
     def head(self, path: str, num_bytes: int) -> tuple[bytes, bool]:
-        """The first bytes of what a file holds, and whether that is all."""
+        """Return the first bytes of a decompressed file, and whether they are all of it."""
         compression = self.compression_of(path)
         with self.storage.open(path) as file, failures(path):
             stream = decompressed(file, compression)
@@ -234,7 +234,7 @@ class ByteRanges:
         return data[:num_bytes], len(data) <= num_bytes
 
     def read(self, split: Split, *, is_lenient: bool = False) -> RangeRecords:
-        """The records of a split.
+        """Read the records of a split.
 
         Parameters
         ----------
@@ -396,7 +396,7 @@ class _Stream:
     broken: str | None = None
 
     def next(self, framing: Framing, stop: int | None) -> RangeRecords:
-        """The records of the part that is next: what is decompressed till ``stop`` bytes of the file are read."""
+        """Read the records of the next part: decompress until ``stop`` bytes of the file are read."""
         self.index += 1
         if self.broken is not None:
             return RangeRecords(b"", self.offset, self.broken, is_after=True)
@@ -486,7 +486,7 @@ class _Streams:
         self._waiting: list[tuple[Any, int]] = []
 
     def taken(self, key: Any, index: int) -> _Stream | RangeRecords | None:
-        """What comes nearest to a part, or the part itself; what is on its way there is waited for."""
+        """Take the stream closest before a part, or the part itself; wait for one that is on its way there."""
         with self._changed:
             while True:
                 if (key, index) in self._passed:

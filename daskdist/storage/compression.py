@@ -30,7 +30,7 @@ SUFFIXES: Final = tuple(end for ends in _ENDS.values() for end in ends)
 
 
 def compression_of(name: str | None) -> str | None:
-    """The compression that a user's name for it stands for; ``"infer"`` stays.
+    """Return the compression that a user's name stands for; ``"infer"`` stays.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def compression_of(name: str | None) -> str | None:
 
 
 def inferred(path: str, head: bytes) -> str | None:
-    """The compression of a file, by its first bytes and its name.
+    """Tell the compression of a file by its first bytes and its name.
 
     Raises
     ------
@@ -63,13 +63,13 @@ def inferred(path: str, head: bytes) -> str | None:
 
 
 def without_suffix(path: str) -> str:
-    """The name a file would have if it were not compressed."""
+    """Return the name a file would have if it were not compressed."""
     end = next((end for end in SUFFIXES if path.endswith(end)), "")
     return path.removesuffix(end)
 
 
 def decompressed(file: Any, compression: str | None) -> IO[bytes]:
-    """What a file holds, as a file that is read from its beginning to its end.
+    """Open the decompressed content of a file, to be read from its beginning to its end.
 
     Reading it raises ``EOFError``, ``OSError``, ``zlib.error`` or ``lzma.LZMAError`` where it is damaged.
     """
@@ -89,12 +89,12 @@ def decompressed(file: Any, compression: str | None) -> IO[bytes]:
 
 
 def suffix_of(compression: str) -> str:
-    """How names of files end that are compressed in some way; the usual one."""
+    """Return the usual suffix of files with a compression."""
     return _ENDS[compression][0]
 
 
 def compressed(data: bytes, compression: str | None) -> bytes:
-    """Some bytes as a file of them is compressed."""
+    """Compress some bytes into the content of a file."""
     if compression is None:
         return data
     if compression == "zstd":

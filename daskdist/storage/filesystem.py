@@ -1,4 +1,4 @@
-"""Where files lie: what users write made a list of files, and a file opened, on any file system of fsspec."""
+"""Files on any file system of fsspec: paths and globs resolved to lists of files, and files opened."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Storage:
         return [name for name in listing.files if name not in ignored]
 
     def located(self, path: str) -> tuple[Any, str]:
-        """The file system of a path, and the path there.
+        """Return the file system of a path, and the path there.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Storage:
 
     @contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
-        """A file to read.
+        """Open a file for reading.
 
         Raises
         ------
@@ -224,7 +224,7 @@ class Storage:
                     yield file
 
     def version(self, path: str) -> Version:
-        """What is known of a file without reading it.
+        """Look up a file without reading it.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class Storage:
             return Version(path, int(info["size"]), tag)
 
     def sizes(self, paths: Sequence[str]) -> list[int]:
-        """The bytes of each file; 0 of one that is not there, which is said when it is read.
+        """Return the bytes of each file; 0 for a missing one, which raises when it is read.
 
         Notes
         -----
@@ -339,7 +339,7 @@ class Storage:
             return 0
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of a file from ``start`` to ``stop``, fewer where it ends before."""
+        """Read the bytes of a file from ``start`` to ``stop``, fewer where it ends before."""
         with self.open(path) as file:
             file.seek(start)
             return file.read() if stop is None else file.read(max(0, stop - start))
@@ -467,7 +467,7 @@ def _local_state(path: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a path, glob or directory names, sorted.
+    """The files that a path, glob or directory names, sorted.
 
     Parameters
     ----------
@@ -514,10 +514,10 @@ def _manifests_beside(pattern: str) -> str:
 
 
 def local(path: str) -> str:
-    """A path on this machine made absolute, because a worker's working directory is another."""
+    """Return a path on this machine as an absolute one: a worker's working directory differs from the program's."""
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL of something other than the local file system."""
+    """Return whether a path is a URL of something other than the local file system."""
     return "://" in path and not path.startswith("file://")

@@ -1,4 +1,4 @@
-"""Splits of small files read several at a time, so that a call is worth its while."""
+"""Splits of small files grouped, so that one call reads several of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMES_SPLIT: Final = 4
 
 @dataclass(frozen=True)
 class GroupSplits:
-    """What gives joined splits.
+    """A function that returns grouped splits.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class GroupSplits:
 
 
 class GroupedSplits(Sequence[Split]):
-    """Neighbouring splits as one, whose payload is a tuple of them; they are looked at as far as these are.
+    """Neighbouring splits as one, whose payload is a tuple of them; splits are listed only as far as needed.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _joined(parts: list[Split]) -> Split:
 
 @dataclass(frozen=True)
 class ReadGroup:
-    """The reading of joined splits, one after the other.
+    """A reader of the splits of a group, one after the other.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class ReadGroup:
 
 
 class _MergedRows:
-    """Rows of several splits as one block, if they are alike.
+    """The rows of several splits merged into one block, if shapes and dtypes agree.
 
     They are put where they belong as they come: the next can then be made in the memory that they came in, which the
     processor has at hand.
@@ -196,7 +196,7 @@ class _MergedRows:
             self._leaves = [pooled_empty((self._room, *leaf.shape[1:]), leaf.dtype) for leaf in rows.leaves]
 
     def rows(self) -> Block | Bundle:
-        """All of them, in order."""
+        """Return the merged rows, in order."""
         like, parts = self._like, self._others
         if self._num_rows:
             leaves = [leaf[: self._num_rows] for leaf in self._leaves]

@@ -32,7 +32,7 @@ class Partitions:
 
     @classmethod
     def of(cls, paths: Sequence[str]) -> Partitions:
-        """Those that all of some paths have."""
+        """Return the partition columns that all of some paths have."""
         values: dict[str, set[str]] = {}
         for number, path in enumerate(paths):
             found = dict(_PART.findall(path))
@@ -42,10 +42,10 @@ class Partitions:
         return cls(tuple(values), frozenset(name for name in values if all(map(_INTEGER.fullmatch, values[name]))))
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The dtype of a column."""
+        """Return the dtype of a partition column."""
         return np.dtype(np.int64) if name in self.integers else _TEXT
 
     def value(self, name: str, path: str) -> Any:
-        """What a path says of a column."""
+        """Return the value of a partition column in a path."""
         value = dict(_PART.findall(path))[name]
         return int(value) if name in self.integers else unquote(value)

@@ -17,7 +17,7 @@ _REFUSED: Final = "range requests"
 
 
 def is_http(path: str) -> bool:
-    """Whether a URL is that of a file of an HTTP server."""
+    """Return whether a URL is one of a file on an HTTP server."""
     return path.startswith(("http://", "https://"))
 
 

@@ -1,4 +1,4 @@
-"""Which workers have a file on a disk of their own, as the user says."""
+"""Workers that have a file on a local disk, as the user specifies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Name = str | int
 
 @dataclass(frozen=True)
 class Locations:
-    """Where files are; it has no part in what a pipeline is, and does not go into its fingerprint.
+    """A map from paths to workers. It is not part of what a pipeline computes, nor of its fingerprint.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Locations:
 
     @classmethod
     def of(cls, value: object) -> Locations:
-        """From a mapping, whose paths are made absolute, or a function."""
+        """Create the map from a mapping, whose paths are made absolute, or from a function."""
         if isinstance(value, Locations):
             return value
         if callable(value):
@@ -40,7 +40,7 @@ class Locations:
         return cls({_absolute(path): _names(path, names) for path, names in value.items()})
 
     def names_of(self, path: str) -> tuple[Name, ...]:
-        """The names or addresses of the workers that have a file, or the nearest folder it is in; none if not said."""
+        """Return the names or addresses of the workers that have a file, or its closest folder that is listed."""
         if not isinstance(self.given, Mapping):
             return _names(path, self.given(path))
         for place in _upwards(path):
@@ -49,7 +49,7 @@ class Locations:
         return ()
 
     def named(self) -> Iterator[tuple[str, tuple[Name, ...]]]:
-        """What is said of each path; nothing where that is known to a function only."""
+        """Return the names given for each path; an empty dict where a function gives them."""
         return iter(self.given.items() if isinstance(self.given, Mapping) else ())
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Addresses:
         return self.of(path, self._locations.names_of(path))
 
     def of(self, path: str, names: Sequence[Any]) -> Sequence[str]:
-        """The addresses of workers that are named for a path.
+        """Return the addresses of the workers named for a path.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The first of several files, which the others are to be like."""
+"""A check that the elements of all files have the spec of the first file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FirstFile:
-    """The first file, which the others are to be like.
+    """The first file, whose spec the others must match.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[
 
 
 def unlike(path: str, spec: ElementSpec, first: FirstFile) -> FileError:
-    """What is raised for a file whose elements are others than those of the first."""
+    """Return the error for a file whose elements differ from those of the first."""
     return FileError(
         f"{path}: its elements are {spec.packed}, those of {first.path}, the first file, {first.spec.packed}"
     )

@@ -15,7 +15,7 @@ TEMPORARY: Final = re.compile(r"\.(.*)\.[0-9a-f]{32}\.tmp")
 
 
 def located(directory: str) -> tuple[Any, str]:
-    """The file system of a directory, and its path there."""
+    """Return the file system of a directory, and its path there."""
     import fsspec
 
     try:
@@ -28,7 +28,7 @@ def located(directory: str) -> tuple[Any, str]:
 
 @contextmanager
 def writing(directory: str, name: str) -> Iterator[Any]:
-    """A file to write to, which takes its name once it is whole.
+    """Open a file for writing, which takes its name once it is whole.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def writing(directory: str, name: str) -> Iterator[Any]:
 
 @contextmanager
 def whole_file(fs: Any, path: str) -> Iterator[Any]:
-    """As `writing`, a file of a file system by its path there."""
+    """Open a file for writing like `writing`, given a file system and a path there."""
     root, _, name = path.rpartition("/")
     temporary = f"{root}/.{name}.{uuid.uuid4().hex}.tmp"
     try:

@@ -57,7 +57,7 @@ class WriteManifest:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a first write has not come to its end."""
+        """True if a first write has not finished."""
         return bool(self.ignored) and not self.files
 
     def to_bytes(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Rows of bytes that lie in one buffer: taken out of it all at once, and put together into one."""
+"""Rows of bytes in one buffer: extracted from it all at once, and concatenated into one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROWS_A_LENGTH: Final = 32
 
 
 def rows_at(data: Any, starts: Array, size: int) -> Array:
-    """The bytes from each start on, shape ``(num_starts, size)``: one copy.
+    """Copy the bytes from each start on, shape ``(num_starts, size)``, in one pass.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def _windows(data: Any, size: int) -> Array:
 
 
 def spans(starts: Array, lengths: Array) -> Array:
-    """The places of all bytes of rows, one row after the other.
+    """Return the places of all bytes of rows, one row after the other.
 
     >>> spans(np.array([3, 10]), np.array([2, 3]))
     array([ 3,  4, 10, 11, 12])
@@ -116,12 +116,12 @@ class RowPieces:
             self.lengths = self.lengths + lengths
 
     def extend(self, others: RowPieces) -> None:
-        """What others have of the same rows."""
+        """Append the pieces that other `RowPieces` have of the same rows."""
         self._pieces.extend(others._pieces)
         self.lengths = self.lengths + others.lengths
 
     def joined(self) -> Array:
-        """All bytes, a row after the other."""
+        """Return all bytes, a row after the other."""
         made = np.empty(int(self.lengths.sum()), np.uint8)
         at = np.cumsum(self.lengths) - self.lengths
         for data, size in self._pieces:

@@ -18,7 +18,7 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns make up which leaf.
+    """The assignment of columns to leaves of an element.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Columns:
         )
 
     def spec(self, column: Callable[[str], ElementSpec]) -> ElementSpec:
-        """The spec of an element, from the spec of a row of each column."""
+        """Return the spec of an element, from the spec of a row of each column."""
         specs = []
         for leaf in self.leaves:
             if isinstance(leaf, str):
@@ -91,7 +91,7 @@ class Columns:
         return ElementSpec.nest(self.structure, specs)
 
     def arrays(self, column: Callable[[str], Sequence[Any]]) -> list[Any]:
-        """The leaves, shape ``(num_rows, ...)``, from those of each column."""
+        """Return the leaves, shape ``(num_rows, ...)``, from those of each column."""
         made: list[Any] = []
         for leaf in self.leaves:
             if isinstance(leaf, str):

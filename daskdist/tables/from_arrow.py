@@ -47,7 +47,7 @@ _BYTES: Final = np.dtype(object)
 
 @dataclass(frozen=True)
 class TableReader:
-    """How the rows of tables become elements.
+    """Options for converting tables to elements.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class TableReader:
     partitions: Partitions = field(default_factory=Partitions)
 
     def chosen(self, names: Sequence[str]) -> Columns:
-        """The columns of an element, of those of a file that has these.
+        """Return the columns of an element, given the columns of a file.
 
         Raises
         ------
@@ -74,12 +74,12 @@ class TableReader:
         return Columns.of(self.columns, [*names, *(name for name in self.partitions.names if name not in names)])
 
     def read_from(self, names: Sequence[str]) -> list[str]:
-        """Which of the columns of a file are to be read, in the order of the file."""
+        """Return the columns of a file to read, in the order of the file."""
         chosen = set(self.chosen(names).names)
         return [name for name in names if name in chosen]
 
     def spec(self, schema: Any, path: str) -> ElementSpec:
-        """The spec of an element of a file.
+        """Return the spec of an element of a file.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class TableReader:
         return spec
 
     def block(self, table: Any, label: str, path: str) -> Block:
-        """The rows of a table.
+        """Convert a table to a block.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ def _try_out(missing: Any, kind: Any, where: str) -> None:
 
 
 def spec_of(kind: Any, where: str, missing: Any = None) -> ElementSpec:
-    """The spec of a value of an Arrow type.
+    """Return the spec of a value of an Arrow type.
 
     Parameters
     ----------
@@ -327,7 +327,7 @@ def _whole(column: Any) -> Any:
 
 
 def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
-    """The values of an Arrow array, shape ``(num_rows, ...)``: an array or `Ragged`, or of structs one a leaf.
+    """Convert an Arrow array to leaves, shape ``(num_rows, ...)``: an array or `Ragged`, one a field for structs.
 
     Parameters
     ----------
@@ -490,7 +490,7 @@ _SHORT_BYTES: Final = 64
 
 
 def texts_of(array: Any) -> np.ndarray[Any, Any]:
-    """The texts of an Arrow array without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
+    """Convert an Arrow array of text without nulls, shape ``(num_rows,)``, dtype ``StringDType``."""
     import pyarrow as pa
 
     made = np.empty(len(array), _TEXT)

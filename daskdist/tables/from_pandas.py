@@ -26,7 +26,7 @@ _UNKNOWN: Final = "__UNKNOWN_CATEGORIES__"
 
 @dataclass(frozen=True)
 class FrameReader:
-    """How the rows of dataframes become elements.
+    """Options for converting dataframes to elements.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class FrameReader:
 
     @classmethod
     def of(cls, frame: Any, columns: Any, missing: Mapping[str, Any] | None) -> FrameReader:
-        """For a dataframe, Dask's or not.
+        """Create a reader for a dataframe, Dask's or pandas'.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class FrameReader:
         return cls(made, {name: labels[name] for name in made.names}, dict(missing or {}))
 
     def spec(self, frame: Any) -> ElementSpec:
-        """The spec of an element, by a dataframe without rows.
+        """Return the spec of an element, given a dataframe without rows.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class FrameReader:
         return self.columns.spec(lambda name: self._column_spec(name, frame[self.labels[name]]))
 
     def block(self, frame: Any, label: str) -> Block | Bundle:
-        """The rows of a partition.
+        """Convert a partition to a block.
 
         Raises
         ------

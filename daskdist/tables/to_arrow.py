@@ -40,7 +40,7 @@ _TOGETHER: Final = ("TU", "OS")
 
 
 def columns_of(rows: Rows) -> list[Any]:
-    """Of each leaf an array or `Ragged`, shape ``(num_rows, ...)``; the list of its values where rows are a list."""
+    """Return each leaf as an array or `Ragged`, shape ``(num_rows, ...)``; a list of values where rows are a list."""
     if isinstance(rows, Block):
         return list(rows.leaves)
     if isinstance(rows, Batches) and rows.inners is None and isinstance(rows.rows, Block):
@@ -59,7 +59,7 @@ def _cuts(rows: Any, bounds: Any) -> Any:
 
 
 def no_rows(spec: ElementSpec) -> Block:
-    """A block of such elements that has none; where their length may differ its leaves are `Ragged`."""
+    """Return a block without rows of a spec; leaves whose length may differ are `Ragged`."""
     return Block(spec.structure, [_no_rows(_axes(leaf), leaf.dtype) for leaf in spec.leaves])
 
 
@@ -93,7 +93,7 @@ def check_columns(spec: ElementSpec) -> None:
 
 
 def called(path: str) -> str:
-    """What a message calls a leaf."""
+    """Return the name of a leaf for messages."""
     return f"leaf {path}" if path else "the element"
 
 
@@ -139,7 +139,7 @@ def _check_names(treespec: Any) -> None:
 
 
 def fields(treespec: Any) -> list[tuple[str, int]]:
-    """The name of each column that a nest makes, in the order given, and the place of its child.
+    """Return the name of each column that a nest makes, in the order given, and the place of its child.
 
     Raises
     ------

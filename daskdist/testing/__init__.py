@@ -1,4 +1,4 @@
-"""Law suites for those who add a node, a format, a device, a sharding policy or a backend, and proof that nothing runs.
+r"""Law suites for those who add a node, a format, a device, a sharding policy or a backend, and proof that nothing runs.
 
 A suite is a class of tests. Subclass it in a test file and say what is to be tested; pytest does the rest::
 
@@ -8,7 +8,7 @@ A suite is a class of tests. Subclass it in a test file and say what is to be te
 
         def write(self, directory):
             path = directory / "a.csv"
-            path.write_text("1\\n2\\n")
+            path.write_text("1\n2\n")
             return {str(path): [np.int64(1), np.int64(2)]}
 
 A law that does not hold raises `AssertionError`, and the message says which and on what.

@@ -37,7 +37,7 @@ class DeviceLaws:
     """Laws of a device. Subclass it, and say how one is made."""
 
     def make_device(self) -> Device:
-        """A device that is here."""
+        """Return a device that is here."""
         raise NotImplementedError
 
     def test_arrays_come_back_as_they_went(self) -> None:

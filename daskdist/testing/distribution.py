@@ -99,7 +99,7 @@ def afresh(dataset: Dataset) -> Dataset:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a dataset on a strategy.
+    """The result of a pass over a dataset on a strategy.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Outcome:
 
     @classmethod
     def of(cls, strategy: Strategy, dataset: Dataset) -> Outcome:
-        """One pass, the first, over a dataset on a strategy."""
+        """Record the first pass over a dataset on a strategy."""
         distributed = strategy.distribute_dataset(afresh(dataset))
         steps = [strategy.local_results(step) for step in distributed]
         numbers = [sum(r.worker == worker for r in strategy.replicas) for worker in strategy.workers]
@@ -143,7 +143,7 @@ class DistributionLaws:
         return [*here, *map(SimulatedWorkers, ([1, 1], [2, 2], [1, 1, 1], [2, 1]))]
 
     def outcomes(self) -> Iterator[tuple[Dataset, Strategy, Outcome]]:
-        """What comes of each dataset on each strategy."""
+        """Return the outcome of each dataset on each strategy."""
         for dataset in self.datasets():
             for strategy in self.strategies():
                 yield dataset, strategy, Outcome.of(strategy, dataset)

@@ -19,7 +19,7 @@ def check(holds: object, message: str) -> None:
 
 
 def same_element(a: Any, b: Any) -> bool:
-    """Whether two elements are the same; NaN is the same as NaN, and windows are lists of elements.
+    """Return whether two elements are the same; NaN equals NaN, and windows are lists of elements.
 
     >>> same_element({"x": np.float32(1)}, {"x": np.float64(1)})
     False

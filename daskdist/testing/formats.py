@@ -27,7 +27,7 @@ class FormatLaws:
     """Laws of a format. Subclass it, and say how the format is made and what files it is to be tried on."""
 
     def make_format(self) -> Format:
-        """The format, made anew."""
+        """Return the format to test."""
         raise NotImplementedError
 
     def write(self, directory: Path) -> Mapping[str, Sequence[Any]]:
@@ -42,7 +42,7 @@ class FormatLaws:
         raise NotImplementedError
 
     def make_reader_of_written(self) -> Format:
-        """The format that reads what this one writes: another where options name what is in the files above only."""
+        """Return the format that reads the written files: another where options name things only in the files above."""
         return self.make_format()
 
     def test_files_try_what_they_should(self, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ class FormatLaws:
             check(sum(map(len, blocks)) == len(rows), f"{path}: not all of it was read")
 
     def test_garbage_is_a_file_error(self, tmp_path: Path) -> None:
-        """A file that is cut short, has bits flipped or is overwritten in part: an error or elements, no more."""
+        """Check that a file that is cut short, overwritten or has bits flipped gives an error or elements, no more."""
         form, files = self.make_format(), self.write(tmp_path)
         sizes = {file: (file.stat().st_size, path) for path in files for file in _files_of(path)}
         file = max(sizes, key=lambda file: sizes[file][0])
@@ -237,7 +237,7 @@ def _try_all_of(form: Format, path: str, first: FirstFile, what: str) -> None:
 
 
 def spoiled(data: bytes, draws: random.Random) -> bytes:
-    """A file's content after something bad has happened to it."""
+    """Return a file's content, damaged."""
     kind = draws.choice(["cut", "flip", "overwrite", "insert", "garbage"])
     at = draws.randrange(len(data) + 1)
     if kind == "cut":

@@ -81,7 +81,7 @@ class ReadElements:
 
 
 def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> list[Any]:
-    """The first elements of a pipeline, at most 100, computed in this thread.
+    """Compute the first elements of a pipeline, at most 100, in this thread.
 
     Parameters
     ----------

@@ -14,11 +14,11 @@ class PolicyLaws:
     """Laws of a policy. Subclass it, and say what it decides; it is tried on every kind of pipeline."""
 
     def decide(self, sharding_input: ShardingInput) -> Decision:
-        """What the policy comes to."""
+        """Return the decision of the policy."""
         raise NotImplementedError
 
     def sharding_inputs(self) -> Iterator[ShardingInput]:
-        """What it is tried on."""
+        """Return the inputs to test it on."""
         for num_pipelines in (2, 3, 8):
             for number in (1, 2):
                 for sources in itertools.combinations(_sources(), number):

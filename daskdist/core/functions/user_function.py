@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError, UserFunctionError
 
 
 def location(function: Callable[..., Any]) -> str:
-    """Where a function is defined, as ``name (file:line)``."""
+    """Return where a function is defined, as ``name (file:line)``."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", type(function).__name__)
@@ -169,7 +169,7 @@ class UserFunction:
         return self.flattened(self(element, where), where)
 
     def flattened(self, result: Any, where: Callable[[], str]) -> tuple[tuple[Any, ...], Structure]:
-        """A result of its as leaves and structure."""
+        """Flatten a result of the function to leaves and structure."""
         if type(result) is list:
             result = tuple(result)
         try:

@@ -84,7 +84,7 @@ class Groups:
         return Groups(flat, self.bounds, self.inners)
 
     def group(self, bounds: Index) -> Groups:
-        """A batch of the batches between each two consecutive ``bounds``, which begin with 0.
+        """Return a batch of the batches between each two consecutive ``bounds``, which begin with 0.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class Groups:
         return Groups(self.flat[: stops[-1]], stops, tuple(inners))
 
     def ungroup(self) -> Selection | Groups:
-        """What the batches are made of: rows, or where they are batches of batches, those."""
+        """Return the elements of the batches: rows, or batches where they are batches of batches."""
         flat = self.flat[int(self.bounds[0]) : int(self.bounds[-1])]
         if self.inners is None:
             return flat

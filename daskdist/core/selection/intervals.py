@@ -40,7 +40,7 @@ class RowIntervals:
         return np.repeat(self.block_index, np.diff(self.bounds))
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """The row number of each of the rows in some places, and the place of its block."""
+        """Return the row numbers of the rows in some places, and the index of each one's block."""
         length = int(self.bounds[1]) if len(self.starts) else 0
         if (np.diff(self.bounds[:-1]) == length).all() and self.bounds[-1] <= length * len(self.starts):
             # All as long as the first, but for the last: a tenth of the time.
@@ -50,7 +50,7 @@ class RowIntervals:
         return index + (self.starts - self.bounds[:-1]).take(at), self.block_index.take(at)
 
     def spans(self, starts: Index, stops: Index) -> RowIntervals:
-        """What is between each start and its stop."""
+        """Return the rows between each start and its stop."""
         if len(self.starts) == len(starts) == 1 and starts[0] < stops[0]:
             return RowIntervals(self.block_index, self.starts + starts, np.array([0, stops[0] - starts[0]]))
         first = np.searchsorted(self.bounds, starts, "right") - 1
@@ -66,7 +66,7 @@ class RowIntervals:
 
     @staticmethod
     def concat(parts: Sequence[RowIntervals], numbers: Sequence[Index]) -> RowIntervals:
-        """All parts, one after the other; ``numbers`` are the new places of each one's blocks."""
+        """Return all parts, one after the other; ``numbers`` are the new places of each one's blocks."""
         lengths = np.concatenate([np.diff(part.bounds) for part in parts])
         block_index = np.concatenate([to.take(part.block_index) for part, to in zip(parts, numbers, strict=True)])
         return RowIntervals(

@@ -21,7 +21,7 @@ _AHEAD: Final = 2**14
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LazyPermutation:
-    """What stands in some places of a random order of rows of blocks.
+    """A range of places in a random order of rows of blocks.
 
     Parameters
     ----------
@@ -48,21 +48,21 @@ class LazyPermutation:
         return list(zip(starts.tolist(), (starts + np.diff(self.places.bounds)).tolist(), strict=True))
 
     def part(self, start: int, stop: int) -> LazyPermutation:
-        """What stands from one place to another in the order."""
+        """Return the elements from one place to another in the order."""
         return replace(self, places=RowIntervals(np.zeros(1, np.intp), np.array([start]), np.array([0, stop - start])))
 
     def by_row(self) -> tuple[Index, Index | None]:
-        """``rows`` and ``block_index`` of those, with a number for each row."""
+        """Return ``rows`` and ``block_index`` of the elements, with a number for each row."""
         if len(self.places.starts) == 1:
             return self._rows_at(self.order.between(*self.parts[0]))
         return self._rows_at(self.order.at(self.places.rows))
 
     def locate(self, index: Index) -> tuple[Index, Index | None]:
-        """The same, of some of them."""
+        """Return row numbers and block indices of some of the elements."""
         return self._rows_at(self.order.at(self.places.locate(index)[0]))
 
     def spans(self, starts: Index, stops: Index) -> LazyPermutation:
-        """Those from each start to its stop, one span after the other."""
+        """Return the elements from each start to its stop, one span after the other."""
         return replace(self, places=self.places.spans(starts, stops))
 
     def _rows_at(self, places: Index) -> tuple[Index, Index | None]:
@@ -111,7 +111,7 @@ class ShuffledSelection(Selection):
         return len(self.permuted)
 
     def by_row(self) -> Selection:
-        """The same, worked out."""
+        """Return an ordinary selection of the same rows, in the same order."""
         if self._found is None:
             rows, block_index = self.permuted.by_row()
             self._found = Selection(self.blocks, rows, block_index if len(self.blocks) > 1 else None)
@@ -166,7 +166,7 @@ class ShuffledSelection(Selection):
 
 
 def shuffled(run: Run, rng: np.random.Generator, most_drawn: int | None = None) -> Run:
-    """The elements of a run, which holds on to no block without any, in a random order; see `Permutation`."""
+    """Return the elements of a run in a random order, holding no block without any of them; see `Permutation`."""
     order = Permutation(len(run), rng, most_drawn)
     if order.table is not None or isinstance(run, Groups):
         return run.take(order.between(0, len(run)))

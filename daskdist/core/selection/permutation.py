@@ -49,7 +49,7 @@ class Permutation:
         self.num_high = -(-length >> self.low_bits)
 
     def at(self, places: Index) -> Index:
-        """What stands at these places, int64, shape ``(num_places,)``."""
+        """Return the items at some places, int64, shape ``(num_places,)``."""
         if self.table is not None:
             return np.asarray(self.table.take(places))
         found = np.empty(len(places), np.int64)
@@ -58,7 +58,7 @@ class Permutation:
         return found
 
     def between(self, start: int, stop: int) -> Index:
-        """What stands from one place to another, int64, shape ``(stop - start,)``; not to be changed."""
+        """Return the items from one place to another, int64, shape ``(stop - start,)``; not to be changed."""
         return self.at(np.arange(start, stop)) if self.table is None else self.table[start:stop]
 
     def _looked_up(self, places: Index) -> Index:

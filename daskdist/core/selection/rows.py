@@ -39,12 +39,12 @@ class Selection:
 
     @classmethod
     def whole(cls, ref: BlockRef) -> Selection:
-        """All rows of a block."""
+        """Select all rows of a block."""
         return cls((ref,), range(ref.num_rows))
 
     @staticmethod
     def of(blocks: tuple[BlockRef, ...], intervals: RowIntervals, *, is_view: bool = True) -> Selection:
-        """The rows of some stretches; of just one as a view, if that will do."""
+        """Select the rows of some intervals; of just one as a view, if that will do."""
         num_rows, num_intervals = int(intervals.bounds[-1]), len(intervals.block_index)
         if num_intervals == 1 and is_view:
             start = int(intervals.starts[0])
@@ -58,7 +58,7 @@ class Selection:
 
     @property
     def is_range(self) -> bool:
-        """Whether they are contiguous, so that they can be had as a view."""
+        """True if the rows are contiguous, so that they can be a view."""
         return isinstance(self.rows, range)
 
     @property
@@ -81,21 +81,21 @@ class Selection:
 
     @property
     def intervals(self) -> RowIntervals | None:
-        """What tells the rows without a number for each; None where that takes one for each."""
+        """The rows as intervals; None where that takes an interval for each row."""
         if not isinstance(self.rows, range):
             return None
         return RowIntervals(np.zeros(1, np.intp), np.array([self.rows.start]), np.array([0, len(self.rows)]))
 
     def to_intervals(self) -> RowIntervals:
-        """The same, of one row each where there is no other way."""
+        """Return the rows as intervals, of one row each where there is no other way."""
         return self.intervals or RowIntervals(self.places, self.row_numbers, np.arange(len(self) + 1))
 
     def with_blocks(self, blocks: tuple[Any, ...]) -> Selection:
-        """The same rows of other blocks."""
+        """Return the same rows of other blocks."""
         return Selection(blocks, self.rows, self.block_index)
 
     def spans(self, starts: Index, stops: Index) -> Selection:
-        """The elements from each start to its stop, one span after the other."""
+        """Return the elements from each start to its stop, one span after the other."""
         intervals = self.intervals
         if intervals is not None:
             return Selection.of(self.blocks, intervals.spans(starts, stops))
@@ -103,13 +103,13 @@ class Selection:
         return self.take(np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum()))
 
     def take(self, index: Index) -> Selection:
-        """The elements at these places."""
+        """Return the elements at these places."""
         rows = index + self.rows.start if isinstance(self.rows, range) else self.rows.take(index)
         return Selection(self.blocks, rows, None if self.block_index is None else self.block_index.take(index))
 
     @staticmethod
     def concat(parts: Sequence[Selection]) -> Selection:
-        """The elements of all parts, one after the other."""
+        """Return the elements of all parts, one after the other."""
         parts = [part for part in parts if len(part)] or list(parts[:1])
         if len(parts) == 1:
             return parts[0]
@@ -133,7 +133,7 @@ class Selection:
         return Selection(tuple(refs), rows, None if len(refs) == 1 else np.concatenate(block_index))
 
     def without_unused(self) -> Selection:
-        """The same rows, holding on to no block that has none of them."""
+        """Return the same rows, without the blocks that have none of them."""
         if self.block_index is None:
             return self if len(self) else Selection((), range(0))
         counts = np.bincount(self.block_index, minlength=len(self.blocks))

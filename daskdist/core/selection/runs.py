@@ -75,7 +75,7 @@ class RunQueue:
             self.push(pull())
 
     def pop(self, num_elements: int) -> Run:
-        """The first elements, at most so many; there must be one."""
+        """Remove and return the first elements, at most so many; there must be one."""
         locate = []
         missing = min(num_elements, self.num_elements)
         self.num_elements -= missing
@@ -90,7 +90,7 @@ class RunQueue:
 
 
 def concat(runs: Sequence[Run]) -> Run:
-    """The elements of all runs, which are of one kind, one after the other."""
+    """Return the elements of all runs, which are of one kind, one after the other."""
     if len(runs) == 1:
         return runs[0]
     kind = type(runs[0])

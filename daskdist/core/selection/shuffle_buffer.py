@@ -78,7 +78,7 @@ class RowBuffer:
         return len(self._codes if self._rows is None else self._rows)
 
     def exchange(self, draws: Draws, incoming: Selection) -> Selection:
-        """What draws give, of the buffer's rows and those that come in; the rest stays."""
+        """Return the elements that draws pick from the buffer's and the incoming rows; the rest stays."""
         if self._rows is not None:
             self._codes, self._rows = self._coded(self._rows), None
         new = self._coded(incoming)
@@ -106,7 +106,7 @@ class RowBuffer:
             self._codes[at] = self._coded(compact(some))  # type: ignore[arg-type]  # rows stay rows
 
     def rest(self) -> Selection:
-        """What is in the buffer, slot by slot."""
+        """Return the elements of the buffer, slot by slot."""
         return self._decoded(self._codes, np.int32) if self._rows is None else self._rows
 
     def _coded(self, rows: Selection) -> Index:
@@ -139,7 +139,7 @@ class BatchBuffer:
         return len(self._batches)
 
     def exchange(self, draws: Draws, incoming: Groups) -> Groups:
-        """What draws give, of the buffer's batches and those that come in; the rest stays."""
+        """Return the elements that draws pick from the buffer's and the incoming batches; the rest stays."""
         pool = Groups.concat([self._batches, incoming])
         occupants = np.arange(len(self))
         occupants[draws.slots] = draws.last + len(self)
@@ -151,10 +151,10 @@ class BatchBuffer:
         self._batches = compact(self._batches.without_unused())  # type: ignore[assignment]  # batches stay batches
 
     def rest(self) -> Groups:
-        """What is in the buffer, slot by slot."""
+        """Return the elements of the buffer, slot by slot."""
         return self._batches
 
 
 def buffer_of(run: Run) -> RowBuffer | BatchBuffer:
-    """A buffer that holds the elements of a run."""
+    """Return a buffer that holds the elements of a run."""
     return BatchBuffer(run) if isinstance(run, Groups) else RowBuffer(run)

@@ -90,19 +90,19 @@ __getattr__ = lazily(__name__, _LAZY, DATA_EXPERIMENTAL)
 
 
 def Counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:  # noqa: N802 - TensorFlow's name
-    """`Dataset.counter`."""
+    """Call `Dataset.counter`."""
     return Dataset.counter(start, step, dtype)
 
 
 def RandomDataset(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:  # noqa: N802
-    """`Dataset.random`."""
+    """Call `Dataset.random`."""
     return Dataset.random(seed, rerandomize_each_iteration)
 
 
 def SqlDataset(  # noqa: N802
     driver_name: str, data_source_name: str, query: str, output_types: Sequence[Any]
 ) -> Dataset:
-    """The rows of a query of a SQLite file as tuples, in the query's order; `daskdist.read_sql` has more.
+    """Read the rows of a query of a SQLite file as tuples, in the query's order; `daskdist.read_sql` has more.
 
     Types are NumPy's, ``bytes`` and ``str``. A null is 0, False or empty. A value that its type cannot hold is an
     error, where TensorFlow's is another value.
@@ -123,7 +123,7 @@ def SqlDataset(  # noqa: N802
 def choose_from_datasets(
     datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
 ) -> Dataset:
-    """`Dataset.choose_from_datasets`; here a dataset at its end is passed over unless said otherwise."""
+    """Call `Dataset.choose_from_datasets`; here a dataset at its end is skipped unless said otherwise."""
     return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
 
 
@@ -133,12 +133,12 @@ def sample_from_datasets(
     seed: int | None = None,
     stop_on_empty_dataset: bool = False,
 ) -> Dataset:
-    """`Dataset.sample_from_datasets`."""
+    """Call `Dataset.sample_from_datasets`."""
     return Dataset.sample_from_datasets(datasets, weights, seed, stop_on_empty_dataset)
 
 
 def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
-    """The items of a list as elements: nests of one structure, whose leaves stack.
+    """Make a dataset of the items of a list: nests of one structure, whose leaves stack.
 
     >>> list(from_list([(1, "a"), (2, "b")]))
     [(np.int32(1), 'a'), (np.int32(2), 'b')]
@@ -147,7 +147,7 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
 
 
 def load(path: str, element_spec: Any = None) -> Dataset:
-    """`Dataset.load`."""
+    """Call `Dataset.load`."""
     return Dataset.load(path, element_spec)
 
 
@@ -155,7 +155,7 @@ def load(path: str, element_spec: Any = None) -> Dataset:
 
 
 def assert_cardinality(expected_cardinality: int) -> Transformation:
-    """`Dataset.assert_cardinality`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.assert_cardinality`."""
     return lambda ds: ds.assert_cardinality(expected_cardinality)
 
 
@@ -169,7 +169,7 @@ def bucket_by_sequence_length(
     no_padding: bool = False,
     drop_remainder: bool = False,
 ) -> Transformation:
-    """`Dataset.bucket_by_sequence_length`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.bucket_by_sequence_length`."""
     return lambda ds: ds.bucket_by_sequence_length(
         element_length_func,
         bucket_boundaries,
@@ -185,12 +185,12 @@ def bucket_by_sequence_length(
 def dense_to_ragged_batch(
     batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64
 ) -> Transformation:
-    """`Dataset.ragged_batch`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.ragged_batch`."""
     return lambda ds: ds.ragged_batch(batch_size, drop_remainder, row_splits_dtype)
 
 
 def enumerate_dataset(start: int = 0) -> Transformation:
-    """`Dataset.enumerate`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.enumerate`."""
     return lambda ds: ds.enumerate(start)
 
 
@@ -200,12 +200,12 @@ def group_by_window(
     window_size: int | None = None,
     window_size_func: Callable[[Any], int] | None = None,
 ) -> Transformation:
-    """`Dataset.group_by_window`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.group_by_window`."""
     return lambda ds: ds.group_by_window(key_func, reduce_func, window_size, window_size_func)
 
 
 def ignore_errors(log_warning: bool = True) -> Transformation:
-    """`Dataset.ignore_errors`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.ignore_errors`."""
     return lambda ds: ds.ignore_errors(log_warning)
 
 
@@ -216,7 +216,7 @@ def map_and_batch(
     drop_remainder: bool = False,
     num_parallel_calls: int | None = None,
 ) -> Transformation:
-    """`Dataset.map`, then `Dataset.batch`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.map`, then `Dataset.batch`."""
     calls = num_parallel_calls if num_parallel_batches is None else num_parallel_batches * batch_size
     return lambda ds: ds.map(map_func, calls).batch(batch_size, drop_remainder)
 
@@ -224,7 +224,7 @@ def map_and_batch(
 def parallel_interleave(
     map_func: Callable[..., Dataset], cycle_length: int, block_length: int = 1, sloppy: bool | None = False
 ) -> Transformation:
-    """`Dataset.interleave`, read ahead by threads."""
+    """Return a function for `Dataset.apply` that calls `Dataset.interleave`, read ahead by threads."""
     return lambda ds: ds.interleave(map_func, cycle_length, block_length, AUTOTUNE, not sloppy)
 
 
@@ -234,37 +234,37 @@ def rejection_resample(
     initial_dist: Sequence[float] | None = None,
     seed: int | None = None,
 ) -> Transformation:
-    """`Dataset.rejection_resample`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.rejection_resample`."""
     return lambda ds: ds.rejection_resample(class_func, target_dist, initial_dist, seed)
 
 
 def scan(initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Transformation:
-    """`Dataset.scan`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.scan`."""
     return lambda ds: ds.scan(initial_state, scan_func)
 
 
 def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Transformation:
-    """`Dataset.shuffle`, then `Dataset.repeat`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.shuffle`, then `Dataset.repeat`."""
     return lambda ds: ds.shuffle(buffer_size, seed).repeat(count)
 
 
 def snapshot(path: str, compression: str | None = None) -> Transformation:
-    """`Dataset.snapshot`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.snapshot`."""
     return lambda ds: ds.snapshot(path, compression)
 
 
 def take_while(predicate: Callable[..., Any]) -> Transformation:
-    """`Dataset.take_while`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.take_while`."""
     return lambda ds: ds.take_while(predicate)
 
 
 def unbatch() -> Transformation:
-    """`Dataset.unbatch`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.unbatch`."""
     return lambda ds: ds.unbatch()
 
 
 def unique() -> Transformation:
-    """`Dataset.unique`."""
+    """Return a function for `Dataset.apply` that calls `Dataset.unique`."""
     return lambda ds: ds.unique()
 
 
@@ -272,20 +272,20 @@ def unique() -> Transformation:
 
 
 def cardinality(dataset: Dataset) -> int:
-    """`Dataset.cardinality`."""
+    """Call `Dataset.cardinality`."""
     return dataset.cardinality()
 
 
 def get_single_element(dataset: Dataset) -> Any:
-    """`Dataset.get_single_element`."""
+    """Call `Dataset.get_single_element`."""
     return dataset.get_single_element()
 
 
 def get_structure(dataset: Dataset) -> Any:
-    """`Dataset.element_spec`."""
+    """Return `Dataset.element_spec`."""
     return dataset.element_spec
 
 
 def save(dataset: Dataset, path: str, compression: str | None = None) -> None:
-    """`Dataset.save`."""
+    """Call `Dataset.save`."""
     dataset.save(path, compression)

@@ -38,7 +38,7 @@ _LONGEST: Final = 2**28
 
 @dataclass(frozen=True, slots=True)
 class ArrowSplit:
-    """What of a file a split is.
+    """The record batches of a file that a split reads.
 
     Parameters
     ----------

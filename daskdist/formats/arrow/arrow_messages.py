@@ -1,4 +1,4 @@
-"""Where the record batches of an Arrow file lie, and how many rows they have, without reading them.
+"""The positions and row counts of the record batches of an Arrow file, found without reading them.
 
 pyarrow tells neither before it reads a batch. The places are in the footer of a file; of a stream, which has none,
 they are found by going from message to message. See https://arrow.apache.org/docs/format/Columnar.html.
@@ -60,13 +60,13 @@ class Message:
 
     @property
     def num_bytes(self) -> int:
-        """Of it and its body."""
+        """The size of the message and its body."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class BatchIndex:
-    """What is in a file.
+    """The positions and row counts of the messages of a file.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def index_of(storage: Storage, version: Version) -> BatchIndex:
 
 
 def damage(label: str, what: str = "damaged or cut short") -> AbstractContextManager[None]:
-    """As `failures`, also for those errors of pyarrow that are of no kind of Python's."""
+    """Turn errors of a damaged file into `FileError` like `failures`, including pyarrow's own classes of errors."""
     import pyarrow as pa
 
     return failures(label, what, (*DAMAGE, pa.ArrowException))
@@ -275,7 +275,7 @@ class _Table:
         return _Table(data, _number("<I", data, 0))
 
     def place(self, field: int) -> int | None:
-        """Where a field is; None where it is left out."""
+        """Return the position of a field; None where it is left out."""
         index = self.at - _number("<i", self.data, self.at)
         entry = 4 + 2 * field
         if entry >= _number("<H", self.data, index):

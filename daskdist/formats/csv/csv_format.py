@@ -51,7 +51,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class CsvSplit:
-    """What a split is.
+    """The part of a file that a split reads.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Csv:
         return without_suffix(path).endswith(self.suffixes)
 
     def learned(self, paths: Sequence[str]) -> Csv:
-        """The same reader with the columns of some files, as the first of them that has rows has them.
+        """Return this reader with the columns of some files, taken from the first of them that has rows.
 
         Raises
         ------

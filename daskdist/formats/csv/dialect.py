@@ -1,4 +1,4 @@
-"""How delimited text is written, and what the beginning of a file tells: its header, and the types of its columns."""
+"""Options of delimited text, and a look at the beginning of a file: its header and the types of its columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_BYTES: Final = 2**26
 
 @dataclass(frozen=True)
 class Dialect:
-    """How rows and fields are written.
+    """Options of the way rows and fields are written.
 
     Parameters
     ----------
@@ -92,16 +92,16 @@ class Dialect:
 
     @property
     def is_utf8(self) -> bool:
-        """Whether text is in Arrow's own encoding."""
+        """True if text is in Arrow's own encoding."""
         return codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig")
 
     def in_utf8(self, data: bytes) -> bytes:
-        """Some text in Arrow's own encoding, with marks in the place of what cannot be decoded."""
+        """Return text in Arrow's own encoding, with marks in place of what cannot be decoded."""
         return data if self.is_utf8 else data.decode(self.encoding, "replace").encode()
 
     @property
     def of_fields(self) -> dict[str, Any]:
-        """What `Fields` takes of it."""
+        """The options that `Fields` takes."""
         return {
             "delimiter": self.delimiter or ",",
             "quote": self.quote or "",
@@ -110,14 +110,14 @@ class Dialect:
         }
 
     def of(self, path: str) -> Dialect:
-        """The dialect of one file, with its delimiter."""
+        """Return the dialect of one file, with its delimiter."""
         if self.delimiter is not None:
             return self
         return replace(self, delimiter="\t" if without_suffix(path).endswith(TABS) else ",")
 
     @property
     def framing(self) -> Quotes:
-        """How rows follow one another."""
+        """The framing of rows."""
         return replace(self.exact_framing, newlines=self.newlines_in_values)
 
     @property
@@ -166,7 +166,7 @@ class Sampled:
 
 @lru_cache(maxsize=64)
 def sampled(ranges: ByteRanges, dialect: Dialect, version: Version, sample_bytes: int) -> Sampled | None:
-    """The columns of a file, by its first rows; None where it is empty and nothing names them.
+    """Infer the columns of a file from its first rows; None where it is empty and nothing names them.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def _numbered(num_columns: int) -> tuple[str, ...]:
 
 
 def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[str, ...], int] | None:
-    """The names that a file begins with, and where what comes after them begins; None where it is empty.
+    """Return the names in the header and the place after it; None where the file is empty.
 
     Raises
     ------

@@ -69,7 +69,7 @@ class InvalidValue:
 
 @dataclass(frozen=True)
 class Fields:
-    """How rows become columns.
+    """Options for converting rows to columns.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Fields:
     inferred: frozenset[str] = frozenset()
 
     def table(self, data: bytes) -> Any:
-        """Some whole rows as a table.
+        """Convert whole rows to a table.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class Fields:
         return self._with_nulls(found)
 
     def unequal(self, data: bytes) -> dict[int, int]:
-        """The rows of too many or too few fields, by number, each with how many it has."""
+        """Return the numbers of the rows with too many or too few fields, each with its number of fields."""
         found: dict[int, int] = {}
 
         def note(row: Any) -> str:
@@ -137,7 +137,7 @@ class Fields:
         return found
 
     def without_invalid(self, data: bytes) -> tuple[Any, list[InvalidValue]]:
-        """Of rows of as many fields those whose values are as they should be, and of others the first that is not."""
+        """Return the rows whose values are valid, and for each other row its first invalid value."""
         import pyarrow as pa
 
         texts = self._parsed(data, dict.fromkeys(dict(self.kinds), "bytes"))
@@ -169,7 +169,7 @@ class Fields:
         return self._with_nulls(found), [invalid_values[row] for row in sorted(invalid_values)]
 
     def guessed(self, data: bytes, name: str) -> str:
-        """The type that all values of a column are of, by its name."""
+        """Return the name of the type that fits all values of a column."""
         table = self._read(data, include_columns=[name])
         return _kind_of(table.column(0))
 
@@ -345,7 +345,7 @@ def _kind_of(column: Any, *, is_full: bool = False) -> str:
 
 
 def kind_named(dtype: Any, column: str) -> str:
-    """The name of the type that a user gives a column.
+    """Return the name of the type that a user gives a column.
 
     Raises
     ------
@@ -377,7 +377,7 @@ def arrow_type(kind: str) -> Any:
 
 
 def with_zone(kind: str, inferred: str) -> str:
-    """A type that a user gives a column whose values have been seen: of times with a zone, if they have one."""
+    """Return a column's type as the user gives it, with a time zone if its values have one."""
     return kind + _ZONED if kind.startswith("datetime64") and inferred.endswith(_ZONED) else kind
 
 

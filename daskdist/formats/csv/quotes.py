@@ -1,8 +1,8 @@
-"""Rows of delimited fields: where they begin, where a field in quotes may hold newlines.
+r"""Rows of delimited fields: where they begin, where a field in quotes may hold newlines.
 
 A quote counts only where a field begins; inside of quotes two of them are one that is meant, and after the one that
 closes the rest of the field is as it is, quotes too. That is how Python's and Arrow's readers have it, so that what
-is cut here is read there as if it had never been cut. A row ends with ``\\n``, ``\\r\\n`` or ``\\r``.
+is cut here is read there as if it had never been cut. A row ends with ``\n``, ``\r\n`` or ``\r``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AT_ONCE: Final = 2**17
 
 @dataclass(frozen=True)
 class Quotes:
-    """How rows follow one another.
+    """The framing of rows of delimited text.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Quotes:
             at = int(marks[number - 1])
 
     def rows(self, data: bytes, *, with_blank: bool = False) -> tuple[Positions, Positions]:
-        """Where each row of some whole rows begins and ends, its newline left out; blank lines only if asked for."""
+        """Return where each of some whole rows begins and ends, without its newline; blank lines only if asked for."""
         array = np.frombuffer(data, np.uint8)
         is_end = array == _NEWLINE
         if b"\r" in data:
@@ -119,14 +119,14 @@ class Quotes:
         return begins[is_row], ends[is_row]
 
     def has_quoted_newline(self, data: bytes) -> bool:
-        """Whether a newline is in quotes, or a quote is not closed."""
+        """Return whether a newline is in quotes, or a quote is not closed."""
         if not self.quote or self.quote not in data:
             return False
         quoted = _Quoted.of(self, data)
         return quoted.is_open or quoted.has_newline()
 
     def marks(self, data: bytes) -> Positions:
-        """Where quotes open and close in data that begins with a row, in turns; of two for one both are there."""
+        """Return where quotes open and close, in turns, in data that begins with a row; doubled quotes give both."""
         if not self.quote or self.quote not in data:
             return _NONE
         array = np.frombuffer(data, np.uint8)

@@ -62,7 +62,7 @@ class WholeFile:
 
 @dataclass(frozen=True, slots=True)
 class JsonSplit:
-    """What a split is.
+    """The part of a file that a split reads.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class Json:
         return without_suffix(path).endswith(self.suffixes)
 
     def learned(self, paths: Sequence[str]) -> Json:
-        """The same with the schema, which the first of some files that has an object tells."""
+        """Return this reader with the schema of some files, taken from the first of them that has an object."""
         first = None
         for path, kind in readable(paths, self._kind):
             first = first or path

@@ -1,4 +1,4 @@
-"""What values of JSON are in Arrow's types: told by a sample, by users, and by a value that is of another.
+"""JSON values as Arrow types: inferred from a sample, given by users, and checked against single values.
 
 Text is text, whatever it looks like: what is a time is so by ``dtypes`` only. Whole numbers are int64, or uint64 where
 they need it, and float64 where others are not whole.
@@ -22,7 +22,7 @@ _PROBLEM: Final = b"daskdist.problem"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the values of a field are.
+    """The inferred type of the values of a field.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ _WORDS: Final = {"bool": "true or false", "text": "text", "list": "a list", "str
 
 
 def kind_of(value: Any, depth: int = 0) -> Kind:
-    """What a value is."""
+    """Infer the kind of a value."""
     if value is None:
         return _NULL
     if isinstance(value, bool):
@@ -75,7 +75,7 @@ def kind_of(value: Any, depth: int = 0) -> Kind:
 
 
 def common(a: Kind, b: Kind) -> Kind:
-    """What values of two kinds are together."""
+    """Return the common kind of values of two kinds."""
     if a == b or b is _NULL or a.name == "problem":
         return a
     if a is _NULL or b.name == "problem":
@@ -98,7 +98,7 @@ def common(a: Kind, b: Kind) -> Kind:
 
 
 def schema_of(whole: Kind, dtypes: Mapping[str, Any] | None) -> Any:
-    """The Arrow schema of objects, as some of them and the user tell.
+    """Return the Arrow schema of objects, from a sample's kind and the user's dtypes.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
 
 
 def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | None:
-    """What is wrong with a value where an Arrow type is expected, and what to do; None where nothing is found."""
+    """Return what is wrong with a value of an Arrow type, and what to do; None where nothing is found."""
     import pyarrow as pa
 
     types = pa.types

@@ -59,7 +59,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a directory holds.
+    """The description of a saved dataset.
 
     Parameters
     ----------
@@ -156,12 +156,12 @@ def read_manifest(directory: str) -> Manifest:
 
 
 def is_manifest(head: bytes) -> bool:
-    """Whether a file begins as a manifest does that `write_manifest` wrote."""
+    """Return whether a file begins like a manifest of `write_manifest`."""
     return re.match(rb'\{\s*"version": \d+,\s*"fingerprint": "', head) is not None
 
 
 def exists(directory: str) -> bool:
-    """Whether a directory holds a saved dataset that is complete."""
+    """Return whether a directory holds a complete saved dataset."""
     fs, root = located(directory)
     fs.invalidate_cache(root)
     return bool(fs.isfile(f"{root}/{MANIFEST}"))
@@ -222,7 +222,7 @@ def _is_ours(fs: Any, root: str, name: str) -> bool:
 
 
 def codec(compression: str | None) -> str | None:
-    """The codec that a user's name for it stands for.
+    """Return the codec that a user's name for it stands for.
 
     Raises
     ------

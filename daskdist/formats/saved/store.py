@@ -75,7 +75,7 @@ class _Layout:
         return prod(self.shape) if self.dtype.itemsize else 0
 
     def empty(self) -> Any:
-        """A column without rows."""
+        """Return a column without rows."""
         column: Any = _valueless(0, self)
         for dtype in reversed(self.splits):
             column = Ragged(column, np.zeros(1, dtype))
@@ -466,7 +466,7 @@ def _together(pieces: list[list[Any]]) -> list[Any]:
 
 
 def _laid(array: Any, layout: _Layout) -> Any:
-    """What lies in a column, not copied: arrays, and `Ragged` bytes where it is text."""
+    """Return the values of a column without copying: arrays, and `Ragged` bytes for text."""
     import pyarrow as pa
 
     if layout.kind == "rows":
@@ -509,7 +509,7 @@ def _offsets(array: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _finished(column: Any, layout: _Layout) -> Any:
-    """The leaf of all rows: an array or `Ragged`, or a list of what each element has."""
+    """Return the leaf of all rows: an array or `Ragged`, or a list of the values of each element."""
     if layout.kind == "rows":
         return _decoded(column, layout)
     if layout.kind == "shaped":

@@ -1,4 +1,4 @@
-"""What columns of databases hold, as Arrow types, and the values of drivers as Arrow arrays.
+"""Types of database columns in Arrow, and conversion of drivers' values to Arrow arrays.
 
 ==============================  =================================================================
 a column of                     has the Arrow type
@@ -108,7 +108,7 @@ class Column:
 
     @property
     def is_sized(self) -> bool:
-        """Whether all values are of one size."""
+        """True if all values are of one size."""
         import pyarrow as pa
 
         types = pa.types
@@ -116,7 +116,7 @@ class Column:
 
 
 def column_of(name: str, kind: str, dtype: Any = None) -> Column:
-    """A column of a kind, read as ``dtype`` where that is given."""
+    """Return a column of a kind, read as ``dtype`` where that is given."""
     return Column(name, kind, _arrow(kind) if dtype is None else _declared(name, dtype))
 
 
@@ -143,7 +143,7 @@ def _declared(name: str, dtype: Any) -> Any:
 
 
 def reflected_kind(found: Any) -> str | None:
-    """The kind of a column whose SQLAlchemy type is known; None where its values have to tell."""
+    """Return the kind of a column by its SQLAlchemy type; None where only its values tell."""
     import sqlalchemy as sa
 
     # A type comes before those it derives from.
@@ -165,7 +165,7 @@ def reflected_kind(found: Any) -> str | None:
 
 
 def sampled_kind(name: str, values: Sequence[Any], where: str) -> str:
-    """The kind of a column by some of its values.
+    """Infer the kind of a column from some of its values.
 
     Raises
     ------
@@ -217,7 +217,7 @@ def _kind_of(array: Any) -> str | None:
 
 
 def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> Any:
-    """The values of a column as a driver gives them, as an Arrow array of its type.
+    """Convert the values that a driver returns for a column to an Arrow array of its type.
 
     Parameters
     ----------

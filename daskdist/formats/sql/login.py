@@ -1,4 +1,4 @@
-"""How databases are reached: URLs and their secrets, engines, and connections that end with what they were made for."""
+"""Connections to databases: URLs and their secrets, engines, and connections that are closed after use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALIVE: Final = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 
 
 @dataclass(frozen=True, repr=False)
 class Login:
-    """How a database is reached, other than a SQLite file. Its secrets are pickled, and never shown.
+    """The credentials and options of a database that is no SQLite file. Secrets are pickled, and never shown.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Login:
         return text.replace("%2A%2A%2A", "***")
 
     def without_secrets(self, text: str) -> str:
-        """What a driver says, in which it may say too much."""
+        """Return a driver's message with secrets removed."""
         for secret in _secrets(self.options or {}):
             text = text.replace(secret, "***")
         if self.url is not None:
@@ -77,7 +77,7 @@ class Login:
 
 @contextmanager
 def connected(login: Login, path: str, label: str) -> Iterator[Any]:
-    """A connection of SQLAlchemy, for as long as it is in use; nothing is ever committed.
+    """Open a connection of SQLAlchemy for as long as it is in use; nothing is ever committed.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _engine_at(login: Login, path: str) -> Any:
 
 
 def path_of(connection: Any, options: Mapping[str, Any] | None = None) -> tuple[str, Login]:
-    """The path that stands for a database, and how it is reached.
+    """Return the path that stands for a database, and its login.
 
     Parameters
     ----------

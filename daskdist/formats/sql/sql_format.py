@@ -74,13 +74,13 @@ class Relation:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """The name of the table or query for messages."""
         if self.query is not None:
             return f"query {self.name!r}"
         return f"table {self.name!r}" if self.schema is None else f"table {self.schema + '.' + self.name!r}"
 
     def source(self) -> Any:
-        """What rows are selected from."""
+        """Return the table or subquery that rows are selected from."""
         import sqlalchemy as sa
 
         if self.query is None:
@@ -90,7 +90,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class SqlSplit:
-    """Which rows, by the index column.
+    """The rows that a split reads, as a range of the index column.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class SqlSplit:
     is_null: bool = False
 
     def where(self, column: Any) -> list[Any]:
-        """As conditions on a column."""
+        """Return the range as conditions on a column."""
         if self.is_null:
             return [column.is_(None)]
         made = []
@@ -121,7 +121,7 @@ class SqlSplit:
         return made or [column.isnot(None)]
 
     def label(self, name: str) -> str:
-        """What messages call them."""
+        """Return the name of the range for messages."""
         if self.is_null:
             return f"{name} null"
         if self.low is None and self.high is None:
@@ -229,7 +229,7 @@ class Sql:
         return self._tables.block(pa.Table.from_batches(batches, schema), split.label, path)
 
     def names(self, path: str) -> list[str]:
-        """The names of all columns of the table or query."""
+        """Return the names of all columns of the table or query."""
         with connected(self.login, path, path) as connection:
             return list(self._described(connection, self._found(connection, path), path))
 
@@ -364,7 +364,7 @@ class Sql:
     # --- ranges ---
 
     def _ranges(self, connection: Any, relation: Relation) -> tuple[list[SqlSplit], int | None]:
-        """The ranges that together are all rows, each once, and the size of one, where that is known."""
+        """Return ranges that together are all rows, each once, and the size of one, where that is known."""
         import sqlalchemy as sa
 
         if relation.index is None:
@@ -412,7 +412,7 @@ _ROW: Final = "rowid"
 
 
 def nothing_of(dtype: Any) -> Any:
-    """What TensorFlow has for a null: nothing of the type that is asked for."""
+    """Return TensorFlow's value for a null: zero or empty, of the type asked for."""
     found = np.dtype(dtype)
     if found.kind in "SO":
         return b""
@@ -420,7 +420,7 @@ def nothing_of(dtype: Any) -> Any:
 
 
 def is_query(text: str) -> bool:
-    """Whether a text is a query, and not the name of a table."""
+    """Return whether a text is a query, and not the name of a table."""
     return _QUERY.match(text) is not None
 
 
@@ -505,7 +505,7 @@ def _is_ordered(relation: Relation) -> bool:
 
 
 def _even(low: Any, high: Any, number: int) -> list[Any] | None:
-    """Where values from ``low`` to ``high`` are cut into parts of one width; None where that cannot be said."""
+    """Return the places that cut values from ``low`` to ``high`` into parts of one width; None where there are none."""
     kinds = (int, float, Decimal, date, timedelta)
     if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in (low, high)):
         return None

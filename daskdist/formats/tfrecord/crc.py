@@ -19,7 +19,7 @@ _LENGTH_BYTES: Final = 8
 
 
 def library() -> Callable[[bytes], int]:
-    """What gives the CRC-32C of some bytes.
+    """Return the function that computes the CRC-32C of bytes.
 
     Raises
     ------
@@ -38,12 +38,12 @@ def library() -> Callable[[bytes], int]:
 
 
 def of_records(records: Array) -> Array:
-    """The checksums of records, an array of bytes objects."""
+    """Return the checksums of records, given as an array of bytes objects."""
     return _masked(np.fromiter(map(library(), records.tolist()), np.uint32, len(records)))
 
 
 def of_lengths(lengths: Array) -> Array:
-    """The checksums of lengths, as the eight bytes they have in a file."""
+    """Return the checksums of lengths in the eight bytes they have in a file."""
     tables, found = _tables()
     lengths = lengths.astype(np.uint64, copy=False)
     crcs: Array = np.full(len(lengths), found, np.uint32)

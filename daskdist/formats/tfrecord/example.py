@@ -195,7 +195,7 @@ _TYPES: Final[dict[Any, Any]] = {_BYTES: bytes, _TEXT: str, _FLOAT: (int, float)
 
 @dataclass(frozen=True)
 class Examples:
-    """How the examples of a dataset are read.
+    """Options for parsing the examples of a dataset.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ class Examples:
         return ElementSpec(structure, leaves)
 
     def parse(self, data: bytes, starts: Array, lengths: Array) -> tuple[list[Any], Array, list[tuple[int, str]]]:
-        """The columns of records.
+        """Parse records to columns.
 
         Parameters
         ----------
@@ -308,7 +308,7 @@ class Examples:
         ]
 
     def parse_one(self, record: bytes) -> list[Array]:
-        """The array of each feature of one record, in the order of the leaves of the spec.
+        """Parse one record to an array for each feature, in the order of the leaves of the spec.
 
         Raises
         ------
@@ -440,7 +440,7 @@ def _values(field: int, content: bytes) -> Array:
 
 
 def _fields(data: bytes, packed_wire: int = 2) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a message: numbers, and contents; what is of fixed size as bytes too, where that is asked for."""
+    """Yield the fields of a message: numbers and contents; values of fixed size as bytes, where asked for."""
     at, stop = 0, len(data)
     while at < stop:
         tag, at = _varint(data, at)

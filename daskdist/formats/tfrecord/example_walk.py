@@ -77,7 +77,7 @@ Found = tuple[Array, Array, Array]
 
 
 def walk(data: Array, starts: Array, stops: Array, wanted: Sequence[Wanted]) -> tuple[list[Found], Array]:
-    """The values of features in records.
+    """Find the values of features in records.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ class _Floats:
         self.counts = length // 4
 
     def values(self, rows: Array) -> Array:
-        """The values of some rows."""
+        """Return the values of some rows."""
         start, counts = self._start[rows], self.counts[rows]
         if len(rows) and (counts == counts[0]).all():
             return rows_at(self._data, start, 4 * int(counts[0])).view("<f4").reshape(-1)
@@ -334,7 +334,7 @@ class _Integers:
         self.counts = np.diff(edges, prepend=0)
 
     def values(self, rows: Array) -> Array:
-        """The values of some rows."""
+        """Return the values of some rows."""
         if len(rows) == len(self.counts):
             return self._values
         is_kept = np.zeros(len(self.counts), bool)
@@ -358,7 +358,7 @@ def _decoded(content: Array, ends: Array, sizes: Array) -> Array:
 
 
 def integers_of(content: bytes) -> Array:
-    """The integers of packed numbers.
+    """Decode packed integers.
 
     Raises
     ------
@@ -426,7 +426,7 @@ class _Bytes:
         return text
 
     def values(self, rows: Array) -> Array:
-        """The values of some rows."""
+        """Return the values of some rows."""
         is_all = len(rows) == len(self.counts)
         kept: Any = slice(None)
         if not is_all:

@@ -47,7 +47,7 @@ def check_example(spec: ElementSpec) -> None:
 
 
 def names(element: Any) -> list[str]:
-    """The names of the features that an element has.
+    """Return the names of the features of an element.
 
     Raises
     ------
@@ -228,7 +228,7 @@ def _number(value: int) -> bytes:
 
 
 def block_of(rows: Rows) -> Rows:
-    """The rows as columns, where they go into such."""
+    """Return the rows as columns, if they fit into columns."""
     if isinstance(rows, Block):
         return rows
     return from_items(rows.structure, [rows.item(index) for index in range(len(rows))], rows.label)

@@ -1,4 +1,4 @@
-"""How the records of a TFRecord file follow one another.
+"""The framing of TFRecord files.
 
 A record is its length in eight bytes, the checksum of these, its bytes, and the checksum of those.
 """
@@ -30,7 +30,7 @@ _LONGEST_RUN: Final = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Where the records of some bytes are, which begin with one.
+    """The positions of the records in some bytes that begin with a record.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def _hint(data: bytes, at: int) -> str:
 
 
 def framed(data: Array, lengths: Array) -> bytes:
-    """Records as a TFRecord file has them.
+    """Frame records as in a TFRecord file.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def framed(data: Array, lengths: Array) -> bytes:
 
 
 def is_plain(head: bytes) -> bool:
-    """Whether a file begins with the header of a record."""
+    """Return whether a file begins with the header of a record."""
     if len(head) < HEADER_BYTES:
         return False
     length, stated = np.frombuffer(head, "<u8", 1), np.frombuffer(head, "<u4", 1, 8)

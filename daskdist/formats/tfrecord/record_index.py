@@ -29,7 +29,7 @@ _CHUNK_BYTES: Final = 2**23
 
 @dataclass(frozen=True, slots=True)
 class TFRecordSplit:
-    """What of a file a split is.
+    """The records of a file that a split reads.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class TFRecordSplit:
 
 @dataclass(frozen=True, slots=True)
 class RecordIndex:
-    """Where the records of a file are.
+    """The positions of the records of a file.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class RecordIndex:
     numbers: tuple[int, ...]
 
     def parts(self, num_bytes: int) -> list[TFRecordSplit]:
-        """The file in parts of about so many bytes."""
+        """Divide the file into parts of about a number of bytes."""
         made, at = [], 0
         while at < len(self.starts) - 1:
             stop = max(bisect_left(self.starts, self.starts[at] + num_bytes, at), at + 1)
@@ -83,7 +83,7 @@ class RecordIndex:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it can be what it says it is."""
+        """True if the index is consistent."""
         pairs = (self.starts, self.numbers)
         return (
             len(self.starts) == len(self.numbers) > 0
@@ -97,7 +97,7 @@ class RecordIndex:
 
 @lru_cache(maxsize=256)
 def index_of(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
-    """The index of a file: the one beside it, or else one made now.
+    """Return the index of a file: read the one beside it, or build one.
 
     Parameters
     ----------

@@ -105,12 +105,12 @@ class Samples:
 
 
 def reader_of(data: bytes) -> Read:
-    """What reads from bytes."""
+    """Return a function that reads from bytes."""
     return lambda start, stop: data[start:stop]
 
 
 def samples_of(data: bytes) -> list[Sample]:
-    """The samples of bytes that begin and end where samples do, broken ones too."""
+    """Return the samples in bytes that begin and end where samples do, damaged ones too."""
     found: list[Sample] = []
     current: Sample | None = None
     is_apart = True
@@ -141,7 +141,7 @@ def samples_of(data: bytes) -> list[Sample]:
 
 
 def parts_of(name: str) -> tuple[str, str] | None:
-    """The key and the field that a member's name stands for; None where it is of no sample.
+    """Split the name of a member into key and field; None where it belongs to no sample.
 
     >>> parts_of("train/00.1/cat.seg.PNG"), parts_of("README"), parts_of(".hidden.png")
     (('train/00.1/cat', 'seg.png'), None, None)
@@ -155,7 +155,7 @@ def parts_of(name: str) -> tuple[str, str] | None:
 
 
 def why_refused(step: TarEntry) -> str:
-    """Why a member is not to be read: it is no plain file, or its name would put it somewhere else; empty if it is."""
+    """Return why a member is refused: it is no plain file, or its name leads elsewhere; empty if it is accepted."""
     name = step.name or ""
     why = ""
     if name.startswith(("/", "\\")) or _DRIVE.match(name):
@@ -174,7 +174,7 @@ def why_refused(step: TarEntry) -> str:
 
 
 def why_no_key(key: str) -> str:
-    """Why no sample can have a key; empty if one can."""
+    """Return why no sample can have a key; empty if one can."""
     if parts_of(f"{key}.x") != (key, "x"):
         return "it is empty after the last slash, has a dot there, or begins with a folder named __...__"
     return why_refused(TarEntry(0, 0, f"{key}.x", "0"))
@@ -229,7 +229,7 @@ def _grouped(found: Iterator[TarEntry]) -> Iterator[tuple[TarEntry, bool]]:
 
 
 def steps(read: Read, at: int) -> Iterator[TarEntry]:
-    """The members and other blocks from some place on, up to the last whose headers are there.
+    """Yield the members and other blocks from a place on, up to the last one whose headers are there.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ _GROWTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class WebDatasetSplit:
-    """What a split is.
+    """The part of an archive that a split reads.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ class _Reading:
         self._stand_ins = {name: form._stand_in(name, self._specs[name]) for name in stand_ins}
 
     def values(self, sample: Sample) -> dict[str, Any]:
-        """The values of a sample, by field.
+        """Return the values of a sample, by field.
 
         Raises
         ------
@@ -342,7 +342,7 @@ class _Reading:
         return value
 
     def rows(self, samples: list[dict[str, Any]]) -> Block | Bundle:
-        """Samples as rows.
+        """Convert samples to rows.
 
         Raises
         ------
