@@ -161,4 +161,4 @@ __getattr__ = lazily(__name__, _NAMES, TOP)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_NAMES])
+    return sorted(_NAMES)

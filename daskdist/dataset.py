@@ -1940,6 +1940,9 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def _with(self, node: Node) -> Dataset:
         return self._of(node)
 
+    def __replace__(self, *, node: Node) -> Dataset:
+        return self._of(node)
+
     @classmethod
     def _of_several(cls, node: Node) -> Dataset:
         for conflict in conflicts(node):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
-from daskdist.core.ragged import Ragged, concat
+from daskdist.core.ragged import Ragged, concat, unchecked_ragged
 from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError
 
@@ -210,6 +210,7 @@ class Batches:
 
     @property
     def structure(self) -> Structure:
+        """The structure of the chunks."""
         return self.rows.structure
 
     @property
@@ -366,7 +367,7 @@ def without_rows(like: Leaves) -> Leaves:
     """Return the leaves of a chunk that has no elements, where others are like one."""
     return tuple(
         [
-            Ragged._made(leaf[:0], np.zeros(1, leaf.row_splits.dtype))
+            unchecked_ragged(leaf[:0], np.zeros(1, leaf.row_splits.dtype))
             if isinstance(leaf, Ragged)
             else np.zeros((0, *leaf.shape), leaf.dtype)
             for leaf in like
@@ -383,7 +384,7 @@ def _nested(leaf: Any, inner: tuple[int, ...]) -> Any:
     if not isinstance(leaf, Ragged):
         return leaf.reshape(len(leaf) // prod(inner), *inner, *leaf.shape[1:])
     for size in reversed(inner):
-        leaf = Ragged._made(leaf, np.arange(0, len(leaf) + 1, size, dtype=leaf.row_splits.dtype))
+        leaf = unchecked_ragged(leaf, np.arange(0, len(leaf) + 1, size, dtype=leaf.row_splits.dtype))
     return leaf
 
 
@@ -396,7 +397,7 @@ def read_only(array: Any) -> Any:
     elif isinstance(array, Ragged):
         values, row_splits = read_only(array.values), read_only(array.row_splits)
         if values is not array.values or row_splits is not array.row_splits:
-            return Ragged._made(values, row_splits)
+            return unchecked_ragged(values, row_splits)
     return array
 
 
@@ -407,7 +408,7 @@ def writable(leaf: Any) -> Any:
     if isinstance(leaf, Ragged):
         values, row_splits = writable(leaf.values), writable(leaf.row_splits)
         if values is not leaf.values or row_splits is not leaf.row_splits:
-            return Ragged._made(values, row_splits)
+            return unchecked_ragged(values, row_splits)
     return leaf
 
 

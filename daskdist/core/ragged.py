@@ -51,13 +51,6 @@ class Ragged:
         self.row_splits: Array = splits if splits.dtype in (np.int32, np.int64) else splits.astype(np.int64)
 
     @classmethod
-    def _made(cls, values: Any, row_splits: Array) -> Ragged:
-        # What is right by construction is not checked again.
-        ragged = object.__new__(cls)
-        ragged.values, ragged.row_splits = values, row_splits
-        return ragged
-
-    @classmethod
     def of(cls, rows: Sequence[Any], row_splits_dtype: Any = np.int64) -> Ragged:
         """From rows, arrays of one dtype that differ in length along axis 0 at least.
 
@@ -68,10 +61,10 @@ class Ragged:
         splits = np.zeros(len(rows) + 1, row_splits_dtype)
         np.cumsum([len(row) for row in rows], out=splits[1:])
         if len({np.shape(row)[1:] for row in rows}) > 1:
-            return cls._made(cls.of([each for row in rows for each in row], row_splits_dtype), splits)
+            return unchecked_ragged(cls.of([each for row in rows for each in row], row_splits_dtype), splits)
         if isinstance(rows[0], Ragged):
-            return cls._made(cls.concat(rows), splits)
-        return cls._made(np.concatenate(rows), splits)
+            return unchecked_ragged(cls.concat(rows), splits)
+        return unchecked_ragged(np.concatenate(rows), splits)
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -112,13 +105,13 @@ class Ragged:
             if step != 1:
                 return self.take(np.arange(start, stop, step))
             splits = self.row_splits[start : max(stop, start) + 1]
-            return Ragged._made(self.values[int(splits[0]) : int(splits[-1])], splits - splits[0])
+            return unchecked_ragged(self.values[int(splits[0]) : int(splits[-1])], splits - splits[0])
         row = range(len(self))[part]
         return self.values[int(self.row_splits[row]) : int(self.row_splits[row + 1])]
 
     def with_splits(self, dtype: Any) -> Ragged:
         """Return the same rows with row splits of another dtype."""
-        return Ragged._made(self.values, self.row_splits.astype(dtype, copy=False))
+        return unchecked_ragged(self.values, self.row_splits.astype(dtype, copy=False))
 
     def take(self, rows: Any, axis: int = 0) -> Ragged:
         """Return the given rows, in the given order: one copy."""
@@ -128,7 +121,7 @@ class Ragged:
         np.cumsum(lengths, out=splits[1:])
         # Of each value: where its row begins here, less where it begins there, plus its place there.
         index = np.repeat(self.row_splits.take(rows) - splits[:-1], lengths) + np.arange(splits[-1])
-        return Ragged._made(self.values.take(index, axis=0), splits)
+        return unchecked_ragged(self.values.take(index, axis=0), splits)
 
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:
@@ -136,7 +129,7 @@ class Ragged:
         offsets = np.cumsum([0, *(part.row_splits[-1] for part in parts)])
         splits = [part.row_splits[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
         dtype = parts[0].row_splits.dtype
-        return Ragged._made(
+        return unchecked_ragged(
             concat([part.values for part in parts]), np.concatenate([*splits, offsets[-1:]], dtype=dtype)
         )
 
@@ -178,7 +171,7 @@ class Ragged:
         return [row.tolist() for row in self]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ragged._made, (self.values, self.row_splits)
+        return unchecked_ragged, (self.values, self.row_splits)
 
     def __dask_tokenize__(self) -> object:
         from dask.tokenize import normalize_token
@@ -187,6 +180,13 @@ class Ragged:
 
     def __repr__(self) -> str:
         return f"Ragged(values={self.values!r}, row_splits={self.row_splits!r})"
+
+
+def unchecked_ragged(values: Any, row_splits: Array) -> Ragged:
+    """Return a `Ragged` of parts that are right by construction, without checking them again."""
+    ragged = object.__new__(Ragged)
+    ragged.values, ragged.row_splits = values, row_splits
+    return ragged
 
 
 def concat(columns: Sequence[Any]) -> Any:

@@ -331,6 +331,7 @@ class ElementSpec:
         return tuple(leaves)
 
     def with_leaves(self, leaves: Sequence[TensorSpec]) -> ElementSpec:
+        """Return the spec with other leaves."""
         return ElementSpec(self.structure, tuple(leaves))
 
     def of_any_shape(self) -> ElementSpec:

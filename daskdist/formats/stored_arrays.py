@@ -186,6 +186,7 @@ class StoredArrays:
 
     @property
     def row_bytes(self) -> int:
+        """The size of a row of all arrays."""
         return sum(each.row_bytes for each in self.stored)
 
     @property

@@ -102,20 +102,24 @@ def _class_from(data_adapter: Any) -> Any:
             self._dataset = dataset
 
         def get_numpy_iterator(self) -> Iterator[Any]:
+            """Iterate over batches of NumPy arrays."""
             for element in self._dataset:
                 batch = joined(element)
                 yield batch if isinstance(batch, tuple) else (batch,)
 
         def get_jax_iterator(self) -> Iterator[Any]:
+            """Iterate over batches of arrays for JAX."""
             # JAX copies NumPy arrays to its device when it computes with them.
             return self.get_numpy_iterator()
 
         def get_torch_dataloader(self) -> Iterator[Any]:
+            """Return an iterable of batches of tensors."""
             # Keras moves tensors to its device.
             for batch in self.get_numpy_iterator():
                 yield optree.tree_map(keras.ops.convert_to_tensor, to_torch(batch))
 
         def get_tf_dataset(self) -> Any:
+            """Raise, as there is no conversion to a dataset of TensorFlow."""
             raise ArgumentError(
                 "keras_data: it feeds Keras on JAX and PyTorch, and the backend is TensorFlow; set the environment "
                 "variable KERAS_BACKEND to 'jax' or 'torch' before Keras is imported"
@@ -123,19 +127,23 @@ def _class_from(data_adapter: Any) -> Any:
 
         @property
         def num_batches(self) -> int | None:
+            """The number of batches; None where it is not known."""
             number = int(self._dataset.cardinality())
             return None if number < 0 else number
 
         @property
         def batch_size(self) -> int | None:
+            """The size of a batch; None, as batches may differ."""
             return None
 
         @property
         def has_partial_batch(self) -> bool | None:
+            """True if the last batch may be smaller; it is not known here."""
             return None
 
         @property
         def partial_batch_size(self) -> int | None:
+            """The size of the last batch where it is smaller."""
             return None
 
         def __repr__(self) -> str:

@@ -107,7 +107,7 @@ class NestedFunction(UserFunction):
             )
         dataset: Any = made
         if words is not None:
-            dataset = dataset._with(in_pass(dataset.node, words[0] >> 1))
+            dataset = dataset.__replace__(node=in_pass(dataset.node, words[0] >> 1))
         return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]
 
     def nested_spec(self, source: Node, make: MakeDataset | None = None) -> NestedSpec:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
@@ -18,11 +18,13 @@ from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
 from daskdist.core.skip_errors import SkipErrorsRead
 from daskdist.core.spec import ElementSpec
+from daskdist.core.structure import Nested
 from daskdist.errors import FileError
 from daskdist.formats import DirectoryFormat, Format, GroupsFiles, ReadsValidRows
 from daskdist.formats.saved.manifest import MANIFEST
 from daskdist.ops.skip import Skip
 from daskdist.ops.take import Take
+from daskdist.storage.compression import SUFFIXES
 from daskdist.storage.filesystem import Storage, is_remote
 from daskdist.storage.grouped_splits import GroupSplits, ReadGroup
 from daskdist.storage.schema_check import FirstFile, readable
@@ -316,3 +318,22 @@ class ReadValidRows:
             rows = self.format.read_valid_rows(split)
             rows.skipped = tuple(replace(note, file=note.file or split.path) for note in rows.skipped)
             return rows
+
+
+def endings(form: Format) -> tuple[str, ...]:
+    """Return the endings of the names of a format's files in a directory, compressed or not."""
+    return tuple(end + more for end in form.suffixes for more in ("", *SUFFIXES)) or ("",)
+
+
+def read_node(form: Format, paths: tuple[str, ...], name: str | None = None) -> ReadFiles:
+    """Return the node of a dataset of files, for datasets of a class of their own."""
+    node = ReadFiles(paths, form, label=name)
+    node.spec  # noqa: B018 - a file that is not of the format, or a column that is not there, shows now
+    return node
+
+
+def expand_filenames(filenames: Any, form: Format) -> tuple[str, ...]:
+    """Return the files that TensorFlow's datasets are given: a path, a list of them, or a dataset of paths."""
+    if isinstance(filenames, Nested):
+        filenames = [str(path) for path in cast(Iterable[Any], filenames)]
+    return Storage().expand(filenames, endings(form))

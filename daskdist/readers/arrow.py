@@ -7,8 +7,8 @@ from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.formats.arrow.arrow_format import Arrow
-from daskdist.readers.files import StorageOptions, of_files
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.ops.read_files import read_node
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 from daskdist.storage.hive_partitions import Partitions
 
 
@@ -64,4 +64,4 @@ def read_arrow(
     storage = Storage(storage_options)
     found = storage.expand(paths, Arrow.suffixes)
     partitions = Partitions.of(found) if partitioned else Partitions()
-    return of_files(Arrow(columns, missing, partitions, storage), found)
+    return Dataset(read_node(Arrow(columns, missing, partitions, storage), found))

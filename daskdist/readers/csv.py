@@ -14,9 +14,9 @@ from daskdist.errors import ArgumentError
 from daskdist.formats.csv.csv_format import Csv
 from daskdist.formats.csv.dialect import Dialect
 from daskdist.formats.csv.fields import NULLS
-from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+from daskdist.ops.read_files import endings, expand_filenames, read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 from daskdist.storage.hive_partitions import Partitions
 
 
@@ -136,7 +136,7 @@ def read_csv(
         partitions=partitions,
         storage=storage,
     )
-    return of_files(form.learned(found), found)
+    return Dataset(read_node(form.learned(found), found))
 
 
 # --- TensorFlow's ---
@@ -224,7 +224,7 @@ class CsvDataset(TensorFlowDataset):
             keeps_blank=len(names) == 1,
         )
         form = _of_fields(tuple(chosen), dict(zip(chosen, fields, strict=True)), dialect, compression_type)
-        paths = listed(filenames, form)
+        paths = expand_filenames(filenames, form)
         super().__init__(read_node(form.learned(paths), paths))
 
 
@@ -321,7 +321,7 @@ def make_csv_dataset(
         )
     if column_defaults is None:
         sampled = _of_fields(tuple(chosen), dict.fromkeys(chosen, ("bytes", b"")), dialect, compression_type)
-        looked_at = of_files(sampled.learned(paths), paths)
+        looked_at = Dataset(read_node(sampled.learned(paths), paths))
         rows = list(islice(looked_at.ignore_errors() if ignore_errors else looked_at, num_rows_for_inference))
         fields = [_inferred((bytes(row[place]) for row in rows), na_value) for place in range(len(chosen))]
     else:
@@ -338,7 +338,9 @@ def make_csv_dataset(
     if num_parallel_reads is not None and num_parallel_reads != 1 and len(paths) > 1:
         names_of_files = TensorFlowDataset.from_tensor_slices(np.array(paths, np.dtypes.StringDType()))
         cycle = None if num_parallel_reads < 1 else num_parallel_reads
-        ds = names_of_files.interleave(lambda path: of_files(form, (str(path),)), cycle, 1, deterministic=not sloppy)
+        ds = names_of_files.interleave(
+            lambda path: Dataset(read_node(form, (str(path),))), cycle, 1, deterministic=not sloppy
+        )
     if ignore_errors:
         ds = ds.ignore_errors()
     if shuffle:

@@ -6,9 +6,9 @@ from typing import Any
 
 from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.formats.fixed_length import FixedLength
-from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+from daskdist.ops.read_files import endings, expand_filenames, read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
 
 def read_fixed_length(
@@ -61,7 +61,7 @@ def read_fixed_length(
     """
     storage = Storage(storage_options)
     form = FixedLength(record_bytes, dtype, header_bytes, footer_bytes, compression_of(compression), storage)
-    return of_files(form, storage.expand(paths, endings(form)))
+    return Dataset(read_node(form, storage.expand(paths, endings(form))))
 
 
 class FixedLengthRecordDataset(TensorFlowDataset):
@@ -94,4 +94,4 @@ class FixedLengthRecordDataset(TensorFlowDataset):
     ) -> None:
         compression = compression_of(compression_type)
         form = FixedLength(record_bytes, None, header_bytes or 0, footer_bytes or 0, compression)
-        super().__init__(read_node(form, listed(filenames, form), name))
+        super().__init__(read_node(form, expand_filenames(filenames, form), name))

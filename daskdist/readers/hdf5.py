@@ -6,8 +6,8 @@ from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.formats.hdf5 import Hdf5
-from daskdist.readers.files import StorageOptions, of_files
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.ops.read_files import read_node
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
 
 def read_hdf5(paths: Paths, arrays: Any = None, *, storage_options: StorageOptions = None) -> Dataset:
@@ -55,4 +55,4 @@ def read_hdf5(paths: Paths, arrays: Any = None, *, storage_options: StorageOptio
     The library does not expect damage: a file from where nobody is trusted is better read in a process of its own.
     """
     storage = Storage(storage_options)
-    return of_files(Hdf5(arrays, storage), storage.expand(paths, Hdf5.suffixes))
+    return Dataset(read_node(Hdf5(arrays, storage), storage.expand(paths, Hdf5.suffixes)))

@@ -9,8 +9,8 @@ from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, FileError
 from daskdist.formats.decoding import pillow
 from daskdist.formats.images import Images, class_of, root_of, within
-from daskdist.readers.files import StorageOptions, of_files
-from daskdist.storage.filesystem import Storage
+from daskdist.ops.read_files import read_node
+from daskdist.storage.filesystem import Storage, StorageOptions
 
 _EXTENSIONS = Images.suffixes
 
@@ -71,7 +71,7 @@ def read_images(
     if labels is None:
         if class_names is not None:
             raise ArgumentError("class_names is of no use with labels=None; leave one of them out")
-        return of_files(Images(resize, mode, storage=storage), found)
+        return Dataset(read_node(Images(resize, mode, storage=storage), found))
     if labels != "folder":
         raise ArgumentError(f"labels is {labels!r:.80}; give 'folder' or None")
     names = _classes(found, root)
@@ -83,7 +83,7 @@ def read_images(
         if unnamed:
             raise ArgumentError(f"class_names is {given}, and below {root} there are images in {unnamed} too")
         names = given
-    return of_files(Images(resize, mode, root, tuple(names), storage), found)
+    return Dataset(read_node(Images(resize, mode, root, tuple(names), storage), found))
 
 
 def class_names_of(

@@ -7,9 +7,9 @@ from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.formats.json.json_format import Json
-from daskdist.readers.files import StorageOptions, endings, of_files
+from daskdist.ops.read_files import endings, read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 from daskdist.storage.hive_partitions import Partitions
 
 
@@ -85,4 +85,4 @@ def read_json(
     form = Json(
         columns, lines, dtypes, missing, sample_bytes, compression_of(compression), partitions, storage
     ).learned(found)
-    return of_files(form, found)
+    return Dataset(read_node(form, found))

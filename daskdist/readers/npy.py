@@ -6,8 +6,8 @@ from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.formats.npy import Npy
-from daskdist.readers.files import StorageOptions, of_files
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.ops.read_files import read_node
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
 
 def read_npy(
@@ -63,4 +63,4 @@ def read_npy(
     Files side by side are ``Dataset.zip`` of a dataset each.
     """
     storage = Storage(storage_options)
-    return of_files(Npy(columns, storage, check_crc), storage.expand(paths, Npy.suffixes))
+    return Dataset(read_node(Npy(columns, storage, check_crc), storage.expand(paths, Npy.suffixes)))

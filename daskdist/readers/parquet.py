@@ -7,8 +7,8 @@ from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.formats.parquet import Parquet
-from daskdist.readers.files import StorageOptions, of_files
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.ops.read_files import read_node
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 from daskdist.storage.hive_partitions import Partitions
 
 
@@ -63,4 +63,4 @@ def read_parquet(
     storage = Storage(storage_options)
     found = storage.expand(paths, Parquet.suffixes)
     partitions = Partitions.of(found) if partitioned else Partitions()
-    return of_files(Parquet(columns, filters or None, missing, partitions, storage), found)
+    return Dataset(read_node(Parquet(columns, filters or None, missing, partitions, storage), found))

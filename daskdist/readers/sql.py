@@ -10,7 +10,7 @@ from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.formats.sql.login import path_of
 from daskdist.formats.sql.sql_format import Sql
-from daskdist.readers.files import of_files
+from daskdist.ops.read_files import read_node
 
 
 def read_sql(
@@ -96,4 +96,4 @@ def read_sql(
     path, login = path_of(connection, engine_options)
     limits = tuple(limits) if isinstance(limits, list) else limits
     form = Sql(table_or_query, index, columns, num_splits, rows_per_split, limits, missing, dtypes, login)
-    return of_files(form, (path,))
+    return Dataset(read_node(form, (path,)))

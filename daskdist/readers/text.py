@@ -6,9 +6,9 @@ from typing import Any
 
 from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.formats.text import Text
-from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+from daskdist.ops.read_files import endings, expand_filenames, read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
 
 def read_text(
@@ -49,7 +49,7 @@ def read_text(
     """
     storage = Storage(storage_options)
     form = Text(encoding, compression_of(compression), storage)
-    return of_files(form, storage.expand(paths, endings(form)))
+    return Dataset(read_node(form, storage.expand(paths, endings(form))))
 
 
 class TextLineDataset(TensorFlowDataset):
@@ -74,4 +74,4 @@ class TextLineDataset(TensorFlowDataset):
         name: str | None = None,
     ) -> None:
         form = Text(None, compression_of(compression_type))
-        super().__init__(read_node(form, listed(filenames, form), name))
+        super().__init__(read_node(form, expand_filenames(filenames, form), name))

@@ -8,9 +8,9 @@ from typing import Any
 from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.formats.tfrecord.example import Feature, FixedLenFeature, FixedLenSequenceFeature, VarLenFeature
 from daskdist.formats.tfrecord.tfrecord_format import TFRecord
-from daskdist.readers.files import StorageOptions, endings, listed, of_files, read_node
+from daskdist.ops.read_files import endings, expand_filenames, read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
 __all__ = ["FixedLenFeature", "FixedLenSequenceFeature", "TFRecordDataset", "VarLenFeature", "read_tfrecord"]
 
@@ -66,7 +66,7 @@ def read_tfrecord(
     """
     storage = Storage(storage_options)
     form = TFRecord(features, check_crc, index, compression_of(compression), storage)
-    return of_files(form, storage.expand(paths, endings(form)))
+    return Dataset(read_node(form, storage.expand(paths, endings(form))))
 
 
 class TFRecordDataset(TensorFlowDataset):
@@ -91,4 +91,4 @@ class TFRecordDataset(TensorFlowDataset):
         name: str | None = None,
     ) -> None:
         form = TFRecord(compression=compression_of(compression_type))
-        super().__init__(read_node(form, listed(filenames, form), name))
+        super().__init__(read_node(form, expand_filenames(filenames, form), name))

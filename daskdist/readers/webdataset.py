@@ -10,9 +10,9 @@ from typing import Any, Final
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.formats.webdataset.webdataset_format import WebDataset
-from daskdist.readers.files import StorageOptions, endings, of_files
+from daskdist.ops.read_files import endings, read_node
 from daskdist.storage.compression import compression_of
-from daskdist.storage.filesystem import Paths, Storage, local
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions, local
 
 _BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 # A slip of the keyboard should not make names until memory is full.
@@ -77,7 +77,7 @@ def read_webdataset(
     """
     storage = Storage(storage_options)
     form = WebDataset(columns, decode, image_mode, resize, missing, compression_of(compression), storage)
-    return of_files(form, storage.expand(_named(paths), endings(form)))
+    return Dataset(read_node(form, storage.expand(_named(paths), endings(form))))
 
 
 def _named(paths: Paths) -> Paths:

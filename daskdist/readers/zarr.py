@@ -6,8 +6,8 @@ from typing import Any
 
 from daskdist.dataset import Dataset
 from daskdist.formats.zarr import Zarr, stores
-from daskdist.readers.files import StorageOptions, of_files
-from daskdist.storage.filesystem import Paths, Storage
+from daskdist.ops.read_files import read_node
+from daskdist.storage.filesystem import Paths, Storage, StorageOptions
 
 
 def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptions = None) -> Dataset:
@@ -49,4 +49,4 @@ def read_zarr(store: Paths, arrays: Any = None, *, storage_options: StorageOptio
     bytes of any length are objects, structured dtypes dicts by field.
     """
     storage = Storage(storage_options)
-    return of_files(Zarr(arrays, storage), stores(store, storage))
+    return Dataset(read_node(Zarr(arrays, storage), stores(store, storage)))

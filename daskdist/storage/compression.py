@@ -151,9 +151,11 @@ class Reopened(io.RawIOBase):
         self._ahead = b""
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read bytes into a buffer."""
         if not self._ahead:
             self._ahead = self._storage.read(self._path, self.position, self.position + self._num_bytes)
             self.position += len(self._ahead)
@@ -162,4 +164,5 @@ class Reopened(io.RawIOBase):
         return len(made)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Raise, as the file is read from its beginning to its end."""
         raise io.UnsupportedOperation("it is read from its beginning to its end")

@@ -20,6 +20,7 @@ from daskdist.storage.http_files import is_http, num_bytes, open_http
 from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_name
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+StorageOptions = Mapping[str, Any] | None
 
 # What libraries raise for a file that is garbage depends on where the garbage is.
 DAMAGE: Final = (

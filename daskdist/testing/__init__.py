@@ -1,4 +1,4 @@
-r"""Law suites for those who add a node, a format, a device, a sharding policy or a backend, and proof that nothing runs.
+r"""Law suites for those who add a node, format, device, sharding policy or backend, and proof that nothing runs.
 
 A suite is a class of tests. Subclass it in a test file and say what is to be tested; pytest does the rest::
 

@@ -15,10 +15,11 @@ from dask.base import tokenize
 
 from daskdist.core.block import Bundle
 from daskdist.core.primitive import Split
+from daskdist.dataset import Dataset
 from daskdist.errors import FileError
 from daskdist.formats import DirectoryFormat, Format, ReadsValidRows, WritableFormat
+from daskdist.ops.read_files import read_node
 from daskdist.ops.with_options import Options
-from daskdist.readers.files import of_files
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing.equality import check, same_elements
 
@@ -129,10 +130,12 @@ class FormatLaws:
             # It is of no elements then, or is told apart from its rows alone.
             return
         elements = [element for rows in files.values() for element in rows]
-        dataset, skip = of_files(form, (str(damaged), *files)), Options(on_error="skip")
+        dataset, skip = Dataset(read_node(form, (str(damaged), *files))), Options(on_error="skip")
         same_elements(list(dataset.with_options(skip)), elements, f"{damaged}: left out, as it is damaged")
         same_elements(
-            list(of_files(form, (*files, str(damaged))).with_options(skip)), elements, "the same as the last file"
+            list(Dataset(read_node(form, (*files, str(damaged)))).with_options(skip)),
+            elements,
+            "the same as the last file",
         )
         _refuses(lambda: list(dataset), str(damaged))
 

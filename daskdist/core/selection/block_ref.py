@@ -60,4 +60,5 @@ class BlockRef:
 
     @property
     def row_bytes(self) -> float:
+        """The size of a row, as far as known."""
         return self.nbytes / max(self.num_rows, 1)

@@ -123,6 +123,7 @@ class ShuffledSelection(Selection):
 
     @property
     def block_index(self) -> Index | None:  # type: ignore[override]
+        """The block of each row, by its place in ``blocks``."""
         return self.by_row().block_index
 
     is_range = False

@@ -188,6 +188,7 @@ class IntervalSelection(Selection):
 
     @property
     def block_index(self) -> Index | None:  # type: ignore[override]
+        """The block of each row, by its place in ``blocks``."""
         return self._intervals.row_block_index if len(self.blocks) > 1 else None
 
     is_range = False

@@ -16,7 +16,7 @@ import numpy as np
 
 from daskdist.core.vectorize import purity
 from daskdist.core.vectorize.bytecode import slots_of, steps_of
-from daskdist.core.vectorize.tracer import NotVectorisable, Trace, Tracer
+from daskdist.core.vectorize.tracer import NotVectorisable, Trace, Tracer, row_of
 
 MISSING: Final = object()
 _CELL: Final[Any] = types.CellType
@@ -239,7 +239,7 @@ class Machine:
         kind = type(value)
         if in_place and kind is Tracer:
             # Python changes a number, `x += 1`, by making another one.
-            if isinstance(value._row, np.ndarray):
+            if isinstance(row_of(value), np.ndarray):
                 raise self._refuse("it changes an array in place")
         elif in_place and kind in (np.ndarray, list, dict, set):
             if kind is np.ndarray or id(value) not in self._own or symbol not in _IN_PLACE:

@@ -21,7 +21,7 @@ import numpy as np
 from daskdist.core.vectorize import purity
 from daskdist.core.vectorize.bytecode import unknown_version
 from daskdist.core.vectorize.instructions import MISSING, Frame, Machine, program
-from daskdist.core.vectorize.tracer import Method, Tracer
+from daskdist.core.vectorize.tracer import Method, Tracer, column_of, row_of
 
 _MOST_STEPS: Final = 20_000
 _DEEPEST: Final = 40
@@ -237,7 +237,7 @@ class FunctionInterpreter(Machine):
     def _type(self, args: list[Any], options: dict[str, Any]) -> Any:
         if len(args) != 1 or options:
             raise self._refuse("it makes a class")
-        return type(args[0]._row) if type(args[0]) is Tracer else type(args[0])
+        return type(row_of(args[0])) if type(args[0]) is Tracer else type(args[0])
 
     def _isinstance(self, args: list[Any], options: dict[str, Any]) -> bool:
         value, kinds = args
@@ -259,7 +259,7 @@ class FunctionInterpreter(Machine):
         return functools.reduce(lambda state, each: self.call(function, [state, each], {}), items)
 
     def _asarray(self, args: list[Any], options: dict[str, Any]) -> Any:
-        if len(args) == 1 and type(args[0]) is Tracer and not options and isinstance(args[0]._row, np.ndarray):
+        if len(args) == 1 and type(args[0]) is Tracer and not options and isinstance(row_of(args[0]), np.ndarray):
             return args[0]
         return self._native(np.asarray, args, options)
 
@@ -361,4 +361,4 @@ def _name_of(function: Any, name: str) -> str:
 
 @functools.cache
 def _conversion(kind: Any) -> Any:
-    return lambda trace, args, options: args[0]._column.astype(kind)
+    return lambda trace, args, options: column_of(args[0]).astype(kind)

@@ -12,7 +12,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.vectorize.tracer import KINDS, Flagged, NotVectorisable, Rule, Rules, Trace, Tracer
+from daskdist.core.vectorize.tracer import (
+    KINDS,
+    Flagged,
+    NotVectorisable,
+    Rule,
+    Rules,
+    Trace,
+    Tracer,
+    column_of,
+    row_of,
+)
 
 # Values that are tried where results are exact, or depend on the order of sums only; and where they are rounded, for
 # of a thousand values one may be rounded otherwise in another loop of NumPy's. Of long rows there are a few at least.
@@ -63,7 +73,7 @@ def problem(
 def _signature(value: Any, name: str) -> Any:
     """Return what the way that NumPy computes depends on, hashable."""
     if type(value) is Tracer:
-        return "column", value.dtype, value._column.shape[1:], value._column.strides
+        return "column", value.dtype, column_of(value).shape[1:], column_of(value).strides
     if isinstance(value, (list, tuple)):
         return type(value), *[_signature(each, name) for each in value]
     if isinstance(value, dict):
@@ -117,8 +127,8 @@ def _flags(function: Callable[[], Any]) -> tuple[Any, set[str]]:
 
 def _row(value: Any, index: int) -> Any:
     if type(value) is Tracer:
-        is_array = isinstance(value._row, np.ndarray) and not value.ndim
-        return value._column[index : index + 1].reshape(()) if is_array else value._column[index]
+        is_array = isinstance(row_of(value), np.ndarray) and not value.ndim
+        return column_of(value)[index : index + 1].reshape(()) if is_array else column_of(value)[index]
     if isinstance(value, (list, tuple)):
         return type(value)([_row(each, index) for each in value])
     return {key: _row(each, index) for key, each in value.items()} if isinstance(value, dict) else value
@@ -134,9 +144,9 @@ class _MadeUp:
 
     def like(self, value: Any) -> Any:
         if type(value) is Tracer:
-            column = self.laid_out(value._column)
+            column = self.laid_out(column_of(value))
             column[...] = self.values(column.shape, column.dtype)
-            return Tracer(self.trace, column, value._row)
+            return Tracer(self.trace, column, row_of(value))
         if isinstance(value, (list, tuple)):
             return type(value)([self.like(each) for each in value])
         return {key: self.like(each) for key, each in value.items()} if isinstance(value, dict) else value

@@ -14,7 +14,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from daskdist.core.vectorize.tracer import KINDS, NAMES, Flagged, Rule, Trace, Tracer, holds_tracer, row_of
+from daskdist.core.vectorize.tracer import (
+    KINDS,
+    NAMES,
+    Flagged,
+    Rule,
+    Trace,
+    Tracer,
+    column_of,
+    holds_tracer,
+    row_of,
+    traced_bounds,
+)
 
 # NumPy's ufuncs that have one result for each value, by name: those that a user makes are not among them.
 _UFUNC_NAMES: Final = """
@@ -99,7 +110,7 @@ def _next_to_each_other(trace: Trace, name: str, args: tuple[Any, ...], columns:
     """
     if name in ("power", "float_power"):
         _check_power(trace, args)
-    rows = [each._row for each in args if type(each) is Tracer]
+    rows = [row_of(each) for each in args if type(each) is Tracer]
     rows += [each for each in args if type(each) is np.ndarray]
     shapes = {row.shape for row in rows}
     if len(shapes) > 1 or not all(row.flags.c_contiguous for row in rows if isinstance(row, np.ndarray)):
@@ -155,9 +166,7 @@ def _check_overflow(trace: Trace, function: Any, args: tuple[Any, ...], result: 
 def _bounds_of(value: Any, *, is_exact: bool) -> tuple[int, int]:
     if type(value) is not Tracer:
         return int(value), int(value)
-    if value._bounds is None or is_exact:
-        value._bounds = int(value._column.min()), int(value._column.max())
-    return value._bounds
+    return traced_bounds(value, is_exact=is_exact)
 
 
 def _where(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -188,7 +197,7 @@ def _by_itself(function: Callable[..., Any], *allowed: str) -> Rule:
         x, *constants = args
         if type(x) is not Tracer or holds_tracer([*constants, *options.values()]) or options.keys() - set(allowed):
             raise trace.fail(f"it calls {function.__name__} with options for which there is no rule")
-        return function(x._column, *constants, **options)
+        return function(column_of(x), *constants, **options)
 
     return rule
 
@@ -199,7 +208,7 @@ def _astype(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any
     dtype = np.dtype(args[1] if len(args) == 2 else options["dtype"])
     if dtype.kind not in KINDS:
         raise trace.fail(f"it makes {dtype} of a value")
-    return args[0]._column.astype(dtype)
+    return column_of(args[0]).astype(dtype)
 
 
 # --- reductions, and what goes along an axis ---
@@ -243,7 +252,7 @@ def _reduction(function: Callable[..., Any], name: str, axis: int | None = None)
         if len(args) > 2:
             raise trace.fail(f"it calls {name} with {len(args)} arguments, for which there is no rule")
         found = _named(trace, name, args, options, "axis", "keepdims", "dtype", "ddof")
-        column, dtype = _rows_apart(x._column), found.get("dtype")
+        column, dtype = _rows_apart(column_of(x)), found.get("dtype")
         if dtype is not None and (x.dtype.kind == "f" or np.dtype(dtype).kind == "f") and np.dtype(dtype) != x.dtype:
             raise trace.fail(f"it calls {name} with dtype, for which there is no rule")
         axes = _axes(found.get("axis", axis), x.ndim)
@@ -269,7 +278,7 @@ def _place(function: Callable[..., Any]) -> Rule:
     def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         x = _like(trace, args[0], function.__name__)
         axis = _named(trace, function.__name__, args, options, "axis").get("axis")
-        column = x._column.reshape(trace.num_rows, -1) if axis is None or not x.ndim else x._column
+        column = column_of(x).reshape(trace.num_rows, -1) if axis is None or not x.ndim else column_of(x)
         return function(column, axis=1 if axis is None or not x.ndim else _axes(axis, x.ndim)[0])
 
     return rule
@@ -279,7 +288,7 @@ def _along(function: Callable[..., Any], default: int | None) -> Rule:
     def rule(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         x = _like(trace, args[0], function.__name__)
         axis = _named(trace, function.__name__, args, options, "axis").get("axis", default)
-        column = _rows_apart(x._column)
+        column = _rows_apart(column_of(x))
         column = column.reshape(trace.num_rows, -1) if axis is None else column
         return function(column, axis=1 if axis is None else _axes(axis, x.ndim)[0])
 
@@ -298,7 +307,7 @@ def _index(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     # With several of them NumPy has rules of its own for the order of axes.
     if len(parts) != len(lists) + len(numbers) + len(slices) or len(lists) > 1 or (lists and numbers):
         raise trace.fail("it looks up places along several axes at once")
-    return x._column[(slice(None), *parts)]
+    return column_of(x)[(slice(None), *parts)]
 
 
 def _reshape(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -314,13 +323,13 @@ def _reshape(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> An
         for size in wanted:
             rest *= size
         wanted[wanted.index(-1)] = x.size // -rest if rest else 0
-    return x._column.reshape(trace.num_rows, *wanted)
+    return column_of(x).reshape(trace.num_rows, *wanted)
 
 
 def _ravel(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if _named(trace, "ravel", args, options, "order").get("order", "C") != "C":
         raise trace.fail("it calls ravel in another order than C")
-    return args[0]._column.reshape(trace.num_rows, args[0].size)
+    return column_of(args[0]).reshape(trace.num_rows, args[0].size)
 
 
 def _transpose(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -330,31 +339,31 @@ def _transpose(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> 
         raise trace.fail("it transposes in a way for which there is no rule")
     given = axes[0] if len(axes) == 1 and not _is_place(axes[0]) else axes
     order = _axes(tuple(given), x.ndim) if given else _axes(None, x.ndim)[::-1]
-    return x._column.transpose(0, *order)
+    return column_of(x).transpose(0, *order)
 
 
 def _swapaxes(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     found = _named(trace, "swapaxes", args, options, "axis1", "axis2")
     (first,), (second,) = _axes(found["axis1"], args[0].ndim), _axes(found["axis2"], args[0].ndim)
-    return args[0]._column.swapaxes(first, second)
+    return column_of(args[0]).swapaxes(first, second)
 
 
 def _squeeze(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     x = args[0]
     axis = _named(trace, "squeeze", args, options, "axis").get("axis")
     axes = [place for place, size in enumerate(x.shape) if size == 1] if axis is None else axis
-    return np.squeeze(x._column, _axes(axes, x.ndim))
+    return np.squeeze(column_of(x), _axes(axes, x.ndim))
 
 
 def _expand_dims(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     axis = _named(trace, "expand_dims", args, options, "axis")["axis"]
     number = len(axis) if isinstance(axis, (tuple, list)) else 1
-    return np.expand_dims(args[0]._column, _axes(axis, args[0].ndim + number))
+    return np.expand_dims(column_of(args[0]), _axes(axis, args[0].ndim + number))
 
 
 def _copy(trace: Trace, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     # Tracers cannot be written to, so that one does for both. The trace lays the rows out as the copy's are.
-    return _like(trace, args[0], "copy")._column
+    return column_of(_like(trace, args[0], "copy"))
 
 
 def _joined(function: Callable[..., Any], *, adds_axis: bool) -> Rule:

@@ -313,6 +313,7 @@ class Tracer:
 
     @property
     def T(self) -> Any:  # noqa: N802 - NumPy's name
+        """The transposed array."""
         return Method(self, "transpose")() if self.ndim else self
 
     def __len__(self) -> int:
@@ -455,3 +456,15 @@ def _sampled(value: Any) -> Any:
     if type(value) is Tracer:
         return np.zeros(value.shape, value.dtype)[()]
     return [_sampled(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def column_of(tracer: Tracer) -> Any:
+    """Return a tracer's value for every row; a tracer shows a function no attribute that arrays have not."""
+    return tracer._column
+
+
+def traced_bounds(tracer: Tracer, *, is_exact: bool) -> tuple[int, int]:
+    """Return bounds of a tracer's integers, from its values where there are none yet or ``is_exact``."""
+    if tracer._bounds is None or is_exact:
+        tracer._bounds = int(tracer._column.min()), int(tracer._column.max())
+    return tracer._bounds

@@ -1,0 +1,59 @@
+"""The format of files, told by their names and first bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final
+
+from daskdist.errors import ArgumentError, FileError
+from daskdist.formats import DirectoryFormat, Format, format_named, installed
+from daskdist.formats.zarr import stores
+from daskdist.storage.filesystem import Paths, Storage, failures
+
+# The first bytes of a file that formats tell themselves by.
+_HEAD_BYTES: Final = 64
+
+
+def with_storage(form: Any, storage: Storage) -> Format:
+    """Return a format that opens files by a storage, if it opens files at all."""
+    has_storage = is_dataclass(form) and any(field.name == "storage" for field in fields(form))
+    opening: Format = replace(form, storage=storage) if has_storage else form
+    return opening
+
+
+def guess_format(paths: Paths, storage: Storage) -> str:
+    """Return the name of the format of the first of some files.
+
+    Raises
+    ------
+    FileError
+        No file matches, or the first is of no known format.
+    """
+    forms = {name: format_named(name)() for name in installed()}
+    for name, form in forms.items():
+        if isinstance(form, DirectoryFormat) and _is_marked(paths, form, storage):
+            return name
+    path = storage.expand(paths, ("",))[0]
+    head = storage.read(path, 0, _HEAD_BYTES)
+    for name, form in forms.items():
+        if form.guess(path, head):
+            return name
+    raise FileError(f"{path}: of no format that is known here; give format=, one of {', '.join(sorted(installed()))}")
+
+
+def _is_marked(paths: Paths, form: Any, storage: Storage) -> bool:
+    # Whether the first of what is named is a directory of the format.
+    first = paths[:1] if isinstance(paths, Sequence) and not isinstance(paths, str) else paths
+    # What is wrong with it is said where it is looked up as a file.
+    with suppress(FileError, ArgumentError):
+        path = stores(first, storage)[0]
+        fs, root = storage.located(path)
+        for mark in form.marks:
+            place = f"{root.rstrip('/')}/{mark}"
+            with failures(place, "cannot be looked up"):
+                if fs.isfile(place):
+                    with fs.open(place, "rb") as file:
+                        return bool(form.guess(place, file.read(_HEAD_BYTES)))
+    return False
