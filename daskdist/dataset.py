@@ -24,11 +24,11 @@ from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, writable_element
-from daskdist.core.failures import is_of_element
+from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
 from daskdist.core.node import Node, upstream
 from daskdist.core.primitive import Primitive
-from daskdist.core.seed import SeedsInCall, fresh_seed
+from daskdist.core.randomness.seed import SeedsInCall, fresh_seed
 from daskdist.core.spec import (
     ElementSpec,
     SpecUnknown,

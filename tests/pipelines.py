@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import daskdist
 from daskdist import Dataset, TensorSpec
-from daskdist.core.seed import generator
+from daskdist.core.randomness.seed import generator
 from daskdist.core.structure import Structure
 
 

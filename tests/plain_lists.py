@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import reject
 
 import daskdist
-from daskdist.core.seed import generator
+from daskdist.core.randomness.seed import generator
 from daskdist.core.structure import Nested, Structure, call_with
 from daskdist.errors import StackError
 from daskdist.testing import same_elements

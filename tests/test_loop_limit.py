@@ -13,7 +13,7 @@ import pytest
 
 from daskdist import Dataset, Options
 from daskdist.core import loop_limit
-from daskdist.core.loop_limit import LimitChooser, LoopLimit, LoopPool
+from daskdist.core.functions.loop_limit import LimitChooser, LoopLimit, LoopPool
 
 
 def settle(chooser: LimitChooser, rate: Callable[[int], float], num_pieces: int = 20_000) -> set[int]:

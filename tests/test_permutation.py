@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskdist import Dataset
-from daskdist.core.seed import generator
+from daskdist.core.randomness.seed import generator
 from daskdist.core.selection import lazy_shuffle, permutation
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from daskdist.core.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
+from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.ragged import Ragged, concat, unchecked_ragged
 from daskdist.core.structure import LONE, Leaves, Nested, Structure, as_array
 from daskdist.errors import StackError

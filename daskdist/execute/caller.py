@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from daskdist.core.block import Rows
-from daskdist.core.failures import FailedElement, failed_of, raw_item
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.failed_elements import FailedElement, failed_of, raw_item
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Read, Split
 
 Handle = Any

@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError

@@ -23,7 +23,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows, merge
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure

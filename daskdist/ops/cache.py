@@ -9,8 +9,8 @@ from typing import Any
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import Facts, Transformation, counting, walk
-from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, Opener, Primitive
+from daskdist.core.randomness.pass_numbers import ResumedPasses
 from daskdist.core.selection.runs import Run
 
 

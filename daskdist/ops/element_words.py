@@ -10,9 +10,9 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows
 from daskdist.core.node import Transformation
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
-from daskdist.core.seed import WORDS_PER_GENERATOR, fresh_seed, random_words
+from daskdist.core.randomness.pass_numbers import PassNumber
+from daskdist.core.randomness.seed import WORDS_PER_GENERATOR, fresh_seed, random_words
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.ops.zip import zipped

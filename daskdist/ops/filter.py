@@ -13,7 +13,7 @@ from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.seed import SeedsInCall
+from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.structure import LONE
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once
 from daskdist.devices import on_host

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.failing.origin import Origin
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Source
-from daskdist.core.origin import Origin
 from daskdist.core.primitive import Primitive, Stream
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Leaves

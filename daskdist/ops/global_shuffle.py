@@ -14,7 +14,6 @@ from daskdist.core.arguments import whole_number
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -27,7 +26,8 @@ from daskdist.core.primitive import (
     Read,
     Split,
 )
-from daskdist.core.seed import generator
+from daskdist.core.randomness.pass_numbers import PassNumber
+from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.lazy_shuffle import shuffled
 from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.runs import Run, concat

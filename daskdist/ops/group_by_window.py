@@ -27,7 +27,7 @@ from daskdist.core.primitive import (
     gathered,
 )
 from daskdist.core.ragged import Ragged
-from daskdist.core.seed import SeedsInCall
+from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.selection.groups import Groups
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import Run, RunQueue, concat, group

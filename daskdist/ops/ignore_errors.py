@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from daskdist.core.failing.skip_errors import cardinality_with_skips, skip_errors
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Primitive, gathered
-from daskdist.core.skip_errors import cardinality_with_skips, skip_errors
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from daskdist.core.columns import column_of, plain_leaves_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.seed import SeedsInCall
+from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, learned_spec
 from daskdist.core.structure import Structure
 from daskdist.core.vectorize.apply import Vectorised, blocks_of, call_at_once

@@ -10,9 +10,9 @@ from typing import Any
 from daskdist.core.arguments import whole_number
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Compute, Primitive
-from daskdist.core.seed import generator_of
+from daskdist.core.randomness.pass_numbers import PassNumber
+from daskdist.core.randomness.seed import generator_of
 from daskdist.core.spec import ElementSpec, SpecUnknown
 from daskdist.errors import ArgumentError
 from daskdist.ops.element_words import PAIR, WORDS, paired

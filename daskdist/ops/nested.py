@@ -14,7 +14,7 @@ from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import ExpandingNode, Facts, Node, walk
 from daskdist.core.primitive import Primitive
-from daskdist.core.seed import SeedsInCall
+from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
 from daskdist.core.structure import Nested
 from daskdist.errors import UserFunctionError

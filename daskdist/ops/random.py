@@ -11,9 +11,9 @@ from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.block import Block
 from daskdist.core.cardinality import INFINITE
 from daskdist.core.node import Facts, Source
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import EndlessSplits, Epoch, Primitive, Read, Split
-from daskdist.core.seed import generator
+from daskdist.core.randomness.pass_numbers import PassNumber
+from daskdist.core.randomness.seed import generator
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE
 

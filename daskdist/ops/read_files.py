@@ -13,10 +13,10 @@ from typing import Any, Final, cast
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
+from daskdist.core.failing.skip_errors import SkipErrorsRead
 from daskdist.core.file_backed_source import FileBackedSource, FileShare
 from daskdist.core.node import Facts, Node, Pieces
 from daskdist.core.primitive import Primitive, Read, Split
-from daskdist.core.skip_errors import SkipErrorsRead
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Nested
 from daskdist.errors import FileError

@@ -13,9 +13,9 @@ from daskdist.core.block import Block, Bundle, Rows, join
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Fact, Opener, Primitive, gathered
-from daskdist.core.seed import SeedsInCall, generator
+from daskdist.core.randomness.pass_numbers import PassNumber
+from daskdist.core.randomness.seed import SeedsInCall, generator
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec, TensorSpec

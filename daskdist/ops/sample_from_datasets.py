@@ -11,9 +11,9 @@ import numpy as np
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Facts, Node
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Opener, Primitive, same_nesting
-from daskdist.core.seed import generator
+from daskdist.core.randomness.pass_numbers import PassNumber
+from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.intervals import Index
 from daskdist.core.selection.runs import RunQueue
 from daskdist.core.spec import ElementSpec, SpecUnknown, common_spec

@@ -13,7 +13,7 @@ from daskdist.core.block import Block, Bundle, Rows, from_items
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Chain, Primitive
-from daskdist.core.seed import SeedsInCall
+from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import ElementSpec, SpecUnknown, is_safe, learned_spec
 from daskdist.core.structure import LONE, Leaves, Structure, as_array, is_plain
 from daskdist.core.to_numpy import to_numpy

@@ -9,9 +9,9 @@ import numpy as np
 
 from daskdist.core.arguments import whole_number, yes_or_no
 from daskdist.core.node import Facts, Node, Transformation
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Arrange, Context, Cursor, Epoch, Exhausted, NotReady, Opener, Primitive
-from daskdist.core.seed import generator
+from daskdist.core.randomness.pass_numbers import PassNumber
+from daskdist.core.randomness.seed import generator
 from daskdist.core.selection.lazy_shuffle import shuffled
 from daskdist.core.selection.runs import Run, RunQueue
 from daskdist.core.selection.shuffle_buffer import BatchBuffer, Draws, RowBuffer, buffer_of

@@ -13,8 +13,8 @@ from dask.base import tokenize
 from daskdist.core.block import Rows
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Facts, Node, Transformation, counting
-from daskdist.core.pass_numbers import ResumedPasses
 from daskdist.core.primitive import Arrange, Compute, Context, Cursor, Epoch, Exhausted, Fact, Opener, Primitive, same
+from daskdist.core.randomness.pass_numbers import ResumedPasses
 from daskdist.core.selection.runs import Run
 from daskdist.core.spec import ElementSpec
 from daskdist.core.spec_json import spec_to_json

@@ -9,9 +9,9 @@ from typing import Any, Final
 from dask.utils import parse_bytes
 
 from daskdist.core.arguments import whole_number, yes_or_no
+from daskdist.core.failing.skip_errors import cardinality_with_skips
 from daskdist.core.node import Facts, Node, Transformation, walk
 from daskdist.core.primitive import Primitive
-from daskdist.core.skip_errors import cardinality_with_skips
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, policy_of
 from daskdist.storage.locations import Locations

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.block import Rows
+from daskdist.core.failing.skip_errors import with_skipped
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read
-from daskdist.core.skip_errors import with_skipped
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from daskdist.core.node import Node, counting
-from daskdist.core.pass_numbers import PassCounter
 from daskdist.core.primitive import Epoch
+from daskdist.core.randomness.pass_numbers import PassCounter
 
 
 def numbered(node: Node) -> Node:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from daskdist.core.failing.skip_errors import skip_errors
 from daskdist.core.node import Node, lower
 from daskdist.core.primitive import Arrange, Chain, Compute, Fact, Primitive, Read, gathered
-from daskdist.core.skip_errors import skip_errors
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.device_maps import check_device_maps
 from daskdist.passes.fuse import fuse

@@ -10,7 +10,7 @@ from dask.base import tokenize
 
 from daskdist.core.functions.user_function import code_of
 from daskdist.core.node import Node, Source, walk
-from daskdist.core.seed import generator
+from daskdist.core.randomness.seed import generator
 
 
 def with_seed(node: Node, seed: int) -> Node:

@@ -12,8 +12,8 @@ import cloudpickle
 from daskdist.config import in_bytes
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Facts, Node, Source
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Epoch, Primitive, Stream
+from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.execute.messages.pickling import describe_unpicklable

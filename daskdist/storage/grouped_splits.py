@@ -13,7 +13,7 @@ import numpy as np
 from daskdist.config import in_bytes
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, merge
-from daskdist.core.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
+from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.primitive import Split
 
 # So many times what a split should be at most, rows are put together as they come.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import optree
 
 from daskdist.core.arguments import whole_number
-from daskdist.core.short_traceback import with_short_traceback
+from daskdist.core.failing.short_traceback import with_short_traceback
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.caller import Caller

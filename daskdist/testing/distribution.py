@@ -10,7 +10,7 @@ from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
 from daskdist.core.node import walk
-from daskdist.core.pass_numbers import PassCounter
+from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.dataset import Dataset

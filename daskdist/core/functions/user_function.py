@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from daskdist.core.functions.code_fingerprint import Fingerprint, fingerprint_of
 from daskdist.core.functions.fixed_values import FixedValues, with_values
-from daskdist.core.loop_limit import LoopLimit
+from daskdist.core.functions.loop_limit import LoopLimit
 from daskdist.core.node import Node, walk
 from daskdist.core.structure import Structure
 from daskdist.errors import ArgumentError, UserFunctionError

@@ -10,7 +10,7 @@ from typing import Any
 
 from daskdist.config import num_threads
 from daskdist.core.block import Rows
-from daskdist.core.loop_limit import LoopPool
+from daskdist.core.functions.loop_limit import LoopPool
 from daskdist.core.primitive import Read, Split
 from daskdist.execute.caller import MIB, Graph, Handle, Report, SplitLocations, report_of
 from daskdist.execute.callers.compute_key import Fetch, compute_key

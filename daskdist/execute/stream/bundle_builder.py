@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daskdist.core.failures import of_element
+from daskdist.core.failing.failed_elements import of_element
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, NotReady, Primitive
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups

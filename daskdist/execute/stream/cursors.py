@@ -13,7 +13,7 @@ from typing import Any
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Rows
-from daskdist.core.failures import FailedElement, TryEach, TryEachCarried, TryEachRead
+from daskdist.core.failing.failed_elements import FailedElement, TryEach, TryEachCarried, TryEachRead
 from daskdist.core.primitive import (
     Chain,
     Compute,

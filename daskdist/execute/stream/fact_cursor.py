@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Cursor, Epoch, Exhausted, Fact, Noted, NotReady
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.rows import Selection

@@ -12,8 +12,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from daskdist.core.array_pool import NUMBERS
 from daskdist.core.block import Batches, Block, Bundle, Rows, join, nested, stack, without_rows
-from daskdist.core.failures import FailedElement, PartlyFailed, bundle, raw_item, structure_of
-from daskdist.core.origin import Origin, SelectedOrigins
+from daskdist.core.failing.failed_elements import FailedElement, PartlyFailed, bundle, raw_item, structure_of
+from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups

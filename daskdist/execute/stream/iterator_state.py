@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.failures import FailedElement
+from daskdist.core.failing.failed_elements import FailedElement
 from daskdist.core.primitive import Arrange, Epoch, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.selection.block_ref import BlockRef

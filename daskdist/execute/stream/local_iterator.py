@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows, writable_element
-from daskdist.core.failures import ReportedFailures, is_of_element
+from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
+from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
-from daskdist.core.short_traceback import shortened
 from daskdist.core.spec import DatasetSpec, ElementSpec
 from daskdist.core.structure import Leaves, Structure
 from daskdist.errors import ArgumentError, UserFunctionError

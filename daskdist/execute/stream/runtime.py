@@ -15,7 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 
 from daskdist.config import in_bytes
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import RowReader
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError

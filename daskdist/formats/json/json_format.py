@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from daskdist.core.block import Block
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec
 from daskdist.errors import ArgumentError, FileError

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows
-from daskdist.core.origin import Origin, SelectedOrigins
+from daskdist.core.failing.origin import Origin, SelectedOrigins
 from daskdist.core.ragged import Ragged, concat
 from daskdist.core.spec_json import dtype_from_json, dtype_to_json, no_dataset
 from daskdist.core.structure import Leaves, Nested, Structure, as_array

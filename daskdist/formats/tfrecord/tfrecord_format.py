@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.config import in_bytes
 from daskdist.core.block import Block, Rows
-from daskdist.core.origin import Origin, SelectedOrigins, Skipped
+from daskdist.core.failing.origin import Origin, SelectedOrigins, Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import LONE

@@ -20,7 +20,7 @@ import optree
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import Block, Bundle, Rows
-from daskdist.core.origin import Skipped
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.primitive import Split
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec, TensorSpec

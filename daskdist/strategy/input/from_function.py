@@ -11,7 +11,7 @@ from typing import Any
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
 from daskdist.core.node import Node, counting
-from daskdist.core.pass_numbers import JointCounter, PassCounter, PassNumber
+from daskdist.core.randomness.pass_numbers import JointCounter, PassCounter, PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError

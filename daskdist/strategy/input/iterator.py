@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.block import writable
-from daskdist.core.failures import ReportedFailures, is_of_element
+from daskdist.core.failing.failed_elements import ReportedFailures, is_of_element
+from daskdist.core.failing.short_traceback import shortened
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.primitive import Epoch, Exhausted
 from daskdist.core.selection.block_ref import BlockRef
-from daskdist.core.short_traceback import shortened
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Leaves
 from daskdist.devices import Device

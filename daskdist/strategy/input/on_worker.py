@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskdist.core.block import Bundle, Rows
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Facts, Source
-from daskdist.core.origin import Skipped
-from daskdist.core.pass_numbers import PassNumber
 from daskdist.core.primitive import Epoch, Primitive, Stream
+from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Leaves, Structure
 from daskdist.dataset import Dataset

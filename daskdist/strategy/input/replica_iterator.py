@@ -18,7 +18,7 @@ import optree
 
 from daskdist.core.block import writable_element
 from daskdist.core.cardinality import UNKNOWN
-from daskdist.core.failures import FailedElement, PartlyFailed, ReportedFailures, raw_item
+from daskdist.core.failing.failed_elements import FailedElement, PartlyFailed, ReportedFailures, raw_item
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import walk
 from daskdist.core.primitive import Epoch, Read

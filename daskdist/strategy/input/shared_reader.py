@@ -13,8 +13,8 @@ import numpy as np
 
 from daskdist.core.array_pool import pooled_empty
 from daskdist.core.finalizer import Finalizer
-from daskdist.core.pass_numbers import later
 from daskdist.core.primitive import Epoch, Exhausted
+from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.devices import named
 from daskdist.errors import ArgumentError

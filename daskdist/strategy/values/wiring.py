@@ -9,7 +9,7 @@ from typing import Any
 
 import optree
 
-from daskdist.core.short_traceback import with_short_traceback
+from daskdist.core.failing.short_traceback import with_short_traceback
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import ResultSource

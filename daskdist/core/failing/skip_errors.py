@@ -10,8 +10,8 @@ import numpy as np
 
 from daskdist.core.block import Batches, Bundle, Rows, merge
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.failing.origin import Skipped
 from daskdist.core.node import Node
-from daskdist.core.origin import Skipped
 from daskdist.core.primitive import (
     Arrange,
     Chain,

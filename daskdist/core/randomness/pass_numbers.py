@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from daskdist.core.primitive import Epoch
-from daskdist.core.seed import current_call
+from daskdist.core.randomness.seed import current_call
 
 
 class PassCounter:

@@ -94,9 +94,8 @@ def generator(seed: int, stream: int, numbers: Sequence[int] = ()) -> np.random.
     stream
         Keeps apart what is drawn by one seed for different purposes.
     numbers
-        The pass, as `daskdist.core.pass_numbers.PassNumber.of` gives it. Empty where every pass is to draw the same,
-        which is what the first pass draws. So does the first repetition within a pass: zeros at the end count for
-        nothing.
+        The pass, as `PassNumber.of` gives it. Empty where every pass is to draw what the first pass draws. Zeros at the
+        end do not count, so that the first repetition within a pass draws the same.
 
     >>> [int(generator(1, 0, numbers).integers(100)) for numbers in [(0,), (1,), (), (1, 0)]]
     [47, 97, 47, 97]

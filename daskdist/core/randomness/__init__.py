@@ -1,0 +1,1 @@
+"""Seeds, and the numbers of passes that change them."""
