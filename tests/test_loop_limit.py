@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset, Options
-from daskdist.core import loop_limit
+from daskdist.core.functions import loop_limit
 from daskdist.core.functions.loop_limit import LimitChooser, LoopLimit, LoopPool
 
 

@@ -41,7 +41,7 @@ def orders(num_passes=3):
 
 
 def steps(distributed):
-    strategy = distributed._strategy
+    strategy = distributed.strategy
     return [np.concatenate(strategy.local_results(step)) for step in distributed]
 
 
@@ -126,7 +126,7 @@ def test_without_a_given_seed_shares_of_workers_draw_differently(tmp_path):
         ds = daskdist.read_parquet(str(tmp_path), "n").shuffle(24, seed=seed).batch(24)
         distributed = SimulatedWorkers([1, 1]).distribute_dataset(ds.with_options(Options(auto_shard_policy="file")))
         # A batch of each worker in two steps.
-        halves = [distributed._strategy.local_results(step) for step in distributed]
+        halves = [distributed.strategy.local_results(step) for step in distributed]
         return [flat([half[worker] for half in halves]) for worker in range(2)]
 
     first, second = shares(None)

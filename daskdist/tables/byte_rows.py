@@ -86,7 +86,7 @@ class RowPieces:
     num_rows
         How many there are.
 
-    >>> rows = Pieces(2)
+    >>> rows = RowPieces(2)
     >>> rows.same(b"-")
     >>> rows.add(np.frombuffer(b"abc", np.uint8), np.array([1, 2]))
     >>> bytes(rows.joined())
