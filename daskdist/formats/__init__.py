@@ -59,7 +59,7 @@ FORMATS: Final = {
 class Format(Protocol):
     """A reader of one kind of file. Implementations are frozen dataclasses of the reader's options."""
 
-    # What it is called.
+    # The name of the format.
     name: str
     # Whether a file has splits below it, so that fewer files than workers still give each its share.
     is_splittable: bool

@@ -43,9 +43,9 @@ _KINDS: Final = {
 _NAMES: Final = ("image", "int", "text", "json", "npy", "raw")
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
-# What Pillow may try, whatever a name says: not all that it knows is made for files of strangers.
+# Pillow's decoders in use, whatever the name says: not all of them are made for untrusted files.
 _TRIED: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-# How images are written: Pillow's name, the numbers of channels that come back as they were, and options.
+# Formats for writing images: Pillow's name, the numbers of channels that are lossless, and options.
 _WRITTEN: Final[dict[str, tuple[str, tuple[int, ...], dict[str, Any]]]] = {
     "png": ("PNG", (1, 2, 3, 4), {}),
     "jpg": ("JPEG", (1, 3), {"quality": 95}),
@@ -58,7 +58,7 @@ _WRITTEN: Final[dict[str, tuple[str, tuple[int, ...], dict[str, Any]]]] = {
     "pgm": ("PPM", (1,), {}),
     "pnm": ("PPM", (1, 3), {}),
 }
-# Of what an image has as its mode, what it becomes; of others Pillow's RGB.
+# The number of channels by Pillow's mode; images of other modes become RGB.
 _CHANNELS: Final = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _DEEP: Final = ("I", "F")
 # As NumPy has it, against headers that take long to parse.
@@ -255,7 +255,7 @@ def array_of(data: bytes) -> np.ndarray[Any, Any]:
 
 @lru_cache(maxsize=64)
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    # Those of one data set are mostly alike, and take as long to parse as many an array to read.
+    # Headers within one data set are mostly equal, and parsing one can take as long as reading an array.
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
@@ -306,7 +306,7 @@ def _encoded_image(name: str, array: np.ndarray[Any, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    # What JSON has for a nest of leaves.
+    # Convert a nest of leaves to JSON values.
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):

@@ -44,9 +44,9 @@ def guess_format(paths: Paths, storage: Storage) -> str:
 
 
 def _is_marked(paths: Paths, form: Any, storage: Storage) -> bool:
-    # Whether the first of what is named is a directory of the format.
+    # Return whether the first path is a directory of the format.
     first = paths[:1] if isinstance(paths, Sequence) and not isinstance(paths, str) else paths
-    # What is wrong with it is said where it is looked up as a file.
+    # Errors are raised where the path is looked up as a file.
     with suppress(FileError, ArgumentError):
         path = stores(first, storage)[0]
         fs, root = storage.located(path)

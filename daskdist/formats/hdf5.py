@@ -39,7 +39,7 @@ from daskdist.storage.schema_check import FirstFile
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)
-# How deep groups are searched for arrays; a damaged file may have one in itself.
+# The depth to which groups are searched for arrays; in a damaged file a group may contain itself.
 _MOST_LEVELS: Final = 32
 # A value of variable length in a chunk: how much there is of it, and where in the file.
 _REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
@@ -265,7 +265,7 @@ def _stored(dataset: Any, name: str, path: str, num_bytes: int) -> StoredArray:
         row = TensorSpec(shape[1:], _TEXT if text.encoding == "utf-8" else _BYTES)
         return StoredArray(name, shape[0], ElementSpec(LONE, (row,)), prod(shape[1:]) * row.dtype.itemsize, chunk_rows)
     if base is not None:
-        # Of another byte order, the library gives the bytes as they are for numbers of this one.
+        # For another byte order the library returns unswapped bytes.
         if len(shape) > 1 or base.kind not in "biufc" or not base.isnative:
             raise FileError(f"{where} holds lists of {base} in {len(shape)} axes, which are not read; leave it out")
         row = TensorSpec((None,), native(base))
@@ -285,7 +285,7 @@ def _mapped(path: str, place: MappedRange | None) -> Any:
 
 
 def _place(dataset: Any, file: Any, version: Version) -> MappedRange | None:
-    # What lies in the file in one piece as it is in memory is not read, but mapped; None where it does not.
+    # Map an array that is contiguous and unencoded in the file; None for any other.
     offset = dataset.id.get_offset() if dataset.chunks is None else None
     if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
         return None

@@ -144,7 +144,7 @@ class Npy:
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version, arrays, members = self._found(path, first)
         check_alike(arrays, path, first)
-        # What has to be decoded, or fetched from between other rows, from its beginning on is so once.
+        # Arrays that are decoded from their beginning, or whose rows are interleaved, are read once.
         is_whole = any(each.offset is None or (each.is_by_column and is_remote(path)) for each in members)
         cuts = [(0, arrays.num_rows)] if is_whole and arrays.num_rows else arrays.cuts(path)
         return [
@@ -161,7 +161,7 @@ class Npy:
 
     def read(self, split: Split) -> Block:
         part: NpySplit = split.payload
-        # What is cut short after it was mapped kills the process that looks at it: see that it is as it was.
+        # Reading a mapped file that was cut short kills the process: check first that it is unchanged.
         if self.storage.version(part.version.path) != part.version:
             raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
         members = {each.name: each for each in part.members}
@@ -273,7 +273,7 @@ def npy_writer(spec: ElementSpec) -> WritableFormat:
 
 
 class _Checksum:
-    # Whether the checksum of an array that is mapped is right, looked at once.
+    # The comparison of a mapped array's checksum, made once.
     def __init__(self, version: Version, member: NpyMember) -> None:
         self._lock = threading.Lock()
         self._version, self._member = version, member

@@ -24,13 +24,13 @@ from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.from_arrow import TableReader
 from daskdist.tables.to_arrow import check_columns, table_of
 
-# How files that are written can be compressed.
+# Compressions of files that are written.
 CODECS: Final = (None, "snappy", "zstd", "lz4", "gzip", "brotli")
 # Text that takes fewer bytes a row than this in a file repeats a few texts.
 _REPEATED_BYTES: Final = 3
 # Rows of a row group that are left out one by one; where there are more, something else is wrong.
 _MOST_LEFT_OUT: Final = 10_000
-# What is read of a local file at a time.
+# Bytes read from a local file at a time.
 _BUFFER_BYTES: Final = 2**16
 
 
@@ -230,7 +230,7 @@ class Parquet:
         return table.filter(self._expression()).drop_columns([made.name for made in added])
 
     def _partition_fields(self, names: Sequence[str]) -> list[Any]:
-        # Of the columns that directories make, besides those of the file itself.
+        # The columns from the names of directories, besides those of the file itself.
         import pyarrow as pa
 
         made = [name for name in self.partitions.names if name not in names]
@@ -389,7 +389,7 @@ class Footer:
 
 
 class _FooterCache(threading.local):
-    # What most files of a listing have: a schema of the elements that its first file has.
+    # Most files of a listing have the schema of the first file.
     first: FirstFile | None = None
     schema: Any = None
 
@@ -439,7 +439,7 @@ def may_hold(condition: tuple[str, str, Any], bounds: Mapping[str, tuple[Any, An
 
 
 def _other_than_floats(path: str, kind: Any) -> Iterator[str]:
-    # How Parquet calls the columns that a column of Arrow's comes to, without those of floats.
+    # Yield the Parquet columns of an Arrow column, except those of floats.
     import pyarrow as pa
 
     types = pa.types

@@ -31,11 +31,11 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.schema_check import FirstFile, unlike
 from daskdist.tables.columns import Columns
 
-# What the one array of a file that gives it none is called.
+# The name of the only array of a file without names.
 LONE_NAME: Final = ""
 # Where chunks of all arrays end together only after more than so many times the size of a split, one array's do.
 _STRETCH: Final = 4
-# What is kept of chunks that splits share, in sizes of a split.
+# The cache of chunks that splits share, in sizes of a split.
 _KEPT: Final = 4
 # No file has more splits: a header that says so lies, and a list of them would fill the memory.
 _MOST_SPLITS: Final = 2**20

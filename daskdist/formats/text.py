@@ -132,7 +132,7 @@ def lines_of(data: AnyStr) -> list[AnyStr]:
     if carriage in data:
         data = data.replace(carriage + newline, newline).removesuffix(carriage)
     lines = data.split(newline)
-    # What ends with a newline ends with a line, not with an empty one after it.
+    # A newline at the end does not begin an empty line.
     if not lines[-1]:
         lines.pop()
     return lines

@@ -369,7 +369,7 @@ class ZarrWriter:
                 f"{self.operation}: {self.path} is there already; give another path, or overwrite=True to replace it "
                 "once the new one is whole"
             )
-        # What is removed is to be no directory of anything else.
+        # Only a store may be removed, no directory of anything else.
         if not any(fs.exists(f"{root}/{name}") for name in ("zarr.json", ".zgroup", ".zarray")):
             raise ArgumentError(
                 f"{self.operation}: {self.path} is no Zarr store, and overwrite=True replaces only such; give another "

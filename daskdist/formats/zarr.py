@@ -43,7 +43,7 @@ _KINDS: Final = "biufcmMSUTO"
 _ADVICE: Final = "make it numbers, times, text or bytes with map(...)"
 # The length of arrays that are being written; no array has as many rows.
 _OPEN_END: Final = 2**48
-# What the metadata of an array is called, in v3 and in v2.
+# The names of the metadata of an array, in v3 and in v2.
 _METADATA: Final = ("zarr.json", ".zarray")
 # A filter by which whoever wrote the store would run what they like here.
 _HOSTILE: Final = "pickle"
@@ -238,7 +238,7 @@ def _url(fs: Any, path: str, remote: bool) -> str:
 
 
 def _names(group: Any, asked: Any) -> list[str]:
-    # Those in the group itself, and of those in groups below it the ones that are asked for.
+    # The arrays in the group itself, and those asked for in groups below it.
     zarr = _library()
     names = sorted(group.array_keys())
     if asked is None:
@@ -350,7 +350,7 @@ class UnfinishedStore:
                 fs.pipe_file(place, json.dumps(metadata, indent=2).encode())
             if self.names != (LONE_NAME,):
                 with self._opened() as store, warnings.catch_warnings():
-                    # That other readers may not know it, who then look at each array.
+                    # Other readers may not know it, and then look at each array.
                     warnings.simplefilter("ignore")
                     _library().consolidate_metadata(store)
             if not overwrite:

@@ -24,9 +24,9 @@ from daskdist.errors import FileError
 from daskdist.storage.compression import Reopened, decompressed, inferred
 from daskdist.storage.filesystem import Storage, Version, failures
 
-# What is read beyond a range for the end of its last record, at first.
+# Bytes first read beyond a range for the end of its last record.
 _MARGIN: Final = 2**16
-# What is decompressed at a time.
+# Bytes decompressed at a time.
 _CHUNK: Final = 2**18
 # A part of a compressed file is a split for what it becomes, if that is about so many times as much.
 _RATIO: Final = 8
@@ -365,7 +365,7 @@ def _chunks(stream: Any, num_bytes: int) -> Iterator[bytes]:
 
 @dataclass(eq=False)
 class _Begins:
-    # Of a file: where the records of ranges begin, as far as known, by the number of the range.
+    # The beginning of the first record in each range of a file, by the number of the range, as far as known.
     lock: Any = field(default_factory=threading.Lock)
     offsets: dict[int, int] = field(default_factory=lambda: {0: 0})
     broken: str | None = None
@@ -423,7 +423,7 @@ class _Stream:
         except BrokenRecord as error:
             data, end = b"".join(parts), error.offset
             self.broken = f"at byte {self.offset + end} when decompressed: {error.reason}"
-        # What the libraries raise for a file that is damaged or cut short; zlib.error and LZMAError are of no kind.
+        # zlib.error and LZMAError, raised for damaged files, have no base class of Python's.
         except Exception as error:
             data = b"".join(parts)
             end = _whole(framing, data)
@@ -479,7 +479,7 @@ class _Streams:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._parked: OrderedDict[tuple[Any, int], list[_Stream]] = OrderedDict()
-        # Of each that is being read: from which part on, and up to which.
+        # The first and last part of each stream that is being read.
         self._running: list[tuple[Any, int, int]] = []
         # Parts that were come by on the way to others: whoever asks for them was overtaken only.
         self._passed: dict[tuple[Any, int], RangeRecords] = {}

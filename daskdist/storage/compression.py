@@ -23,7 +23,7 @@ _ENDS: Final[dict[str, tuple[str, ...]]] = {
 }
 _MAGIC: Final = {"gzip": b"\x1f\x8b\x08", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
 
-# What users write that is not one of those: TensorFlow's names, and Arrow's.
+# Other spellings that users write: TensorFlow's names, and Arrow's.
 _SPELLINGS: Final = {"": None, "GZIP": "gzip", "gz": "gzip", "ZLIB": "zlib", "zst": "zstd"}
 
 SUFFIXES: Final = tuple(end for ends in _ENDS.values() for end in ends)

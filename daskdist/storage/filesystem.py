@@ -22,7 +22,7 @@ from daskdist.storage.write_manifest import PATTERN, WriteManifest, is_manifest_
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 StorageOptions = Mapping[str, Any] | None
 
-# What libraries raise for a file that is garbage depends on where the garbage is.
+# Errors of libraries for a damaged file depend on the place of the damage.
 DAMAGE: Final = (
     OSError,
     ValueError,
@@ -98,7 +98,7 @@ class Storage:
         try:
             found = self._finished(self._listed(path, suffixes), path, suffixes)
         except _ChangedError:
-            # What was listed before a write ended, or was kept from then, is listed once more.
+            # List again: the listing may be older than the end of a write.
             if is_remote(path):
                 self.located(path)[0].invalidate_cache()
             found = self._finished(self._listed(path, suffixes), path, suffixes)
@@ -214,7 +214,7 @@ class Storage:
         FileError
             It is missing, or may not be read.
         """
-        # What fails in the caller's hands is the caller's, but for the reading itself.
+        # Errors of the caller's own code pass through; errors of reading do not.
         with failures(path, "cannot be read", (OSError,)):
             if is_remote(path):
                 fs, inner = self.located(path)
@@ -323,7 +323,7 @@ class Storage:
         return info.get("size"), _tag(info)
 
     def _sizes_in(self, path: str) -> dict[str, Any]:
-        # Of the files beside a file by name, as far as the file system tells them together.
+        # The sizes of the files beside a file by name, as far as the file system lists them.
         if "::" in path:
             return {}
         try:
@@ -398,7 +398,7 @@ def failures(
         raise FileError(f"{label}: {what}: {error or type(error).__name__}{advice or ''}") from error
 
 
-# Whose errors are of no class that Python has, at the bottom of file systems.
+# Libraries below file systems whose errors derive from no class of Python's.
 _REMOTE_LIBRARIES: Final = {
     "botocore",
     "aiobotocore",
@@ -433,7 +433,7 @@ def _advice(error: Exception) -> str | None:
 
 # Remote files that are looked up at the same time.
 _LOOKED_UP_AT_ONCE: Final = 16
-# What file systems call that which changes with a file, the surest first.
+# Names that file systems have for a tag or time of a file's content, the most reliable first.
 _TAGS: Final = (
     "ETag",
     "etag",

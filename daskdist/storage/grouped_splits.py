@@ -206,7 +206,7 @@ class _MergedRows:
                 made = [made[0].take([row]) for row in range(self._num_rows)]
             parts = [*made, *parts]
         rows = merge(parts, like)
-        # Of bundles nobody knows which rows they were.
+        # The origins of rows in bundles are not known.
         if isinstance(rows, Block) and sum(self._counts) == len(rows):
             which = np.repeat(np.arange(len(self._counts)), self._counts)
             places = np.concatenate([np.arange(count) for count in self._counts])

@@ -12,7 +12,7 @@ from daskdist.config import in_bytes, setting
 from daskdist.errors import FileError
 
 _AT_ONCE: Final = 2**20
-# What fsspec says when it asked for a range, and was given the whole file.
+# The message of fsspec when it asked for a range and got the whole file.
 _REFUSED: Final = "range requests"
 
 

@@ -118,7 +118,7 @@ def _renames(fs: Any) -> bool:
 
 
 def _files(fs: Any, path: str) -> tuple[list[str], list[str]]:
-    # Those that make it a store, the outermost first, and the others.
+    # The files that make it a store, the outermost first, and the other files.
     fs.invalidate_cache(path)
     names = [str(name) for name in fs.find(path)]
     metadata = [name for name in names if name.rpartition("/")[2] in METADATA]

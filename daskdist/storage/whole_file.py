@@ -81,7 +81,7 @@ def rename(fs: Any, source: str, target: str) -> None:
     if type(fs).mv is not AbstractFileSystem.mv:
         fs.mv(source, target)
         return
-    # That of all file systems takes names with brackets for patterns.
+    # The generic method of fsspec takes names with brackets for patterns.
     fs.cp_file(source, target)
     fs.rm_file(source)
 
@@ -97,7 +97,7 @@ def put(fs: Any, path: str, data: bytes) -> None:
     from fsspec import AbstractFileSystem
 
     if type(fs).mv is AbstractFileSystem.mv:
-        # Of an object store, where an object appears once all of it is there.
+        # In an object store an object appears once it is complete.
         fs.pipe_file(path, data)
         return
     with whole_file(fs, path) as file:

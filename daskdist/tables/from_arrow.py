@@ -251,7 +251,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _is_view(kind: Any) -> bool:
-    # Of lists; by name, for Arrow has had them only for a while.
+    # Types of lists, by name, because older versions of Arrow lack some.
     return str(kind).startswith(("list_view<", "large_list_view<"))
 
 
@@ -265,7 +265,7 @@ def _stored_as(kind: Any) -> Any:
 
 
 def _of_field(missing: Any, kind: Any, number: int, where: str) -> Any:
-    # What stands for a null of a field of structs.
+    # The replacement of a null in a field of structs.
     if missing is None:
         return None
     names = [kind.field(k).name for k in range(kind.num_fields)]
@@ -347,7 +347,7 @@ def leaves_of(array: Any, where: str, missing: Any = None) -> list[Any]:
 
     types, kind = pa.types, array.type
     if kind.id in _numbers() and missing is None and not array.null_count:
-        # Those that stand for themselves, as most do.
+        # Numbers without nulls, as most columns are.
         return [array.to_numpy()]
     if isinstance(kind, pa.BaseExtensionType):
         return leaves_of(array.storage, where, missing)
@@ -415,7 +415,7 @@ def _lone(array: Any, where: str, missing: Any) -> Any:
 
 
 def _within(missing: Any) -> Any:
-    # What stands for a null in lists; a list stands for one in their place.
+    # The replacement of a null in lists.
     return None if isinstance(missing, (list, tuple)) else missing
 
 
@@ -507,7 +507,7 @@ def texts_of(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _repeated_texts(array: Any) -> np.ndarray[Any, Any] | None:
-    # Those of a dictionary without nulls, by its words as NumPy's bytes; None where that would not do.
+    # Texts of a dictionary without nulls, by its words as NumPy bytes; None where that is not possible.
     import pyarrow as pa
 
     words = array.dictionary

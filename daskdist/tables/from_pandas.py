@@ -20,7 +20,7 @@ from daskdist.errors import ArgumentError, FileError
 from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
 
-# What Dask has for categories that only the partitions know.
+# Dask's placeholder for categories that only the partitions know.
 _UNKNOWN: Final = "__UNKNOWN_CATEGORIES__"
 
 

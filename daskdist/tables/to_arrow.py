@@ -30,7 +30,7 @@ from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec, RaggedTensorSpec, Shape, TensorSpec
 from daskdist.errors import ArgumentError
 
-# What the column of an element that is no nest is called.
+# The name of the column of an element that is no nest.
 LONE_NAME: Final = "value"
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
@@ -127,7 +127,7 @@ def _has_unit(dtype: np.dtype[Any]) -> bool:
 
 
 def _num_lists(axes: Shape) -> int:
-    # How many of the first axes are of any length.
+    # Count the leading axes of unknown length.
     return next((place for place, size in enumerate(axes) if size is not None), len(axes))
 
 
@@ -222,7 +222,7 @@ def _column(treespec: Any, leaves: Iterator[Any]) -> Any:
 
 
 class _ConversionError(Exception):
-    # What an element has that is not of its spec, and which one it is.
+    # A value that does not conform to the spec, and the number of its element.
     def __init__(self, what: str, place: int = 0) -> None:
         super().__init__(what)
         self.place = place

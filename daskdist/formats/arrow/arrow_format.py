@@ -30,7 +30,7 @@ from daskdist.tables.from_arrow import TableReader
 _LARGE: Final = 1 / 16
 # In memory no batch has more bytes for one in the file, which is a bit a value at least, but for dictionaries.
 _DENSEST: Final = 64
-# How much larger what is compressed is in memory, about.
+# The assumed ratio of memory to compressed bytes.
 _RATIO: Final = 2
 # A message of a schema is shorter.
 _LONGEST: Final = 2**28
@@ -183,7 +183,7 @@ class Arrow:
                 with self.storage.open(version.path) as file:
                     yield _Batches(index, file, options, is_mapped=False)
             else:
-                # What is made of it keeps the mapping.
+                # Arrays made of it keep the mapping alive.
                 with pa.memory_map(version.path) as source:
                     yield _Batches(index, source, options, is_mapped=True)
 

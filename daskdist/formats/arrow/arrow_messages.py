@@ -25,7 +25,7 @@ FEATHER_1: Final = b"FEA1"
 CONTINUES: Final = b"\xff\xff\xff\xff"
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-# Of the fields of flatbuffers: their places in Message.fbs and File.fbs.
+# The positions of fields of flatbuffers in Message.fbs and File.fbs.
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
 _LENGTH, _COMPRESSION = 0, 3
 _ID, _IS_DELTA = 0, 2

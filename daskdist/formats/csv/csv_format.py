@@ -235,7 +235,7 @@ class Csv:
             if self.dtypes and name in self.dtypes:
                 kinds.append(with_zone(kind_named(self.dtypes[name], name), full))
             else:
-                # What stands for a missing value makes it no float.
+                # With a replacement for missing values, a column of integers need not become float.
                 kinds.append(full if name in (self.missing or ()) else kind)
         return Schema(names, tuple(kinds))
 
@@ -341,7 +341,7 @@ class Csv:
     # --- errors ---
 
     def _conversion_error(self, split: Split, fields: Fields, data: bytes, offset: int, error: Exception) -> FileError:
-        # What is wrong with rows of which it is known that something is.
+        # Return the error for rows that are known to be invalid.
         dialect = self.dialect.of(split.path or "")
         begins, ends = dialect.exact_framing.rows(data, with_blank=dialect.keeps_blank)
 
@@ -379,7 +379,7 @@ class Csv:
 
 
 def _numbers_without(left_out: list[int]) -> Callable[[int], int]:
-    # What the number of a row was before others were left out.
+    # Map the number of a row to its number before others were left out.
     shift = np.array(left_out, np.intp) - np.arange(len(left_out))
     return lambda row: row + int(np.searchsorted(shift, row, side="right"))
 

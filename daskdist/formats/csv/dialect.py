@@ -17,7 +17,7 @@ from daskdist.storage.filesystem import Version, failures
 
 TABS: Final = (".tsv", ".tab")
 
-# What is looked at for a header, at first and at most.
+# Bytes searched for a header, at first and at most.
 _HEAD_BYTES: Final = 2**12
 _MOST_BYTES: Final = 2**26
 
@@ -287,7 +287,7 @@ def _refuse_comment(path: str, first_name: str, num_names: int, data: bytes, dia
         return
 
 
-# What lines of comment begin with, and how many of them are looked at.
+# Beginnings of comment lines, and the number of lines that are looked at.
 _COMMENTS: Final = ("#", "//", "%", ";")
 _MOST_COMMENTS: Final = 1000
 

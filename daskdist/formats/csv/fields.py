@@ -203,7 +203,7 @@ class Fields:
         return _one_chunk(alone._parsed(_as_rows(values), {_ALONE: kind}).column(0))
 
     def _missing(self, column: Any) -> Any:
-        # Whether each value is missing. What was read as text or bytes has no nulls.
+        # For each value whether it is missing. Text and bytes are read without nulls.
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -213,7 +213,7 @@ class Fields:
         return column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
 
     def _number_texts(self, data: bytes, names: Collection[str]) -> dict[str, Any]:
-        # Of columns of numbers which values are text of digits that is no number.
+        # Find values in columns of numbers that are digits without being numbers.
         if not names or not may_hold_number_text(data, self.delimiter, self.quote):
             return {}
         texts = self._parsed(data, dict.fromkeys(names, "bytes"))
@@ -277,7 +277,7 @@ class Fields:
         )
 
 
-# What a column is called that is looked at by itself.
+# The name of a column that is parsed by itself.
 _ALONE: Final = "value"
 
 
@@ -381,7 +381,7 @@ def with_zone(kind: str, inferred: str) -> str:
     return kind + _ZONED if kind.startswith("datetime64") and inferred.endswith(_ZONED) else kind
 
 
-# Of types what all their values look like, by how their names begin; not all that looks so is one.
+# Necessary patterns of values, by the beginning of the type's name; a match alone proves nothing.
 _LOOKS: Final = {
     ("int", "uint"): rb"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)",
     ("float",): rb"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|[iInN][a-zA-Z0-9_()]*)",

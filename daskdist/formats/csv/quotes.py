@@ -142,7 +142,7 @@ class Quotes:
         return np.concatenate([found[:first], _walked(rest, self._opens(data, rest), _follows(found)[first:])])
 
     def _opens(self, data: bytes, found: Positions) -> Any:
-        # Whether a field begins with each of some quotes.
+        # Return for each quote whether a field begins with it.
         before = np.frombuffer(data, np.uint8).take(found - 1, mode="wrap")
         opens = self._ends_field.take(before)
         if len(found) and found[0] == (3 if data.startswith(MARK) else 0):
@@ -151,7 +151,7 @@ class Quotes:
 
     @cached_property
     def _ends_field(self) -> Any:
-        # Of each byte, whether a field begins after it.
+        # For each byte, whether a field begins after it.
         found = np.zeros(256, bool)
         found[[self.delimiter[0], _NEWLINE, _RETURN]] = True
         return found
@@ -203,7 +203,7 @@ def _packed(data: Any, is_one: Callable[[Any], Any]) -> Bits:
 
 
 def _toggled(marks: Bits) -> Bits:
-    # Of each bit whether an odd number of those up to it is set: within each number by doubling, then from one on.
+    # For each bit whether an odd number of bits up to it is set: within a word by doubling, then across words.
     bits = marks.copy()
     for distance in (1, 2, 4, 8, 16, 32):
         bits ^= bits << np.uint64(distance)
@@ -221,7 +221,7 @@ def _ends_line(array: Any) -> Any:
 
 
 def _follows(found: Positions) -> Any:
-    # Whether each of some quotes comes right after the one before it.
+    # Return for each quote whether it comes right after the one before it.
     follows = np.zeros(len(found), bool)
     np.equal(found[1:], found[:-1] + 1, out=follows[1:])
     return follows

@@ -40,9 +40,9 @@ from daskdist.tables.from_arrow import TableReader
 _MARK: Final = b"\xef\xbb\xbf"
 # As much of a file as tells whether its objects are lines.
 _HEAD_BYTES: Final = 2**12
-# What is looked at for a first object, where the sample has none.
+# Bytes searched for a first object where the sample has none.
 _MOST_BYTES: Final = 2**28
-# What a block of the decoder may have at most.
+# The largest block of the decoder, in bytes.
 _BLOCK_BYTES: Final = 2**31 - 1
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 # A record that is null: the first of some, and one of those after it.
@@ -244,7 +244,7 @@ class Json:
         if self.columns is None or any(_has_objects(schema.field(name).type) for name in names):
             # The decoder would leave out what it does not know within objects too, without a word.
             return schema, "error"
-        # What nobody asks for may be whatever it is. Something has to be asked for, or there are no rows.
+        # Columns that are not read may have any type. At least one has to be read, or there are no rows.
         return pa.schema([schema.field(name) for name in names] or [pa.field("", pa.null())]), "ignore"
 
     def _decoded(self, data: bytes, schema: Any) -> Any:
@@ -295,7 +295,7 @@ class Json:
         return None
 
     def _reason(self, line: bytes, schema: Any) -> str | None:
-        # What Python's decoder can tell of it, which knows of fields.
+        # Python's decoder names the field that is wrong.
         import pyarrow as pa
 
         try:
@@ -372,7 +372,7 @@ def _parsed(schema: bytes) -> Any:
 
 @lru_cache(maxsize=64)
 def _sampled(storage: Storage, version: Version, compression: str | None, are_lines: bool, sample_bytes: int) -> Kind:
-    # What the first objects of a file are together. Broken ones are told of when they are read.
+    # Infer the common kind of the first objects of a file. Broken ones raise when they are read.
     ranges = ByteRanges(Lines(), storage, compression)
     while True:
         data, is_all = ranges.head(version.path, sample_bytes)
@@ -398,7 +398,7 @@ def _kind_of_line(line: bytes) -> Kind:
 
 
 def _likeness(head: bytes) -> str:
-    # What the beginning of a file looks like that has no objects.
+    # Describe the beginning of a file without objects.
     text = head.removeprefix(_MARK).strip()
     line = text.partition(b"\n")[0].strip()
     if not text:
@@ -420,7 +420,7 @@ def _likeness(head: bytes) -> str:
 
 
 def _is_open(line: bytes) -> bool:
-    # Whether a line is the beginning of JSON that goes on.
+    # Return whether a line is the beginning of JSON that continues on the next.
     try:
         json.loads(line)
     except json.JSONDecodeError as error:

@@ -16,7 +16,7 @@ from daskdist.errors import ArgumentError, FileError
 
 # Deeper than anything that becomes arrays, and not deep enough for a stack to end.
 _DEEPEST: Final = 32
-# Of a field of a schema: why it cannot be read.
+# Metadata of a field of a schema: why it cannot be read.
 _PROBLEM: Final = b"daskdist.problem"
 
 
@@ -208,7 +208,7 @@ def _fits(value: Any, given: Kind, kind: Any) -> bool:
         return isinstance(value, bool)
     if types.is_null(kind) or types.is_struct(kind) or types.is_list(kind):
         return False
-    # What is to be a time, say, only the decoder can tell.
+    # Only the decoder can tell if a text is a time, for example.
     return isinstance(value, str) or not bool(types.is_string(kind) or types.is_binary(kind))
 
 
@@ -229,7 +229,7 @@ def _called(path: tuple[str | int, ...]) -> str:
 
 
 def _spelled(path: tuple[str | int, ...], kind: Kind) -> str:
-    # What a user writes in dtypes.
+    # Return the spelling of a dtype for users.
     made = _dtype_of(kind)
     for each in reversed(path):
         made = f"[{made}]" if isinstance(each, int) else f"{{{each!r}: {made}}}"

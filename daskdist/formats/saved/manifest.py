@@ -23,7 +23,7 @@ VERSION: Final = 1
 # Under what name a part has what else is to be known of it.
 KEY: Final = b"daskdist"
 
-# What users write -> what Arrow calls it.
+# The user's name -> Arrow's name.
 CODECS: Final = {None: None, "AUTO": "lz4", "lz4": "lz4", "zstd": "zstd"}
 
 # One plain file name: nothing that leads out of the directory, and nothing hidden.
@@ -204,7 +204,7 @@ def remove_unfinished(directory: str) -> tuple[str, ...]:
 
 
 def _is_temporary(name: str) -> bool:
-    # Whether `writing` has not finished it.
+    # Return whether it is a temporary file of `writing`.
     match = TEMPORARY.fullmatch(name)
     return match is not None and (match[1] == MANIFEST or _PART_NAME.fullmatch(match[1]) is not None)
 

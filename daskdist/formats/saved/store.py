@@ -39,7 +39,7 @@ PIECE_BYTES: Final = 2**20
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
-# What Arrow and NumPy raise for a file that is garbage depends on where the garbage is.
+# Errors of Arrow and NumPy for a damaged file depend on the place of the damage.
 _DAMAGE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, RecursionError)
 
 
@@ -391,7 +391,7 @@ def _opened(directory: str, name: str) -> Iterator[tuple[str, Any]]:
     fs, root = located(directory)
     path = f"{root}/{name}"
     try:
-        # What is used of a mapped file keeps it mapped after it is closed.
+        # Arrays keep a file mapped after it is closed.
         source = pa.memory_map(path) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb")
         with source, pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
             if KEY not in (reader.schema.metadata or {}):

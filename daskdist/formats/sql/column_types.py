@@ -28,7 +28,7 @@ import numpy as np
 
 from daskdist.errors import ArgumentError, FileError
 
-# What PostgreSQL calls its types on the wire. The numbers are part of its protocol.
+# PostgreSQL's numbers of types, which are part of its protocol.
 POSTGRESQL: Final[Mapping[int, str]] = {
     16: "bool",
     17: "bytes",
@@ -239,7 +239,7 @@ def array_of(values: Sequence[Any], column: Column, where: str, start: int) -> A
 
     try:
         return _array(values, column)
-    # Of what is no number where one should be, say.
+    # For example a text in a column of numbers.
     except (ValueError, TypeError, ArithmeticError, NotImplementedError) as error:
         reason = error
     for place, value in enumerate(values):

@@ -18,7 +18,7 @@ from daskdist.storage.filesystem import DAMAGE, failures, is_remote, local
 
 # Parts of names of options that are secret.
 _SECRET: Final = ("pass", "pwd", "secret", "token", "cred", "odbc_connect", "private")
-# What drivers call the seconds to wait for a server.
+# The names that drivers have for the connection timeout in seconds.
 _TIMEOUTS: Final = {
     "mariadbconnector": "connect_timeout",
     "mysqldb": "connect_timeout",
@@ -103,7 +103,7 @@ def connected(login: Login, path: str, label: str) -> Iterator[Any]:
             yield connection
     except DaskdistError:
         raise
-    # What a driver raised may have the password in it, so it is not told as the cause.
+    # The driver's error may contain the password, so it is not chained as the cause.
     except kinds as error:
         said = " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
         raise FileError(f"{label}: cannot be read: {login.without_secrets(said)}") from None

@@ -407,7 +407,7 @@ class Sql:
         return list(dict.fromkeys(connection.execute(every.order_by(ranked.c.place)).scalars()))
 
 
-# What SQLite calls the number of a row.
+# SQLite's name for the number of a row.
 _ROW: Final = "rowid"
 
 
@@ -517,7 +517,7 @@ def _even(low: Any, high: Any, number: int) -> list[Any] | None:
             made = [low + span * k / number for k in range(1, number)]
         else:
             made = [low + span * k // number for k in range(1, number)]
-    # Of a float and a Decimal, of times with a zone and without.
+    # For example a float and a Decimal, or times with a zone and without.
     except (TypeError, ArithmeticError):
         return None
     return [edge for edge in dict.fromkeys(made) if edge > low]

@@ -131,7 +131,7 @@ Feature = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
 
 
 def _check(feature: Any) -> None:
-    # What was given for shape and dtype, made what it stands for.
+    # Normalize shape and dtype.
     kind = type(feature).__name__
     object.__setattr__(feature, "dtype", _dtype_of(feature.dtype, kind))
     if isinstance(feature, VarLenFeature):
@@ -260,7 +260,7 @@ class Examples:
     def _parsed(
         self, data: bytes, buffer: Array, starts: Array, stops: Array
     ) -> tuple[list[Any], Array, list[tuple[int, str]]]:
-        # Of one chunk, whose records are read at once but for those that are odd in some way.
+        # Parse one chunk: all records at once, except those that are odd in some way.
         found, is_odd = walk(buffer, starts, stops, self._wanted)
         rows, odd = np.flatnonzero(~is_odd), np.flatnonzero(is_odd)
         columns = [
@@ -336,7 +336,7 @@ def _empty(feature: Feature) -> Any:
 
 
 def _column(feature: Feature, values: Array, counts: Array, is_there: Array) -> Any:
-    # Of the values of all rows, how many each has, and which are not missing.
+    # Return the column of all rows, given the number of values of each and which are present.
     if isinstance(feature, FixedLenFeature):
         if is_there.all():
             return values.reshape(len(counts), *feature.shape)

@@ -117,7 +117,7 @@ def walk(data: Array, starts: Array, stops: Array, wanted: Sequence[Wanted]) -> 
 
 
 class _Lists:
-    # Of one feature in each record: the number of the list it holds (0 where there is none), and where that lies.
+    # For one feature in each record: the number of the list it holds (0 where there is none), and its place.
     def __init__(self, num_rows: int) -> None:
         self.field = np.zeros(num_rows, np.uint8)
         self.start = np.zeros(num_rows, np.int64)
@@ -278,7 +278,7 @@ def _packed(data: Array, found: _Lists, is_odd: Array) -> tuple[Array, Array]:
 
 
 class _Column(Protocol):
-    # Of one feature: how many values each row has, and those of some rows.
+    # The values of one feature: the number in each row, and the values of some rows.
     counts: Array
 
     def __init__(self, data: Array, found: _Lists, is_odd: Array, wanted: Wanted) -> None: ...

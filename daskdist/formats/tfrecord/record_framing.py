@@ -84,7 +84,7 @@ def _lengths(headers: Array) -> Array:
 
 
 def _is_chain(data: Any, begins: Array) -> bool:
-    # Whether records begin there and nowhere else, and the data ends with the last.
+    # Return whether records begin exactly there, and the data ends with the last.
     if not len(begins) or begins[0] or begins[-1] + AROUND_BYTES > len(data):
         return False
     steps = _lengths(rows_at(data, begins, 8)) + np.uint64(AROUND_BYTES)
@@ -115,7 +115,7 @@ def _offsets(data: Any) -> tuple[Array, int]:
 
 
 def _run(data: Any, at: int, length: int, step: int) -> int:
-    # How many records from here on have one length.
+    # Count the records from here on that have the same length.
     most = (len(data) - at - HEADER_BYTES) // step + 1
     number, size = 0, _RUN
     while number < most:

@@ -23,7 +23,7 @@ from daskdist.storage.filesystem import Storage, Version, failures, is_remote, l
 _VERSION: Final = 1
 # Records are stated in groups of about as many bytes, which no split is smaller than.
 _GROUP_BYTES: Final = 2**16
-# What is read at a time.
+# Bytes read at a time.
 _CHUNK_BYTES: Final = 2**23
 
 

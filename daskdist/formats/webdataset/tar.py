@@ -118,7 +118,7 @@ def samples_of(data: bytes) -> list[Sample]:
         is_apart = is_apart or is_first
         if step.name is None:
             if step.broken and found and not found[-1].key and found[-1].end == step.begin:
-                # Of what is damaged block after block, once.
+                # Note consecutive damaged blocks once.
                 found[-1].end = step.end
             elif step.broken:
                 found.append(Sample("", step.begin, step.end, broken=step.broken))

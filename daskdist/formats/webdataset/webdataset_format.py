@@ -212,7 +212,7 @@ class WebDataset:
         return Decoding(self.decode, ImageOptions(self.image_mode, self.resize))
 
     def _columns(self, spec: ElementSpec) -> Columns:
-        # Those of a spec that was made of them.
+        # All fields of the spec, where the user names none.
         names = list(spec.packed) if self.columns is None else optree.tree_leaves(self.columns)
         return Columns.of(self.columns, names)
 
@@ -260,7 +260,7 @@ class WebDataset:
         return ElementSpec(LONE, (TensorSpec((None,) * rank, dtype),))
 
     def _stand_in(self, name: str, spec: ElementSpec) -> Any:
-        # What stands for a field that a sample lacks, as it would be decoded.
+        # The replacement of a field that a sample lacks, in decoded form.
         value = (self.missing or {})[name]
         kind = self._decoding().kind(name)
         try:
@@ -277,7 +277,7 @@ _KEY_SPEC: Final = ElementSpec(LONE, (TensorSpec((), _TEXT),))
 
 
 class _Reading:
-    # What a range is read by.
+    # The reader of a range.
     def __init__(self, form: WebDataset, label: str, piece: RangeRecords, spec: ElementSpec) -> None:
         self.label = label
         self.spec = spec
@@ -328,7 +328,7 @@ class _Reading:
             )
         try:
             value = self._decoding.decode(name, self._piece.data[member.start : member.stop])
-        # What libraries raise for what is damaged is of no kind: Pillow alone raises six.
+        # Errors of libraries for damaged data share no base class: Pillow alone raises six.
         except Exception as error:
             begin = self._piece.offset + member.begin
             raise _unreadable(self.label, sample.key, member.name, begin, error) from error
@@ -448,7 +448,7 @@ def _leaves_of_json(values: Sequence[Any], spec: ElementSpec) -> list[Any]:
 
 
 def _refuse_others(value: Any, packed: Any, rank: int, name: str) -> None:
-    # What Arrow would round, or leave out, in silence.
+    # Refuse values that Arrow would silently round or leave out.
     if isinstance(packed, dict):
         if not isinstance(value, dict):
             raise ValueError(f"{name} is {value!r:.60}, where an object is expected")
