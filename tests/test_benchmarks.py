@@ -23,6 +23,7 @@ READERS = BENCHMARKS / "readers.py"
 SCALE = BENCHMARKS / "scale.py"
 SOAK = BENCHMARKS / "soak.py"
 STEPS = BENCHMARKS / "steps.py"
+SERVICE = BENCHMARKS / "service.py"
 LOOPS = BENCHMARKS / "loops.py"
 PASSES = BENCHMARKS / "passes.py"
 COLLECTIVES = BENCHMARKS / "collectives.py"
@@ -146,6 +147,17 @@ def test_steps_give_figures(run) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_the_service_gives_figures(run) -> None:
+    figures = run(SERVICE, "--only", "batches", "--only", "rows", "--only", "killed")
+    assert all(figure["ours"] > 0 and figure["peer"] > 0 for figure in figures[:2])
+    assert {figure["what"] for figure in figures if figure["unit"] == "elements" and figure["holds"]} == {
+        "a worker killed: elements lost",
+        "a worker killed: elements doubled",
+    }
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_loops_give_figures(run) -> None:
     figures = run(LOOPS)
     assert [figure["unit"] for figure in figures] == ["batches/s"] * 10 + ["transitions"]
@@ -239,6 +251,7 @@ def test_a_peer_that_does_not_start_is_named(tmp_path: Path) -> None:
         (SCALE, "planning"),
         (SOAK, "embedded"),
         (STEPS, "growth"),
+        (SERVICE, "first"),
         (LOOPS, "loops"),
         (COLLECTIVES, "embedded"),
         (DIGITS, "cluster"),
