@@ -154,11 +154,12 @@ class StopTask:
 
 @dataclass(frozen=True)
 class LoseConsumer:
-    """Tell a worker that a consumer of a task is gone."""
+    """Tell a worker that a consumer of a task is gone, and if it left what it was done with; None if it was lost."""
 
     worker: str
     task: str
     consumer: str
+    done: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from daskdist.service.reading import Arrived, Reading
 
 logger: Final = logging.getLogger("daskdist")
 
-# A worker that does not answer is not waited for longer.
+# A scheduler that does not answer is not waited for longer.
 _LEAVE_S: Final = 5.0
 # A scheduler that was lost is looked for so often.
 _CONNECT_AGAIN_S: Final = 0.5
@@ -179,6 +179,8 @@ class _Connection:
         # By the address of a worker; and how often connections were lost before anything came over them.
         self._links: dict[str, Link] = {}
         self._num_failed: dict[str, int] = {}
+        # Workers to which it will connect again.
+        self._is_cut: set[str] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._is_leaving = False
         self.has_left = threading.Event()
@@ -238,18 +240,23 @@ class _Connection:
                 await asyncio.sleep(_CONNECT_AGAIN_S)
 
     async def _leave(self) -> None:
-        # Workers learn what is done with before the dispatcher tells them that this consumer is gone.
+        # The dispatcher tells workers what is done with, also those to which the connection was cut.
         self._is_leaving = True
-        links = list(self._links.values())
-        for link in links:
-            link.append(("leave",))
-        if links:
-            await asyncio.wait([link.task for link in links], timeout=_LEAVE_S)
-        for link in links:
-            link.task.cancel()
-        if self._comm is not None:
-            self._comm.abort()
-        self.has_left.set()
+        try:
+            if self._comm is not None:
+                await asyncio.wait_for(self._tell_left(self._comm), _LEAVE_S)
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            for link in list(self._links.values()):
+                link.task.cancel()
+            if self._comm is not None:
+                self._comm.abort()
+            self.has_left.set()
+
+    async def _tell_left(self, comm: Comm) -> None:
+        await send(comm, ("leave", self._name, self._reading.done()))
+        await comm.close()
 
     async def _enter(self, comm: Comm) -> None:
         await send(comm, ("hello", self._dataset_id))
@@ -309,9 +316,9 @@ class _Connection:
 
     def _to_worker(self, worker: str, message: Any) -> None:
         link = self._links.get(worker)
-        if link is None and message[0] == "join" and not self._is_leaving:
+        if link is None and message[0] == "join" and worker not in self._is_cut and not self._is_leaving:
             link = self._links[worker] = Link(
-                worker, self._name, self._address, self._compression, self._got, self._lost
+                worker, self._name, next(_numbers), self._address, self._compression, self._got, self._lost
             )
         # What is not sent now, a further "join" tells.
         if link is not None:
@@ -338,9 +345,10 @@ class _Connection:
                     "a dataset from the service cannot be read from the worker %s: connections to it are cut",
                     link.worker,
                 )
+            self._is_cut.add(link.worker)
             delay_s = min(_RETRY_S * 2 ** min(num_failed, 10), _MOST_RETRY_S)
             asyncio.get_running_loop().call_later(delay_s, self._connect_again, link.worker)
 
     def _connect_again(self, worker: str) -> None:
-        if worker not in self._links and not self._is_leaving:
-            self._reading.connected_again(worker)
+        self._is_cut.discard(worker)
+        self._reading.connected_again(worker)

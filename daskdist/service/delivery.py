@@ -112,8 +112,8 @@ class Delivery(Protocol):
         """Note what a consumer gives back after `Recall`."""
         ...
 
-    def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
-        """Remove a consumer; what it had not acknowledged goes to others, or is given up."""
+    def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
+        """Remove a consumer and note what it was done with; the rest of what it had goes to others, or is given up."""
         ...
 
     def tick(self) -> list[Action]:

@@ -154,8 +154,16 @@ class Dispatcher:
             return [TellEnd(join.name, was_over=not join.is_again)]
         return self._assign(iteration) + self._tell(consumer)
 
-    def left(self, name: str) -> list[Command]:
-        """Remove a consumer; a job without a name goes with it."""
+    def left(self, name: str, done: Mapping[str, Pairs] | None = None) -> list[Command]:
+        """Remove a consumer; a job without a name goes with it.
+
+        Parameters
+        ----------
+        name
+            Its name.
+        done
+            What it is done with, by task; None where it was lost.
+        """
         consumer = self._consumers.pop(name, None)
         if consumer is None:
             return []
@@ -167,7 +175,13 @@ class Dispatcher:
         self._note_change(iteration)
         if not iteration.consumers:
             iteration.idle_since = self._clock()
-        return [LoseConsumer(task.worker or "", task.id, name) for task in iteration.running]
+        for task_id, pairs in (done or {}).items():
+            if task_id in iteration.tasks:
+                iteration.tasks[task_id].done.update(pairs)
+        return [
+            LoseConsumer(task.worker or "", task.id, name, None if done is None else tuple(done.get(task.id, ())))
+            for task in iteration.running
+        ]
 
     def knows(self, name: str) -> bool:
         """Return whether a consumer has joined and not left."""

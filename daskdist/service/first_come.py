@@ -37,7 +37,6 @@ class FirstCome:
 
     def __init__(self, done: Pairs = (), expected: Collection[str] = ()) -> None:
         self.done = Intervals(done)
-        self.num_given_up = 0
         self._expected = set(expected)
         self._consumers: dict[str, Consumer] = {}
         # Elements that were produced, and are with nobody.
@@ -72,10 +71,7 @@ class FirstCome:
         self._expected.discard(consumer.name)
         before = self._consumers.pop(consumer.name, None)
         # Acknowledgements may have been lost on their way, and so may elements.
-        actions = [] if before is None else self._acknowledge(before, done)
-        actions += [Forget(*part) for pair in done for part in self._ready.within(*pair)]
-        self._ready.difference_update(done)
-        self.done.update(done)
+        actions = self._note_done(before, done)
         # Others may have been given some of what it holds while it was taken for lost.
         taken = [part for pair in consumer.held for part in self._taken_within(*pair)]
         consumer.held.difference_update(taken)
@@ -123,16 +119,20 @@ class FirstCome:
         consumer.is_recalled, consumer.has_answered = False, True
         return actions + self._hand_out()
 
-    def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
+    def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         self._expected.discard(name)
         consumer = self._consumers.pop(name, None)
-        actions: list[Action] = []
-        if consumer is not None and redeliver:
-            actions = self._offer(consumer.held)
-        elif consumer is not None:
-            self.num_given_up += len(consumer.held)
-            actions = self._acknowledge(consumer, consumer.held)
+        actions = self._note_done(consumer, done)
+        if consumer is not None:
+            actions += self._offer(consumer.held) if redeliver else self._acknowledge(consumer, consumer.held)
         return actions + self._hand_out()
+
+    def _note_done(self, consumer: Consumer | None, done: Pairs) -> list[Action]:
+        actions = [] if consumer is None else self._acknowledge(consumer, done)
+        actions += [Forget(*part) for pair in done for part in self._ready.within(*pair)]
+        self._ready.difference_update(done)
+        self.done.update(done)
+        return actions
 
     def _offer(self, pairs: Pairs) -> list[Action]:
         # Elements that are still to be produced again come when they are; what another has acknowledged is over.

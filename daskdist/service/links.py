@@ -22,8 +22,8 @@ class Link:
     ----------
     worker
         The address of the worker.
-    name
-        The name of the consumer.
+    name, number
+        The name of the consumer, and a number that is larger than those of its connections before.
     address
         Where the service is, and how to connect.
     compression
@@ -38,6 +38,7 @@ class Link:
         self,
         worker: str,
         name: str,
+        number: int,
         address: ServiceAddress,
         compression: str | None,
         got: Callable[[Link, Any], None],
@@ -48,7 +49,7 @@ class Link:
         self._lost = lost
         self._outbox: Outbox | None = None
         self._early: list[Any] = []
-        self.task = asyncio.ensure_future(self._run(name, address, compression))
+        self.task = asyncio.ensure_future(self._run(name, number, address, compression))
 
     def append(self, message: Any) -> None:
         """Send a message."""
@@ -58,14 +59,14 @@ class Link:
             self._outbox.append(message)
             self._outbox.kick()
 
-    async def _run(self, name: str, address: ServiceAddress, compression: str | None) -> None:
+    async def _run(self, name: str, number: int, address: ServiceAddress, compression: str | None) -> None:
         comm: Comm | None = None
         writing: asyncio.Future[None] | None = None
         failure: Exception | None = None
         try:
             comm = await connect(self.worker, timeout=seconds("timeouts.connect"), **address.connection_args())
-            compressions = readable(compression, comm)
-            await comm.write({"op": READ_OPERATION, "reply": False, "consumer": name, "compressions": compressions})
+            asked = {"consumer": name, "number": number, "compressions": readable(compression, comm)}
+            await comm.write({"op": READ_OPERATION, "reply": False, **asked})
             outbox = self._outbox = Outbox(comm)
             for message in self._early:
                 outbox.append(message)

@@ -186,14 +186,11 @@ class Producer:
         """Note what a consumer gives back."""
         self._carry_out(self.delivery.returned(name, pairs))
 
-    def leave(self, name: str) -> None:
-        """Remove a consumer that has told all that it is done with; others get the rest."""
-        self._carry_out(self.delivery.lost(name))
-        self.report()
-
-    def lose(self, name: str) -> None:
-        """Remove a consumer that did not leave: its process has ended."""
-        self._carry_out(self.delivery.lost(name, redeliver=self.spec.options.redelivers))
+    def lose(self, name: str, done: list[tuple[int, int]] | None = None) -> None:
+        """Remove a consumer: one that left, and has told what it was done with, or one that was lost."""
+        is_redelivered = done is not None or self.spec.options.redelivers
+        self._unreported.update(done or ())
+        self._carry_out(self.delivery.lost(name, done or (), redeliver=is_redelivered))
 
     def tick(self) -> None:
         """Have consumers that wait get something of the others, and report."""

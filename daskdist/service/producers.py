@@ -51,34 +51,33 @@ class Producers:
         if producer is not None:
             producer.stop()
 
-    def lose(self, task: str, consumer: str) -> None:
-        """Note that a consumer of a task is gone for good."""
+    def lose(self, task: str, consumer: str, done: Pairs | None = None) -> None:
+        """Note that a consumer of a task is gone for good, and if it left what it was done with."""
         if task in self.producers:
-            self.producers[task].lose(consumer)
+            self.producers[task].lose(consumer, done)
 
     def lose_all(self, consumer: str) -> None:
         """Note that a consumer is gone for good which the dispatcher does not know."""
         if consumer not in self._connected:
             for task in list(self.producers):
-                self.lose(task, consumer)
+                self.lose(task, consumer, [])
 
     # --- consumers ---
 
     def connected(self, consumer: str) -> None:
-        """Note that a consumer has connected."""
+        """Note that a consumer has connected, maybe again: it is sent nothing before it has joined anew."""
+        self.disconnected(consumer)
         self._connected.add(consumer)
 
     def disconnected(self, consumer: str) -> None:
         """Note that the connection of a consumer was cut."""
-        self._forget(consumer)
+        self._connected.discard(consumer)
+        for key, asked in list(self._early.items()):
+            asked.pop(consumer, None)
+            if not asked:
+                del self._early[key]
         for producer in list(self.producers.values()):
             producer.miss(consumer)
-
-    def left(self, consumer: str) -> None:
-        """Note that a consumer has left, and told before what it is done with."""
-        self._forget(consumer)
-        for producer in list(self.producers.values()):
-            producer.leave(consumer)
 
     def message(self, consumer: str, kind: str, task: str, attempt: int, *args: Any) -> None:
         """Take a message of a consumer; one about an attempt that is over says nothing."""
@@ -90,19 +89,17 @@ class Producers:
             if producer is not None and is_there:
                 producer.join(asked, done)
             else:
-                self._early.setdefault((task, attempt), {})[consumer] = asked, done
-        elif kind == "window" and consumer in self._early.get((task, attempt), {}):
-            self._early[task, attempt][consumer][0].window_elements = args[0]
+                self._early.setdefault((task, attempt), {})[consumer] = asked, list(done)
         elif producer is not None and is_there:
             act: dict[str, Any] = {"ack": producer.acknowledge, "return": producer.take_back, "window": producer.resize}
             act[kind](consumer, *args)
-
-    def _forget(self, consumer: str) -> None:
-        self._connected.discard(consumer)
-        for key, asked in list(self._early.items()):
-            asked.pop(consumer, None)
-            if not asked:
-                del self._early[key]
+        elif consumer in self._early.get((task, attempt), {}):
+            early, done = self._early[task, attempt][consumer]
+            if kind == "window":
+                early.window_elements = args[0]
+            elif kind == "ack":
+                early.held.difference_update(args[0])
+                done += args[0]
 
     def reports(self) -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
         """Return what `daskdist.service.status.Reports` has of the tasks."""

@@ -176,6 +176,10 @@ class Reading:
         """Note that another dispatcher may answer, which has told nothing yet."""
         self._told = 0
 
+    def done(self) -> dict[str, Pairs]:
+        """Return what is done with, by task."""
+        return {task: list(numbers) for task, numbers in self._done.items() if len(numbers)}
+
     def was_given_more(self) -> bool:
         """Return whether elements have come since the end of all tasks; that is told once more when they are used."""
         self._ends_late = any(map(len, self._held.values()))

@@ -57,14 +57,13 @@ class Rounds:
             raise ArgumentError(
                 f"consumer_index {consumer.index} is taken by the consumer {other.name}; give each its own"
             )
-        new = [part for pair in done for part in self.done.missing(*pair)]
-        self.done.update(new)
+        actions = self._note_done(done)
         self._consumers[consumer.index] = consumer
         first = consumer.index
         while first in self.done or first in consumer.held:
             first += self._num_consumers
         self._next[consumer.index] = first
-        return [*self._forget(new), *self._send(consumer), *self._end()]
+        return [*actions, *self._send(consumer), *self._end()]
 
     def resized(self, name: str, window_elements: int) -> list[Action]:
         consumer = self._named(name)
@@ -94,15 +93,18 @@ class Rounds:
     def returned(self, name: str, pairs: Pairs) -> list[Action]:
         return []
 
-    def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
+    def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         consumer = self._named(name)
         if consumer is None:
             return []
+        actions = self._note_done(done)
         del self._consumers[consumer.index]
-        if redeliver:
-            return []
-        self.done.update(consumer.held)
-        return self._forget(consumer.held)
+        return actions if redeliver else actions + self._note_done(consumer.held)
+
+    def _note_done(self, done: Pairs) -> list[Action]:
+        new = [part for pair in done for part in self.done.missing(*pair)]
+        self.done.update(new)
+        return self._forget(new)
 
     def _forget(self, pairs: Pairs) -> list[Action]:
         # Elements that are still to be produced again are forgotten then.

@@ -209,6 +209,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
             self._comms[join.name] = queue
             names.add(join.name)
             self._carry_out(dispatcher.joined(join))
+        elif kind == "leave":
+            self._carry_out(dispatcher.left(*args))
         elif kind == "read_all":
             self._carry_out(dispatcher.read_all(*args))
 
@@ -229,8 +231,8 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
                     self._to_worker(worker, "start", spec, pickled)
                 case StopTask(worker, task):
                     self._to_worker(worker, "stop", task)
-                case LoseConsumer(worker, task, consumer):
-                    self._to_worker(worker, "lose", task, consumer)
+                case LoseConsumer(worker, task, consumer, done):
+                    self._to_worker(worker, "lose", task, consumer, done)
                 case TellTasks(consumer, tasks, number):
                     self._to_consumer(consumer, "tasks", tasks, number)
                 case TellEnd(consumer, was_over):

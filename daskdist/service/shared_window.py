@@ -91,10 +91,11 @@ class SharedWindow:
     def returned(self, name: str, pairs: Pairs) -> list[Action]:
         return []
 
-    def lost(self, name: str, *, redeliver: bool = True) -> list[Action]:
+    def lost(self, name: str, done: Pairs = (), *, redeliver: bool = True) -> list[Action]:
         consumer = self._consumers.pop(name, None)
         if consumer is None:
             return []
+        consumer.held.difference_update(done)
         if redeliver:
             self._again[consumer.trainer].update(consumer.held)
         return self._send()

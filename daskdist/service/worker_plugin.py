@@ -34,7 +34,8 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
         self._loop = worker.loop.asyncio_loop
         self.tasks = Producers(self._producer)
-        self._outboxes: dict[str, Outbox] = {}
+        # Of each consumer that is connected, the number of the connection, and where messages to it go.
+        self._outboxes: dict[str, tuple[int, Outbox]] = {}
         worker.handlers[READ_OPERATION] = self._serve
         worker.handlers[REPORT_OPERATION] = self.tasks.reports
         worker.stream_handlers[COMMAND_OPERATION] = self._command
@@ -98,38 +99,44 @@ class ServiceOnWorker(WorkerPlugin):  # type: ignore[misc]
     # --- consumers ---
 
     def _send(self, consumer: str, message: Any, num_bytes: int = 0) -> None:
-        outbox = self._outboxes.get(consumer)
-        if outbox is not None:
+        if consumer in self._outboxes:
+            _, outbox = self._outboxes[consumer]
             outbox.append(message, num_bytes)
             outbox.kick()
 
-    async def _serve(self, comm: Comm, consumer: str, compressions: tuple[str, ...] = ()) -> Any:
+    async def _serve(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> Any:
+        try:
+            if self._number_of(consumer) < number:
+                await self._exchange(comm, consumer, number, compressions)
+            # Else it was cut before this was heard, and the consumer has connected again.
+        finally:
+            comm.abort()
+        return Status.dont_reply
+
+    def _number_of(self, consumer: str) -> int:
+        return self._outboxes[consumer][0] if consumer in self._outboxes else -1
+
+    async def _exchange(self, comm: Comm, consumer: str, number: int, compressions: tuple[str, ...]) -> None:
         compress(comm, compressions)
-        # One that has connected again is not heard over its connection of before.
-        outbox = self._outboxes[consumer] = Outbox(comm)
+        outbox = Outbox(comm)
+        # A connection of before is not heard any more.
+        self._outboxes[consumer] = number, outbox
         self.tasks.connected(consumer)
-        ends = [asyncio.ensure_future(each) for each in (outbox.write_all(), self._receive(comm, consumer, outbox))]
+        ends = [asyncio.ensure_future(each) for each in (outbox.write_all(), self._receive(comm, consumer, number))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for end in ends:
                 end.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
-            if self._outboxes.get(consumer) is outbox:
-                # It did not leave.
+            if self._number_of(consumer) == number:
                 del self._outboxes[consumer]
                 self.tasks.disconnected(consumer)
                 self._tell(("away", consumer))
-            comm.abort()
-        return Status.dont_reply
 
-    async def _receive(self, comm: Comm, consumer: str, outbox: Outbox) -> None:
+    async def _receive(self, comm: Comm, consumer: str, number: int) -> None:
         while True:
             for kind, *args in unpack_messages(await comm.read()):
-                if self._outboxes.get(consumer) is not outbox:
-                    return
-                if kind == "leave":
-                    del self._outboxes[consumer]
-                    self.tasks.left(consumer)
+                if self._number_of(consumer) != number:
                     return
                 self.tasks.message(consumer, kind, *args)

@@ -1,0 +1,418 @@
+"""The data service without I/O: its state machines, and the messages between them, delivered one at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict, deque
+from typing import Any
+
+import numpy as np
+
+from daskdist.core.block import Block
+from daskdist.core.structure import LONE
+from daskdist.service.commands import (
+    DatasetEntry,
+    JobOptions,
+    Join,
+    LoseConsumer,
+    StartTask,
+    StopTask,
+    TellEnd,
+    TellFailure,
+    TellTasks,
+)
+from daskdist.service.dispatcher import Dispatcher
+from daskdist.service.intervals import Intervals
+from daskdist.service.modes import ShardingPolicy
+from daskdist.service.producer import Producer
+from daskdist.service.producers import Producers
+from daskdist.service.reading import Arrived, Reading
+
+PART = 3
+CLOSED = ("closed",)
+
+
+class Link:
+    """A connection of a consumer to a worker: what is on its way up to the worker, and down from it."""
+
+    def __init__(self, consumer: SimulatedConsumer, worker: str, number: int) -> None:
+        self.consumer = consumer
+        self.number = number
+        self.worker = worker
+        self.up: deque[Any] = deque([("connect",)])
+        self.down: deque[Any] = deque()
+        # What the writer of either end wrote after that comes nowhere.
+        self.is_cut = False
+
+    def cut(self, num_kept: int = 0) -> None:
+        """Lose all but the first messages that are on their way."""
+        if not self.is_cut:
+            self.is_cut = True
+            for queue in (self.up, self.down):
+                while len(queue) > num_kept:
+                    queue.pop()
+                queue.append(CLOSED)
+
+
+class SimulatedWorker:
+    """A worker: its producers without their threads."""
+
+    def __init__(self, service: Simulation, address: str) -> None:
+        self.service = service
+        self.address = address
+        self.producers = Producers(self._producer)
+        self.links: dict[str, Link] = {}
+        # Of each task and attempt, how many elements were produced.
+        self.positions: dict[tuple[str, int], int] = {}
+        self.commands: deque[Any] = deque()
+        self.events: deque[Any] = deque([("ready",)])
+        self.is_alive = True
+
+    def _producer(self, spec: Any, pickled: bytes) -> Producer:
+        self.positions[spec.id, spec.attempt] = 0
+        return Producer(spec, pickled, lambda: None, lambda *args: None, self._send, self._note)
+
+    def _send(self, consumer: str, message: Any, num_bytes: int = 0) -> None:
+        link = self.links.get(consumer)
+        if link is not None and not link.is_cut:
+            link.down.append(message)
+
+    def _note(self, what: str, spec: Any, *args: Any) -> None:
+        self.events.append((what, spec.id, spec.attempt, *args))
+        if what == "done":
+            self.producers.stop(spec.id)
+
+    def command(self, name: str, *args: Any) -> None:
+        """Carry out a command of the dispatcher."""
+        act: dict[str, Any] = {
+            "start": self.producers.start,
+            "stop": self.producers.stop,
+            "lose": self.producers.lose,
+            "lose_all": self.producers.lose_all,
+        }
+        act[name](*args)
+
+    def hear(self, link: Link, message: Any) -> None:
+        """Take a message of a consumer."""
+        name = link.consumer.name
+        if message == ("connect",):
+            if name not in self.links or self.links[name].number < link.number:
+                self.links[name] = link
+                self.producers.connected(name)
+        elif self.links.get(name) is not link:
+            return
+        elif message == CLOSED:
+            del self.links[name]
+            self.producers.disconnected(name)
+            self.events.append(("away", name))
+        else:
+            self.producers.message(name, *message)
+
+    def produce(self) -> bool:
+        """Produce the next part of each task; return whether there was any."""
+        has_produced = False
+        for producer in list(self.producers.producers.values()):
+            spec = producer.spec
+            position = self.positions[spec.id, spec.attempt]
+            numbers = self.service.numbers_of(spec)
+            if position > len(numbers) or not producer.delivery.is_wanted:
+                continue
+            has_produced = True
+            self.positions[spec.id, spec.attempt] = position + PART
+            stop = min(position + PART, len(numbers))
+            for first, end in Intervals(spec.done).missing(position, stop):
+                rows = Block(LONE, [np.asarray(numbers[first:end])])
+                producer.count(rows.nbytes)
+                producer.add(first, rows)
+            if position + PART > len(numbers):
+                producer.end(None)
+        return has_produced
+
+
+class SimulatedConsumer:
+    """A consumer, and the program that takes its elements."""
+
+    def __init__(self, service: Simulation, name: str, window: int | None) -> None:
+        self.name = name
+        self.service = service
+        self.arrived = Arrived()
+        joining = {"window_elements": window, "window_bytes": 40, "index": 0, "trainer": ""}
+        self.reading = Reading(name, joining, self.arrived, self._send, self._read_all, in_turn=False)
+        self.links: dict[str, Link] = {}
+        self.is_cut: set[str] = set()
+        self.asked: deque[Any] = deque()
+        self.told: deque[Any] = deque()
+        # What the program and timers have the event loop do.
+        self.calls: deque[Any] = deque()
+        self.taken: list[int] = []
+        self.is_alive, self.is_leaving = True, False
+
+    def _send(self, worker: str, message: Any) -> None:
+        link = self.links.get(worker)
+        if link is None and message[0] == "join" and worker not in self.is_cut and not self.is_leaving:
+            link = self.links[worker] = self.service.connect(self, worker)
+        if link is not None and not link.is_cut:
+            link.up.append(message)
+
+    def _read_all(self, num_told: int) -> None:
+        self.asked.append(("read_all", self.name, num_told))
+
+    def take(self, most: int) -> bool:
+        """Have the program take elements, if there are any; return whether it did anything."""
+        in_hand = self.arrived.done_with()
+        if in_hand is not None:
+            self.calls.append(("acknowledge", *in_hand))
+        place = self.arrived.place()
+        if place is not None:
+            self.taken += self.arrived.take(place, most).leaves[0].tolist()
+        return in_hand is not None or place is not None
+
+    def close(self) -> None:
+        """Have the program close its iterator."""
+        in_hand = self.arrived.done_with()
+        if in_hand is not None:
+            self.calls.append(("acknowledge", *in_hand))
+        self.arrived.parts.clear()
+        self.arrived.is_over = True
+        self.calls.append(("leave",))
+
+    def call(self, kind: str, *args: Any) -> None:
+        """Do in the event loop what was asked for."""
+        if kind == "acknowledge":
+            self.reading.acknowledge(*args)
+        elif kind == "leave":
+            self._leave()
+        else:
+            self.is_cut.discard(*args)
+            self.reading.connected_again(*args)
+
+    def _leave(self) -> None:
+        if not self.is_leaving:
+            self.is_leaving = True
+            self.asked += [("leave", self.name, self.reading.done()), CLOSED]
+            for link in self.links.values():
+                link.cut(1)
+
+    def hear(self, link: Link, message: Any) -> None:
+        """Take a message of a worker."""
+        if message != CLOSED:
+            self.reading.got(link.worker, message)
+        elif self.links.get(link.worker) is link:
+            del self.links[link.worker]
+            if not self.is_leaving:
+                self.is_cut.add(link.worker)
+                self.calls.append(("again", link.worker))
+
+    def hear_dispatcher(self, message: Any) -> None:
+        """Take a message of the dispatcher."""
+        if self.is_leaving:
+            return
+        if isinstance(message, TellTasks):
+            self.reading.tasks(message.tasks, message.number)
+        elif isinstance(message, TellEnd):
+            if message.was_over or not self.reading.was_given_more():
+                self.arrived.is_over = True
+                self._leave()
+        else:
+            raise AssertionError(message)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its program goes on."""
+        return self.is_alive and not self.arrived.is_over
+
+    @property
+    def num_out(self) -> int:
+        """The elements that are on their way to it, or came and were not taken, of tasks that it reads.
+
+        What a task has left over by others after its end comes on top of the window.
+        """
+        places = {task: place for task, place in self.reading._tasks.items() if task not in self.reading._ended}
+        here = sum(len(rows) for task, _, rows in self.arrived.parts if task in places)
+        links = [link for link in self.service.links if link.consumer is self]
+        sent = [(link, message) for link in links for message in link.down if message[0] == "rows"]
+        coming = [message[4] for link, message in sent if places.get(message[1]) == (message[2], link.worker)]
+        return here + sum(map(len, coming))
+
+
+class Simulation:
+    """A dispatcher, workers, consumers, and what is on its way between them.
+
+    Parameters
+    ----------
+    mode
+        That of the job.
+    num_elements
+        Those of the dataset.
+    is_leased
+        Whether runs of elements are leased to workers.
+    redelivers
+        What becomes of the elements of a consumer that is lost.
+    """
+
+    def __init__(
+        self, mode: ShardingPolicy, num_elements: int, *, is_leased: bool, redelivers: bool, window: int | None
+    ) -> None:
+        self.num_elements = num_elements
+        self.options = JobOptions(mode, redelivers=redelivers)
+        self.window = window
+        self.dispatcher = Dispatcher(lambda: 0.0, gc_timeout_s=1e9)
+        pieces = (num_elements, 1) if is_leased else None
+        self.dispatcher.register(DatasetEntry("dataset", "fingerprint", b"", b"", pieces))
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.consumers: dict[str, SimulatedConsumer] = {}
+        self.links: list[Link] = []
+        self._names = itertools.count()
+        self._sent: defaultdict[str, set[str]] = defaultdict(set)
+
+    def numbers_of(self, spec: Any) -> range:
+        """Return the numbers that are the elements of a task."""
+        if spec.lease is not None:
+            return range(*spec.lease)
+        if self.options.mode is ShardingPolicy.FILE:
+            return range(spec.index, self.num_elements, spec.count)
+        return range(self.num_elements)
+
+    # --- what happens ---
+
+    def add_worker(self) -> None:
+        """Start a worker."""
+        address = f"worker-{next(self._names)}"
+        self.workers[address] = SimulatedWorker(self, address)
+
+    def add_consumer(self) -> None:
+        """Start a consumer."""
+        name = f"consumer-{next(self._names)}"
+        consumer = self.consumers[name] = SimulatedConsumer(self, name, self.window)
+        consumer.asked.append(("join", Join(name, "dataset", "job", 0, self.options)))
+
+    def kill_worker(self, worker: SimulatedWorker, num_kept: int) -> None:
+        """End a worker's process."""
+        worker.is_alive = False
+        worker.commands.clear()
+        worker.events.append(("gone",))
+        for link in self.links:
+            if link.worker == worker.address:
+                link.cut(num_kept)
+                link.up.clear()
+
+    def kill_consumer(self, consumer: SimulatedConsumer, num_kept: int) -> None:
+        """End a consumer's process."""
+        consumer.is_alive = False
+        consumer.told.clear()
+        consumer.calls.clear()
+        consumer.asked.append(CLOSED)
+        for link in self.links:
+            if link.consumer is consumer:
+                link.cut(num_kept)
+                link.down.clear()
+
+    def connect(self, consumer: SimulatedConsumer, worker: str) -> Link:
+        """Return a new connection; to a worker that is gone, one that is cut."""
+        link = Link(consumer, worker, next(self._names))
+        self.links.append(link)
+        if not self.workers[worker].is_alive:
+            link.cut()
+            link.up.clear()
+        return link
+
+    # --- messages ---
+
+    def steps(self) -> list[Any]:
+        """Return functions of which each delivers a message that is the next of its connection."""
+        steps: list[Any] = []
+        self.links = [link for link in self.links if link.up or link.down or not link.is_cut]
+        for link in self.links:
+            if link.up:
+                steps.append(lambda link=link: self.workers[link.worker].hear(link, link.up.popleft()))
+            if link.down:
+                steps.append(lambda link=link: link.consumer.hear(link, link.down.popleft()))
+        for worker in self.workers.values():
+            if worker.events:
+                steps.append(lambda worker=worker: self._event(worker, *worker.events.popleft()))
+            if worker.commands:
+                steps.append(lambda worker=worker: worker.command(*worker.commands.popleft()))
+        for consumer in self.consumers.values():
+            if consumer.asked:
+                steps.append(lambda consumer=consumer: self._request(consumer, *consumer.asked.popleft()))
+            if consumer.told:
+                steps.append(lambda consumer=consumer: consumer.hear_dispatcher(consumer.told.popleft()))
+            if consumer.calls:
+                steps.append(lambda consumer=consumer: consumer.call(*consumer.calls.popleft()))
+        return steps
+
+    def _event(self, worker: SimulatedWorker, kind: str, *args: Any) -> None:
+        dispatcher = self.dispatcher
+        if kind == "ready":
+            self._carry_out(dispatcher.worker_joined(worker.address, "host"))
+        elif kind == "progress":
+            self._carry_out(dispatcher.progressed(*args))
+        elif kind == "done":
+            self._carry_out(dispatcher.task_done(*args))
+        elif kind == "away":
+            if not dispatcher.knows(*args):
+                worker.commands.append(("lose_all", *args))
+        else:
+            self._carry_out(dispatcher.worker_left(worker.address))
+
+    def _request(self, consumer: SimulatedConsumer, kind: str, *args: Any) -> None:
+        if kind == "join":
+            self._carry_out(self.dispatcher.joined(*args))
+        elif kind == "read_all":
+            self._carry_out(self.dispatcher.read_all(*args))
+        elif kind == "leave":
+            self._carry_out(self.dispatcher.left(*args))
+        else:
+            self._carry_out(self.dispatcher.left(consumer.name))
+
+    def _carry_out(self, commands: list[Any]) -> None:
+        for command in commands:
+            match command:
+                case StartTask(worker, spec):
+                    self._to_worker(worker, "start", spec, b"")
+                case StopTask(worker, task):
+                    self._to_worker(worker, "stop", task)
+                case LoseConsumer(worker, task, consumer, done):
+                    self._to_worker(worker, "lose", task, consumer, done)
+                case TellTasks(name) | TellEnd(name) | TellFailure(name):
+                    if self.consumers[name].is_alive:
+                        self.consumers[name].told.append(command)
+
+    def _to_worker(self, worker: str, *command: Any) -> None:
+        if self.workers[worker].is_alive:
+            self.workers[worker].commands.append(command)
+
+    # --- the end ---
+
+    def finish(self) -> None:
+        """Let everything go on until all consumers are at the end, and read what others have left."""
+        if not any(worker.is_alive for worker in self.workers.values()):
+            self.add_worker()
+        self._settle()
+        left_out = [each.name for each in self.consumers.values() if each.is_reading]
+        if left_out:
+            raise AssertionError(f"{left_out} wait without end")
+        # There may be elements of which those that died had kept some for too long.
+        self.add_consumer()
+        self._settle()
+
+    def _settle(self) -> None:
+        for _ in range(10_000):
+            steps = self.steps()
+            for step in steps:
+                step()
+            alive = [worker for worker in self.workers.values() if worker.is_alive]
+            has_produced = [worker.produce() for worker in alive]
+            has_taken = [each.take(4) for each in self.consumers.values() if each.is_reading]
+            if steps or any(has_produced) or any(has_taken):
+                continue
+            for worker in alive:
+                worker.producers.tick()
+            if not self.steps():
+                return
+        raise AssertionError("it goes on without end")
+
+    def counts(self, *, of_living: bool) -> Counter[int]:
+        """Return how often each element was taken."""
+        consumers = [each for each in self.consumers.values() if each.is_alive or not of_living]
+        return Counter(number for each in consumers for number in each.taken)
