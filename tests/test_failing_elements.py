@@ -224,3 +224,17 @@ def test_a_dataset_whose_first_elements_fail_has_the_spec_of_those_that_do_not()
     assert [int(x[0]) for x in next(steps).values] == [12, 13]
     with pytest.raises(UserFunctionError, match="KeyError: 10"):
         str(ds.take(1).element_spec)
+
+
+@pytest.mark.parametrize("rest", [lambda ds: ds, lambda ds: ds.skip(0).take(-1), lambda ds: ds.prefetch(2)])
+def test_a_batch_that_does_not_stack_takes_no_other_with_it(rest):
+    ds = rest(Dataset.range(8).map(lambda x: np.full(2 if x == 3 else 1, x)).batch(2))
+    expected = [[[0], [1]], ERROR, [[4], [5]], [[6], [7]]]
+    assert taken(iter(ds)) == expected
+    elements, again = iter(ds), iter(ds)
+    next(elements)
+    with pytest.raises(StackError):
+        next(elements)
+    again.load_state_dict(elements.state_dict())
+    assert taken(again) == expected[2:]
+    assert [batch.tolist() for batch in ds.ignore_errors()] == [each for each in expected if each != ERROR]

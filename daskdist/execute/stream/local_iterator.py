@@ -18,7 +18,7 @@ from daskdist.core.primitive import Epoch, Exhausted, Primitive
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import DatasetSpec, ElementSpec
 from daskdist.core.structure import Leaves, Structure
-from daskdist.errors import ArgumentError, UserFunctionError
+from daskdist.errors import ArgumentError, StackError, UserFunctionError
 from daskdist.execute.caller import Caller
 from daskdist.execute.callers.now import Now
 from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane, StepBundle
@@ -260,7 +260,8 @@ class _Current:
             raise
         except Exception as error:
             self.elements = None
-            self.place += is_of_element(error)
+            # A batch that is a view of its block is stacked here.
+            self.place += is_of_element(error) or isinstance(error, StackError)
             if self.reported.is_new(error):
                 raise
             return self.take(caller, empty, told_spec)
