@@ -72,7 +72,7 @@ def _encodable(value: Any) -> Any:
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
-    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
+    return type(value)(map(_encodable, value)) if isinstance(value, list | tuple) else value
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,3 +15,12 @@ def test_a_report_with_text_that_cannot_be_encoded_is_sent(pytestconfig):
     data = pytestconfig.hook.pytest_report_to_serializable(config=pytestconfig, report=report)
     sent = json.dumps(data, ensure_ascii=False).encode()
     assert b"half a pair: \\\\udcff" in sent
+
+
+def test_a_report_is_sent_as_it_is(pytestconfig):
+    reason = ("tests/test_x.py", 1, "Skipped: no such library")
+    report = pytest.TestReport(
+        "tests/test_x.py::test_x", ("tests/test_x.py", 1, "test_x"), {}, "skipped", reason, "call"
+    )
+    data = pytestconfig.hook.pytest_report_to_serializable(config=pytestconfig, report=report)
+    assert data["longrepr"] == reason
