@@ -144,7 +144,7 @@ class Checkpoint:
         for name, each in self._objects.items():
             try:
                 each.load_state_dict(states.pop(name))
-            # What an object raises is its own affair.
+            # An object may raise anything.
             except Exception as error:
                 why = str(error) if isinstance(error, DaskdistError) else f"{type(error).__name__}: {error}"
                 raise ArgumentError(

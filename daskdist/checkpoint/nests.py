@@ -11,7 +11,7 @@ import numpy as np
 
 from daskdist.errors import ArgumentError
 
-# What a state holds beside arrays.
+# The types of values in a state beside arrays.
 PLAIN: Final = (bool, int, float, complex, str, bytes)
 # No state is as deep; one that has itself inside is.
 MOST_DEPTH: Final = 100
@@ -151,7 +151,7 @@ def _array_of(leaf: Any, path: tuple[Any, ...], copied: bool) -> Any:
         given = leaf
         try:
             leaf = _from_framework(leaf)
-        # What a framework raises is its own affair.
+        # A framework may raise anything.
         except Exception as error:
             raise ArgumentError(
                 f"{where(path)}: {type(given).__name__} cannot be made a NumPy array: {error}"
@@ -181,7 +181,7 @@ def _from_framework(leaf: Any) -> Any:
         try:
             return tensor.numpy()
         except TypeError:
-            # Of a dtype that NumPy has not.
+            # Its dtype is one that NumPy lacks.
             return tensor.float().numpy()
     if hasattr(leaf, "__cuda_array_interface__") and callable(getattr(leaf, "get", None)):
         return leaf.get()
@@ -230,7 +230,7 @@ class _Like:
             raise ArgumentError(f"{where(path)}: {_kind(leaf)} was saved, and {_kind(present)} is there")
         try:
             return _array_like(np.asarray(leaf), present, self._copied)
-        # What a framework raises is its own affair.
+        # A framework may raise anything.
         except Exception as error:
             raise ArgumentError(f"{where(path)}: no {type(present).__name__} can be made of it: {error}") from error
 
@@ -304,7 +304,7 @@ def _kind(nest: Any) -> str:
 
 
 def _native(array: Any, copied: bool) -> Any:
-    # Of this machine's byte order, and such as may be changed, as a tensor can be.
+    # Return an array in native byte order that is writable, as a tensor is.
     return np.array(array, array.dtype.newbyteorder("="), copy=True if copied or not array.flags.writeable else None)
 
 

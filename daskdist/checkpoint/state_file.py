@@ -111,7 +111,7 @@ def read_states(path: str, storage: Storage) -> dict[str, Any]:
             raise FileError(f"{path}: no checkpoint: the file is empty")
         if head != _MAGIC[: len(head)]:
             raise FileError(f"{path}: no checkpoint: it begins with {head!r}, and checkpoints begin with {_MAGIC!r}")
-        # What is raised for an archive that is garbage depends on where the garbage is.
+        # Errors for a damaged archive depend on the place of the damage.
         with failures(path, kinds=(Exception,)), zipfile.ZipFile(file) as archive:
             return _StateFileReader(path, archive, num_bytes).states()
 

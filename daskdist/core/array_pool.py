@@ -81,7 +81,7 @@ class ArrayPool:
         kept = self._kept
         for _ in range(len(kept)):
             try:
-                # What went last may still be in the processor's cache.
+                # The memory freed last may still be in the processor's cache.
                 memory = kept.pop()
             except IndexError:
                 break

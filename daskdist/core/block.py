@@ -52,7 +52,7 @@ class Block:
         self.leaves = tuple(leaves) if is_exclusive else tuple(map(read_only, leaves))
         self.label = label
         self.origin = Origin(label) if origin is None else origin
-        # What was left out on the way to these rows, for the log.
+        # Elements left out on the way to these rows, for the log.
         self.skipped: tuple[Skipped, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -202,7 +202,7 @@ class Batches:
         self.bounds = bounds
         self.inners = inners
         self.skipped: tuple[Skipped, ...] = ()
-        # Of chunks that are as long as each other the leaves of all, once one was asked for; of others nothing.
+        # The leaves of all chunks, if they are equally long and one was asked for; None otherwise.
         self._cuts: Sequence[Leaves] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

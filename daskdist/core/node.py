@@ -99,7 +99,7 @@ class Node:
     label: str | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     facts: ClassVar[Facts] = Facts()
-    # What users call it: the method that makes it.
+    # The name of the method that makes it.
     name: ClassVar[str]
 
     @property
@@ -112,9 +112,9 @@ class Node:
         """Return whether it draws at random by a seed that it was not given, or by a function that makes datasets."""
         return getattr(self, "passes", None) is not None and not getattr(self, "is_seeded", True)
 
-    # Whether what it reads is in memory, small, and can be sent anywhere.
+    # True if its data is in memory, small, and can be sent anywhere.
     is_cheap: ClassVar[bool] = True
-    # Whether reading it several times gives the same elements each time, at little cost.
+    # True if reading it again gives the same elements each time, at little cost.
     is_repeatable: ClassVar[bool] = True
 
     @property
@@ -208,7 +208,7 @@ class Node:
 class Source(Node):
     """A node without inputs."""
 
-    # Whether its splits can all be looked at; not where they are endless, or come as they like.
+    # True if all its splits can be listed; False where they are endless or in no fixed order.
     is_listed: ClassVar[bool] = True
 
     def splits(self) -> Sequence[Split]:

@@ -119,7 +119,7 @@ class Ragged:
         lengths = self.row_lengths.take(rows)
         splits = np.zeros(len(rows) + 1, self.row_splits.dtype)
         np.cumsum(lengths, out=splits[1:])
-        # Of each value: where its row begins here, less where it begins there, plus its place there.
+        # For each value: the start of its row here, minus the start there, plus its place there.
         index = np.repeat(self.row_splits.take(rows) - splits[:-1], lengths) + np.arange(splits[-1])
         return unchecked_ragged(self.values.take(index, axis=0), splits)
 

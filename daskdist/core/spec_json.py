@@ -20,7 +20,7 @@ _SPECS: Final[dict[str, type[TensorSpec]]] = {
     "ragged": RaggedTensorSpec,
     "row of ragged": RaggedRowSpec,
 }
-# What NumPy has no short name for that is the same everywhere.
+# Dtypes without a portable short name in NumPy.
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {"text": np.dtype(np.dtypes.StringDType()), "bytes": np.dtype(object)}
 _KINDS: Final = "biufcmMSU"
 
@@ -151,7 +151,7 @@ def _nest(content: Any) -> Any:
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     module, _, qualname = name.partition(":")
     found: Any = None
-    # What a module raises as it is imported is its own affair.
+    # A module may raise anything when it is imported.
     with suppress(Exception):
         found = importlib.import_module(module)
         for part in qualname.split("."):

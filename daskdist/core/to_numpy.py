@@ -25,9 +25,9 @@ class HostConverters:
     """
 
     def __init__(self) -> None:
-        # Of arrays of devices.
+        # Converts arrays of devices.
         self.known: Callable[[Any], Any] = _as_it_is
-        # Of other libraries' arrays, which NumPy makes none of; raises `ArgumentError` where it cannot be done.
+        # Converts arrays of other libraries that NumPy cannot; raises `ArgumentError` where that is impossible.
         self.others: Callable[[Any], Any] = _as_it_is
 
 

@@ -48,7 +48,7 @@ do {
 } while (number >= length);
 found = number;
 """
-# What AMD's driver is asked by.
+# The device file of AMD's driver.
 _OF_AMD: Final = "/dev/kfd"
 _EITHER: Final = "pip install 'daskdist[cuda13]' where the driver speaks CUDA 13, 'daskdist[cuda12]' for CUDA 12"
 
@@ -183,7 +183,7 @@ class CupyDevice:
             if before is not None:
                 stream.wait_event(before.event)
             found = cupy.asarray(array)
-            # What was given may be changed from here on.
+            # Wait, as the caller may change the given array from here on.
             stream.synchronize()
         return found
 
@@ -389,7 +389,7 @@ def _held_by_rmm(index: int) -> int | None:
 
 @functools.cache
 def _present() -> tuple[int, str]:
-    # How many GPUs this process sees by CuPy; if none, why, and what to do.
+    # Return the number of GPUs that CuPy sees in this process; if none, why, and what to do.
     speaks = nvidia.driver_version()
     install = f"pip install 'daskdist[cuda{speaks // 1000}]'" if speaks // 1000 in (12, 13) else _EITHER
     try:

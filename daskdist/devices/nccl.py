@@ -65,7 +65,7 @@ def combined(how: str, arrays: Sequence[Any]) -> Any:
         nccl.groupStart()
         try:
             for number, stream, array, rank in zip(numbers, streams, given, ranks, strict=True):
-                # What is not the first has no use for a result.
+                # Only the first device needs the result.
                 target = found.data.ptr if array is given[0] else 0
                 with cupy.cuda.Device(number):
                     rank.reduce(array.data.ptr, target, array.size, dtype, op, 0, stream.stream.ptr)  # type: ignore[attr-defined]

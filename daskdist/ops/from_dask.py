@@ -288,7 +288,7 @@ def _first(keys: Any) -> Any:
     return keys
 
 
-# What the one column is called that a series without a name is.
+# The name of the column of a series without a name.
 _SERIES = "values"
 
 

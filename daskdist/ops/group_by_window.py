@@ -62,7 +62,7 @@ class GroupByWindow(DrawsForFunction):
     make: MakeDataset = field(repr=False)
 
     name = "group_by_window"
-    # What becomes of a window is up to a function, and on each worker's share windows are of other elements.
+    # A function decides the outcome of a window, and the windows of each worker's share have other elements.
     facts = Facts(regroups=True)
     may_have_ragged_rows = True
 

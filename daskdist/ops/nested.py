@@ -208,7 +208,7 @@ class Expansion(DrawsForFunction, ExpandingNode):
         return self.function.nested_spec(self.source).reads_files
 
     def _calls(self, elements: Primitive) -> tuple[Primitive, NestedFunction]:
-        # What the function is called with, and the function to call. Words cost something, and few have a use for them.
+        # The elements to call with, and the function. Words cost time, so only functions that use them get some.
         if self.draws:
             return self._paired(elements), self.function.with_words()
         return elements, self.function

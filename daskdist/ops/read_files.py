@@ -106,7 +106,7 @@ class ReadFiles(FileBackedSource):
         return self._listed(lambda file: self._or_unlisted(self._list_own, file))
 
     def _listed(self, list_file: Callable[[int], Sequence[Split]]) -> FileSplits:
-        # What is far away is waited for most of the time; here, threads would only be in each other's way.
+        # Remote files are mostly waited for; for local ones, threads would only be in each other's way.
         return FileSplits(list_file, self.files, 8 * num_threads() if is_remote(self.paths[0]) else 1)
 
     @property
@@ -223,7 +223,7 @@ class ReadFiles(FileBackedSource):
         reader = ReadValidRows(self.format)
         if isinstance(self.format, GroupsFiles):
             most = self.format.num_grouped
-            # Of what is read together, a file that cannot be is left out by itself.
+            # Among files that are read together, each that cannot be read is left out by itself.
             lenient = Read(GroupSplits(self.valid_splits, most), ReadGroup(SkipErrorsRead(reader)), self.name)
             return Read(GroupSplits(self.splits, most), ReadGroup(self.format.read), self.name, lenient=lenient)
         lenient = Read(self.valid_splits, reader, self.name)

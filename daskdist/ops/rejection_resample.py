@@ -159,7 +159,7 @@ class ResampleCursor:
                 return run
 
     def _chances(self, classes: Index) -> Any:
-        # Of keeping each element: the class that is rarest against what is wanted is kept whole.
+        # The probability of keeping an element: the class that is rarest relative to its target share is kept whole.
         target = np.asarray(self.rows.target)
         if self.rows.initial is not None:
             there = np.asarray(self.rows.initial)

@@ -54,7 +54,7 @@ class Scan(Transformation):
         scan = ScanRows(self.structure, self.function)
         state, common = own_state(self.initial), None
         for _ in range(_NUM_STEPS_TRIED):
-            # What it outputs may depend on the state, which differs from step to step.
+            # Outputs may depend on the state, which differs from step to step.
             state, leaves, structure = scan.step(state, example, lambda: "a made-up element")
             found = ElementSpec.of(structure.pack(leaves))
             common = found if common is None else common.most_general_common_spec(found)

@@ -71,7 +71,7 @@ class Snapshot(Transformation):
     facts = Facts(keeps_count=True)
 
     def __post_init__(self) -> None:
-        # What cannot be written is refused before anything is.
+        # Refuse elements that cannot be written before anything is written.
         spec_to_json(self.element_spec)
 
     @property

@@ -121,7 +121,7 @@ def unbatch_rows(rows: Rows) -> Block | Bundle:
         lengths = {path or "(the element)": len(leaf) for path, leaf in zip(rows.structure.paths, leaves, strict=True)}
         if len(set(lengths.values())) > 1:
             raise StackError(f"unbatch: leaves of {rows.where(index)} differ in their number of rows: {lengths}")
-        # Of an array of strings, each comes as one of Python's.
+        # An item of an array of strings is one of Python's.
         items += zip(*[map(as_array, leaf) for leaf in leaves], strict=True)
     return from_items(rows.structure, items, rows.label)
 

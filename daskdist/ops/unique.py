@@ -18,7 +18,7 @@ from daskdist.core.selection.runs import Run
 from daskdist.core.structure import Nested
 from daskdist.errors import ArgumentError
 
-# What all NaN are known by.
+# The common key of all NaN.
 _NAN = "nan"
 
 

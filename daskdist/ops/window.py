@@ -39,7 +39,7 @@ class Window(Transformation):
     make: MakeDataset = field(repr=False)
 
     name = "window"
-    # Of other elements, and where windows overlap of another number; what becomes of one is up to a function.
+    # Windows of a share have other elements, and another number of windows where they overlap.
     facts = Facts(regroups=True, levels=1)
 
     def __post_init__(self) -> None:

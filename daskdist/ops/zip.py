@@ -98,7 +98,7 @@ class ZipCursor:
         return Zipped(tuple(queue.pop(num_elements) for queue in self.queues), self.structure)
 
     def _check_ends(self, ended: int) -> None:
-        # That the others are at their end, too, once one is.
+        # Check that the others are at their end, too, once one is.
         for number, (source, queue) in enumerate(zip(self.sources, self.queues, strict=True)):
             if number == ended:
                 continue

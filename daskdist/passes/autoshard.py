@@ -95,7 +95,7 @@ def read_by(node: Node) -> Iterator[Sequence[Split]]:
 
 @dataclass
 class _Survey:
-    # What is found on the way from the end of a pipeline to where files are read.
+    # Facts gathered on the way from the end of a pipeline to its sources.
     num_pipelines: int
     first: First | None
     root: Node
@@ -188,7 +188,7 @@ class _Survey:
         try:
             return self.first(node, number)
         except Exception:
-            # What is wrong with it shows when it is iterated over.
+            # Errors are raised when it is iterated over.
             return ()
 
 

@@ -33,7 +33,7 @@ def plan(node: Node) -> Primitive:
         node = with_seed(node, options.seed)
     if options.vectorize is False:
         node = row_by_row(node)
-    # What fails is left out where it fails, so nothing may move.
+    # Failing elements are left out where they fail, so no operation may move.
     primitive = skip_errors(gathered(lower(node))) if options.on_error == "skip" else lower(simplify(node))
     if options.locations is not None:
         primitive = split_by_location(primitive, options.locations)

@@ -70,7 +70,7 @@ def remainder(whole: Node, shares: Sequence[Node]) -> Remainder | None:
         kept = _kept(whole, unit)
         of_shares = [_kept(share, unit) for share in shares]
     except FileError:
-        # What is wrong with a file shows when it is read.
+        # Errors of a file are raised when it is read.
         return None
     known = [each for each in of_shares if each is not None]
     if kept is None or len(known) < len(of_shares):
@@ -101,7 +101,7 @@ def _last_droppers(node: Node) -> Iterator[Node]:
 
 
 def _kept(pipeline: Node, unit: str) -> tuple[int, int] | None:
-    # What comes to the last operations that drop a remainder, and what they keep of it.
+    # Return the rows that reach the last operations that drop a remainder, and the rows that they keep.
     num_rows = num_kept = 0
     for node in _last_droppers(pipeline):
         found = _come_and_kept(node)
@@ -137,7 +137,7 @@ def _num_rows(node: Node) -> int:
 
 
 def _has_plain_groups(node: Node) -> bool:
-    # Whether the rows that an element is made of can be counted.
+    # Return whether the rows that an element is made of can be counted.
     while node.inputs:
         if len(node.inputs) > 1 or node.facts.levels < 0 or (node.facts.levels and node.group_size is None):
             return False

@@ -353,7 +353,7 @@ def make_csv_dataset(
     )
 
 
-# Of a column its type, and what stands for an empty field; None where nothing does.
+# Return the type of a column, and the default of an empty field; None where there is none.
 _Field = tuple[str, Any]
 
 
@@ -441,7 +441,7 @@ def _inferred(texts: Iterable[bytes], na_value: str) -> _Field:
 
 
 def _is_of(text: bytes, kind: str) -> bool:
-    # What Python takes for a number, and the decoder does not.
+    # Numbers that Python accepts and the decoder does not.
     if b"_" in text or (kind.startswith("int") and b"+" in text):
         return False
     try:

@@ -83,7 +83,7 @@ def read_webdataset(
 def _named(paths: Paths) -> Paths:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    # What is no list of paths is told by who expands it.
+    # Other types of paths are refused when they are expanded.
     if not isinstance(paths, (list, tuple)) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
         return paths
     made: list[str] = []

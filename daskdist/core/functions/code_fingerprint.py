@@ -48,7 +48,7 @@ _DESCRIPTORS: Final = (
     types.MemberDescriptorType,
     types.MethodWrapperType,
 )
-# What Python and others keep in a class besides what its author wrote.
+# Attributes of a class that Python and libraries add.
 _NOT_OF_CLASS_NAMES: Final = """
     __dict__ __weakref__ __module__ __qualname__ __doc__ __annotations__ __annotate__ __annotate_func__ __slotnames__
     __abstractmethods__ _abc_impl __static_attributes__ __firstlineno__ __parameters__ __orig_bases__
@@ -133,7 +133,7 @@ class _Walk:
         self.code: list[bytes] = []
         self.state: list[bytes] = self.code if is_deep else []
         self.sink = self.code
-        # Of the variable whose value is visited, for messages.
+        # The name of the variable whose value is visited, for messages.
         self.name = "it"
         self.unread: list[Any] = []
         self.changes_state = False
@@ -553,7 +553,7 @@ def _is_iterator(value: Any) -> bool:
 
 
 def _is_plainly_kept(kind: type) -> bool:
-    # Whether its state is its attributes, and no call is made to find it.
+    # Return whether its state is its attributes, so that pickling it calls no method.
     own = {name for each in kind.__mro__[:-1] for name in vars(each)}
     return own.isdisjoint(("__reduce__", "__reduce_ex__", "__getstate__"))
 

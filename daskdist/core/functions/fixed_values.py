@@ -177,7 +177,7 @@ _MISSING: Final = _Missing()
 
 
 def _is_imported(function: types.FunctionType) -> bool:
-    # Whether it is pickled by reference.
+    # Return whether it is pickled by reference.
     name = function.__globals__.get("__name__")
     module = sys.modules.get(name) if name not in (None, "__main__") else None
     if module is None or vars(module) is not function.__globals__ or function.__module__ != name:

@@ -59,7 +59,7 @@ class LimitChooser:
         # First all threads against one.
         self._other = len(self._levels) - 1
         self._is_upwards = True
-        # How long it is to the next comparison, and was from the last one.
+        # Seconds to the next comparison, and from the last one.
         self._left_s, self._rest_s = _FIRST_REST_S, _REST_S
         self._is_comparing = False
         self._phase = 0
@@ -161,7 +161,7 @@ class LoopLimit:
         self._piece_rows = 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of another process it tells nothing.
+        # A measurement in another process tells nothing.
         return LoopLimit, ()
 
     def loop(self, elements: Iterable[Any], num_rows: int) -> Iterable[Any]:

@@ -83,7 +83,7 @@ class UserFunction:
         Whether Python numbers that it returns become int32 and float32, as in `as_array`.
     """
 
-    # Whether it is called in the process of the program only, or alike in each.
+    # True if it is called only in the program's process, or gives the same in every process.
     stays_in_program = False
 
     def __init__(self, function: Callable[..., Any], operation: str, *, narrow: bool = False) -> None:
@@ -94,9 +94,9 @@ class UserFunction:
         self.function = self._values.function()
         self.operation = operation
         self.narrow = narrow
-        # Whether one call may stand for many, where that is known to be the same.
+        # True if one call may replace many, where the result is known to be the same.
         self.may_vectorize = True
-        # How many threads may call it row by row at the same time.
+        # The number of threads that may call it row by row at the same time.
         self.loop_limit = LoopLimit()
         # Taken here, where the source file is; on a worker the path would be another.
         self.location = location(function)

@@ -14,7 +14,7 @@ from daskdist.core.selection.permutation import Permutation
 from daskdist.core.selection.rows import Selection
 from daskdist.core.selection.runs import Run
 
-# Of fewer rows than these as many are worked out ahead: a call for a few takes as long as one for thousands.
+# A request for fewer rows than the first computes as many as the second: it takes no longer.
 _FEW: Final = 2**12
 _AHEAD: Final = 2**14
 

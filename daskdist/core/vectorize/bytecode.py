@@ -128,7 +128,7 @@ def steps_of(code: types.CodeType) -> list[Step] | str:
         if isinstance(arg, _Target):
             target = place_of[arg.offset]
             if name == "FOR_ITER":
-                # What it jumps over is not run.
+                # The instructions that it jumps over are not run.
                 if [each for each, _ in found[target : target + len(_AFTER_LOOP)]] != _AFTER_LOOP:
                     return "it has a loop that ends in a way which is not known"
                 target += len(_AFTER_LOOP)

@@ -71,7 +71,7 @@ class Frame:
         self.function = function
         self.globals = function.__globals__
         self.builtins: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009
-        # Of local variables, and of cells: what two of them are called may be the same.
+        # Local variables and cells are kept apart, as one of each may have the same name.
         self.slots: list[Any] = [variables.get(name, MISSING) for name in slots_of(function.__code__)]
         cells = function.__closure__ or ()
         self.slots[len(self.slots) - len(cells) :] = cells
