@@ -24,11 +24,13 @@ def test_python_blocks_run(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "[[110, 111, 116], [116, 111, 0], [98, 101, 0]]" in shown
     assert "# vectorised: multiply, add" in shown
     assert "part-00002.parquet" in shown
+    assert "100 batches, 100,000 different rows" in shown
+    assert "shared #0" in shown
     assert "{'x': array([[500. , 250. ]," in shown
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
 
 
 def test_the_two_commands_set_themselves_up() -> None:
