@@ -244,3 +244,33 @@ def test_an_encrypted_service():
         assert client.scheduler.address.startswith("tls://")
         assert sorted(map(int, Dataset.range(100).serve(client))) == list(range(100))
         assert len(service.status(client).workers) == 1
+
+
+def test_a_scheduler_that_is_killed_and_started_again(tmp_path):
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "dask", "scheduler", "--host", HOST, "--port", str(port), "--preload"]
+    command += ["daskdist.preload", "--dashboard-address", f"{HOST}:0"]
+    environment = {**os.environ, "DASK_DASKDIST__SERVICE__WORK_DIR": str(tmp_path)}
+
+    def scheduler():
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    process = scheduler()
+    try:
+        with dask.config.set({"daskdist.timeouts.connect": 60}):
+            workers = [WorkerServer(WorkerConfig(f"{HOST}:{port}", worker_address=HOST)) for _ in range(2)]
+        dataset = Dataset.range(4000).batch(10).serve(f"{HOST}:{port}", job_name="job")
+        one, other = iter(dataset), iter(Dataset.range(4000).batch(10).serve(f"{HOST}:{port}", job_name="job"))
+        found = [next(each) for _ in range(30) for each in (one, other)]
+        process.kill()
+        process.wait(30)
+        process = scheduler()
+        found += list(one) + list(other)
+        assert Counter(np.concatenate(found).tolist()) == Counter(range(4000))
+        for each in workers:
+            each.stop()
+    finally:
+        process.kill()
+        process.wait(30)
