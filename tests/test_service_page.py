@@ -35,7 +35,7 @@ def job() -> str:
 
 def in_process(num_workers, protocol="tcp://", **options):
     """Return a cluster of workers that are threads of this process."""
-    where = {"host": HOST, "protocol": protocol, "dashboard_address": None}
+    where = {"host": HOST, "protocol": protocol, "dashboard_address": f"{HOST}:0"}
     return LocalCluster(n_workers=num_workers, threads_per_worker=1, processes=False, **where, **options)
 
 
