@@ -456,19 +456,10 @@ def test_rooms_are_small():
     assert {name_of(room): number for room, number in numbers.items() if number > 16 and room != PACKAGE} == {}
 
 
-def _all_imports(path):
-    # Those that only type checkers make count too.
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("daskdist"):
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield whole if _is_module(whole) else node.module
-
-
 def test_imports_go_round_in_no_circle():
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in tidy_files()}
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
-    waiting = {name: set(_all_imports(path)) & set(modules) - {name} for name, path in modules.items()}
+    waiting = {name: _all_imports(path) & set(modules) - {name} for name, path in modules.items()}
     while free := [name for name, needed in waiting.items() if not needed & set(waiting)]:
         for name in free:
             del waiting[name]
