@@ -109,14 +109,14 @@ class Counting(NeverRun):
         function: Callable[..., Any],
         handles: Sequence[Any],
         *args: Any,
-        on: str | None = None,
+        worker: str | None = None,
         is_pinned: bool = False,
         is_cheap: bool = False,
         name: str,
     ) -> int:
         return self._noted(name, function, handles, args)
 
-    def source(self, function: Callable[..., Any], *args: Any, on: str | None = None, name: str) -> int:
+    def source(self, function: Callable[..., Any], *args: Any, worker: str | None = None, name: str) -> int:
         return self._noted(name, function, args)
 
     def _noted(self, name: str, *sent: Any) -> int:
@@ -128,6 +128,9 @@ class Counting(NeverRun):
 
     def is_done(self, handle: int) -> bool:
         return True
+
+    def raise_unseen(self) -> None:
+        """Raise nothing: no call is made."""
 
     def report(self, handle: int, *, wait: bool) -> Report:
         self.counts["report"] += 1
