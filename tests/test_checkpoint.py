@@ -572,9 +572,9 @@ HOSTILE_STRUCTURES = {
     "another format": (lambda it: it.update(format="x"), "no checkpoint: its 'checkpoint.json' is of something else"),
     "a sum that is not its": (lambda it: it["members"][0].__setitem__(1, 5), "array 0 is not the one that was written"),
     "a length that is not its": (lambda it: it["members"][0].__setitem__(0, 5), "array 0 is not the one"),
-    "an array less": (lambda it: it["members"].clear(), "it has 1 arrays, and not the 0 that it tells of"),
+    "an array less": (lambda it: it["members"].clear(), "it has 1 arrays, and not the 0 that it lists"),
     "no members": (lambda it: it.pop("members"), "damaged or cut short: 'members'"),
-    "a name twice": (lambda it: it["states"].append(["it", 5]), "a name is there twice"),
+    "a name twice": (lambda it: it["states"].append(["it", 5]), "a name is duplicated"),
     "a name that is none": (lambda it: it["states"].append([5, 5]), "5 where str is expected"),
 }
 

@@ -401,7 +401,7 @@ def test_memory_is_written_to_again_only_when_those_who_had_it_are_done():
 
 
 def test_that_would_be_seen_too_if_it_were_not(monkeypatch):
-    monkeypatch.setattr(Channel, "_follow", lambda *args: None)
+    monkeypatch.setattr(Channel, "_take_back", lambda *args: None)
     assert any(found[0] != 1000 * step for step, found in enumerate(read_late()))
 
 
@@ -426,7 +426,7 @@ def test_memory_that_is_read_in_a_stream_nobody_knows_is_held_until_that_is_done
         assert any(found[0] != 1000 * step for step, found in enumerate(read_unknown(device("STRICT:0"), False)))
         for step, found in enumerate(read_unknown(device("STRICT:0"), True)):
             np.testing.assert_array_equal(found, np.arange(2**12) + 1000.0 * step)
-        held = channel_of("STRICT:0")._holding._held
+        held = channel_of("STRICT:0").deferred_release._held
         channel_of("STRICT:0").wait_for_unknown_consumers()
         assert not held.memory
     finally:
@@ -484,12 +484,12 @@ def test_a_stream_that_is_forgotten_is_waited_for_first(waits_by_itself):
     strict, found, may_read = device("STRICT:0"), [], threading.Event()
     channel = Channel(strict)
     mine = strict.stream()
-    channel.mind(mine)
+    channel.add_consumer(mine)
     lent = channel.lend(strict, channel.stream, 64)
     with strict.using(mine):
         reads_late(lent, found, begin=may_read)
     for _ in range(20):
-        channel.mind(strict.stream())
+        channel.add_consumer(strict.stream())
     assert mine not in channel.consumers
     del lent
     is_over = channel.stream.record()
@@ -645,7 +645,7 @@ def test_a_step_that_does_not_fit_at_all():
     LIMITS[0] = 10 * KIB
     strategy = device_gather_of()
     iterator = iter(strategy.distribute_dataset(Dataset.range(10_000).batch(5_000)))
-    words = r"STRICT:0 has no room for the next step: it takes 40192 bytes, of 10240 there are \d+ free.*smaller"
+    words = r"STRICT:0 has no room for the next step: it takes 40192 bytes, and of 10240 bytes \d+ are free.*smaller"
     with pytest.raises(errors.DeviceMemoryError, match=words) as caught:
         next(iterator)
     assert isinstance(caught.value, MemoryError)
@@ -727,7 +727,7 @@ def test_a_thread_ends_though_nobody_takes_what_there_is(is_closed):
 
 
 def test_closing_does_not_wait_for_a_source_that_waits(monkeypatch):
-    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "_JOIN_TIMEOUT_S", 0.05)
     waits, go_on, then = threading.Event(), threading.Event(), threading.Event()
 
     def source():
@@ -763,7 +763,7 @@ def test_what_there_is_does_not_wait_for_what_is_not():
 
 
 def test_a_generator_that_waits_does_not_hold_up_closing(monkeypatch):
-    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "_JOIN_TIMEOUT_S", 0.05)
     go_on = threading.Event()
 
     def numbers():
@@ -878,7 +878,7 @@ def test_no_consumer_is_forgotten_where_two_come_at_once():
 
         def __ne__(self, stream):
             if self.other is not None:
-                thread = threading.Thread(target=channel.mind, args=(self.other,))
+                thread = threading.Thread(target=channel.add_consumer, args=(self.other,))
                 self.other = None
                 thread.start()
                 threads.append(thread)
@@ -888,9 +888,9 @@ def test_no_consumer_is_forgotten_where_two_come_at_once():
     threads = []
     channel = Channel(StrictDevice(1))
     first, second, third = Slow(), Slow(), Slow()
-    channel.mind(first)
+    channel.add_consumer(first)
     first.other = third
-    channel.mind(second)
+    channel.add_consumer(second)
     join(threads)
     assert {first, second, third} <= set(channel.consumers)
 

@@ -490,7 +490,7 @@ def test_large_rows_go_up_in_pieces() -> None:
 
 def test_what_stays_on_the_host_is_told() -> None:
     dataset = Dataset.from_tensor_slices({"a": np.arange(4), "b": np.array(["x"] * 4)}).batch(2)
-    assert "; but for ['b'], which is on the host" in describe_row_order(plan(dataset.node), dataset.node.spec)
+    assert ", except ['b'], on the host" in describe_row_order(plan(dataset.node), dataset.node.spec)
     numbers = Dataset.range(4).batch(2)
     assert describe_row_order(plan(numbers.node), numbers.node.spec) == "rows are put in order on the devices"
     mapped = numbers.map(lambda x: x)
@@ -550,10 +550,13 @@ class TestStrategies:
         strategy = MirroredStrategy(["STRICT:0"])
         said = strategy.distribute_dataset(_shuffled(True)).explain()
         assert "shuffle_on_device=True" in said
-        assert "rows are put in order on the devices; but for ['name'], which is on the host" in said
+        assert "rows are put in order on the devices, except ['name'], on the host" in said
         mapped = _shuffled(True).map(lambda row: row["id"])
         said = strategy.distribute_dataset(mapped).explain()
-        assert "shuffle_on_device: rows are put in order on the host, as map makes elements of them after that" in said
+        assert (
+            "shuffle_on_device: rows are put in order on the host, because map computes elements of them after that"
+            in said
+        )
         on_cpus = MirroredStrategy(["CPU:0"]).distribute_dataset(_shuffled(True)).explain()
         assert "shuffle_on_device: of no effect, as all replicas are on the host" in on_cpus
         assert "\nshuffle_on_device" not in strategy.distribute_dataset(_shuffled()).explain()

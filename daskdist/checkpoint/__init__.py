@@ -1,1 +1,1 @@
-"""State files: what objects have, by name, in a file that is whole or is not there."""
+"""Checkpoints: the states of objects by name, in files that are written completely or not at all."""

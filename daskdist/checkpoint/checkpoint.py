@@ -14,13 +14,13 @@ from daskdist.storage.filesystem import Storage
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object whose state can be taken and given back."""
+    """An object whose state can be saved and restored."""
 
     def state_dict(self) -> Any:
-        """Return the current state: dicts, lists and tuples, of arrays, numbers, text, bytes and None."""
+        """Return the current state: dicts, lists and tuples of arrays, numbers, text, bytes and None."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take a state that it, or another like it, had."""
+        """Set the state to one that this object, or one like it, had."""
 
 
 class Checkpoint:
@@ -29,20 +29,20 @@ class Checkpoint:
     Parameters
     ----------
     **objects
-        By name, each with ``state_dict()`` and ``load_state_dict(state)``: a `Variable`, a torch module or optimizer
-        of the program, or an object of your own. A state is arrays of any framework, numbers, text, bytes and None,
-        in dicts, lists and tuples of any depth.
+        Objects by name, each with ``state_dict()`` and ``load_state_dict(state)``: a `Variable`, a torch module or
+        optimizer of the program, or an object of your own. A state consists of arrays of any framework, numbers, text,
+        bytes and None, in dicts, lists and tuples of any depth.
 
     Raises
     ------
     ArgumentError
-        There are none, or one has no such methods.
+        No objects are given, or one lacks those methods.
 
     Notes
     -----
-    The program writes and reads the file, and replicas do not: it need not be where workers see it, and what was saved
-    on some replicas is restored on any number of them. A file is of NumPy's format ``.npz``, with the structure
-    beside the arrays. Nothing in it is pickled, so that one from anywhere can be looked at without danger.
+    The program reads and writes the file, and replicas do not: workers need no access to it, and a state that was saved
+    with some number of replicas can be restored with another. The file has NumPy's format ``.npz``, with the structure
+    stored beside the arrays. Nothing in it is pickled, so that files from untrusted sources are safe to read.
 
     >>> import daskdist
     >>> strategy = daskdist.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -68,27 +68,27 @@ class Checkpoint:
         return f"Checkpoint({', '.join(self._objects)})"
 
     def save(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Write the states that the objects have now.
+        """Write the current states of the objects.
 
         Parameters
         ----------
         path
-            A file, as local path or fsspec URL, in a directory that is made where there is none. One that is there
-            already stays until the new one is whole, and is replaced then.
+            The file, as local path or fsspec URL. Its directory is created if it does not exist. An existing file is
+            replaced once the new one is complete.
         storage_options
-            What fsspec's file system takes, by name.
+            Options of the fsspec file system, by name.
 
         Raises
         ------
         ArgumentError
-            A state has something that cannot be saved, the message says where; or the path is that of a directory.
+            A state contains something that cannot be saved, at the place in the message; or the path is a directory.
         FileError
             The file cannot be written.
 
         Notes
         -----
-        A process that dies meanwhile leaves a hidden temporary file beside it, which the next save removes. So only one
-        process at a time may save to a path.
+        A process that dies while saving leaves a hidden temporary file beside the path, which the next save removes.
+        So only one process at a time may save to a path.
         """
         states = {}
         for name, each in self._objects.items():
@@ -103,28 +103,28 @@ class Checkpoint:
             raise ArgumentError(f"save: {error}") from None
 
     def restore(self, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Give the objects the states that were saved.
+        """Restore the objects to the saved states.
 
         Parameters
         ----------
         path
-            What was given to `save`.
+            The path that was passed to `save`.
         storage_options
-            What fsspec's file system takes, by name.
+            Options of the fsspec file system, by name.
 
         Raises
         ------
         ArgumentError
-            Names, structures or shapes are others than those of the objects, or an object does not take its state.
+            Names, structures or shapes differ from those of the objects, or an object rejects its state.
         FileError
-            The file is missing, damaged, cut short, or no checkpoint.
+            The file is missing, damaged, truncated, or not a checkpoint.
 
         Notes
         -----
-        All of the file is read, and held against the state that each object has now, before any is given its own. So
-        none is changed where something is wrong, unless an object itself then refuses: the message says which have
-        their states already. Arrays come back as ones of NumPy, and where the present state has one of a framework as
-        one of its kind, dtype and device.
+        The whole file is read and compared with the current states before any object is changed. So no object changes
+        if something is wrong, unless an object itself then rejects its state: the message says which objects were
+        restored before. Arrays are restored as NumPy arrays, or if the current state has an array of a framework, as
+        arrays of its type, dtype and device.
         """
         saved = read_states(os.fspath(path), Storage(storage_options))
         missing = [name for name in self._objects if name not in saved]
@@ -144,7 +144,7 @@ class Checkpoint:
         for name, each in self._objects.items():
             try:
                 each.load_state_dict(states.pop(name))
-            # An object may raise anything.
+            # An object may raise any exception.
             except Exception as error:
                 why = str(error) if isinstance(error, DaskdistError) else f"{type(error).__name__}: {error}"
                 raise ArgumentError(

@@ -1,4 +1,4 @@
-"""States as nests of NumPy arrays, and such nests made like the state that an object has."""
+"""Conversion of states to nests of NumPy arrays, and back to the types of an object's current state."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from daskdist.errors import ArgumentError
 
-# The types of values in a state beside arrays.
+# The types of a state's values besides arrays.
 PLAIN: Final = (bool, int, float, complex, str, bytes)
-# No state is as deep; one that has itself inside is.
+# The largest depth of a state; a deeper one probably contains itself.
 MOST_DEPTH: Final = 100
 
-# The package of a class -> where its arrays are made from NumPy's.
+# The package of a class -> the module whose ``asarray`` creates its arrays from NumPy's.
 _MAKERS: Final = {"torch": "torch", "jax": "jax.numpy", "cupy": "cupy"}
 _WHAT: Final = "give arrays, numbers, text, bytes and None, or dicts, lists and tuples of them"
 
 
 def as_numpy(nest: Any, *, copied: bool = True) -> Any:
-    """Convert a state to a nest of NumPy arrays.
+    """Return a state as a nest of NumPy arrays.
 
     Parameters
     ----------
@@ -30,18 +30,18 @@ def as_numpy(nest: Any, *, copied: bool = True) -> Any:
         Mappings whose keys are text or whole numbers, lists, tuples and named tuples, in any depth, of arrays of any
         framework, numbers, text, bytes and None.
     copied
-        Whether arrays are copied where they would share memory with those given, and so change with them.
+        Whether to copy arrays that would otherwise share memory with the given ones.
 
     Returns
     -------
     nest
-        Dicts, lists and tuples, of arrays in memory, NumPy scalars and Python's own values. A named tuple is a dict of
-        its fields. What is of a dtype that NumPy has not, such as bfloat16, is float32.
+        Dicts, lists and tuples of arrays in memory, NumPy scalars and Python values. A named tuple becomes a dict of
+        its fields. An array of a dtype that NumPy lacks, such as bfloat16, becomes float32.
 
     Raises
     ------
     ArgumentError
-        There is something else in it; the message says where.
+        The nest has a value of another type, at the place in the message.
 
     >>> from collections import OrderedDict
     >>> as_numpy(OrderedDict(step=3, weights=(np.zeros(2), None)))
@@ -51,37 +51,37 @@ def as_numpy(nest: Any, *, copied: bool = True) -> Any:
 
 
 def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) -> Any:
-    """Convert a saved state to the kinds of arrays and containers that an object has now.
+    """Return a saved state with the array and container types of an object's current state.
 
     Parameters
     ----------
     present
-        What the object's ``state_dict()`` gives now.
+        The current result of the object's ``state_dict()``.
     saved
-        What is given back, as `as_numpy` gives it.
+        The saved state, as returned by `as_numpy`.
     owner
         The object, if there is one.
     copied
-        Whether arrays are copied where they would be those that are given.
+        Whether to copy arrays that would otherwise be those of ``saved``.
 
     Returns
     -------
     nest
-        The values of ``saved`` in the mappings, lists and tuples of ``present``. Where that has an array of a
-        framework, there is one of its kind, dtype and device.
+        The values of ``saved`` in the mappings, lists and tuples of ``present``. An array takes the type, dtype and
+        device of its counterpart in ``present``.
 
     Raises
     ------
     ArgumentError
-        A key is missing or superfluous, a length or a shape differs, or there is a mapping in place of a list or an
-        array; the message says where.
+        A key is missing or superfluous, a length or shape differs, or a mapping is in place of a list or array, at the
+        place in the message.
 
     Notes
     -----
-    Below the top, None, and a mapping or list that is empty, are of what has not begun, such as an optimizer before
-    its first step: None can stand for anything, and an empty mapping for any. Arrays that have no counterpart become
-    ones of the framework that other arrays of ``present`` are of, or the class of the owner; NumPy arrays where
-    neither tells.
+    Below the top level, None and empty mappings or lists stand for state that does not exist yet, such as that of an
+    optimizer before its first step: None may take the place of anything, and an empty container that of any of its
+    kind. Arrays without a counterpart become arrays of the framework of other arrays in ``present``, or of the owner's
+    class; NumPy arrays if neither is of a framework.
 
     >>> like((np.zeros(2), 0), [np.ones(2), 5])
     (array([1., 1.]), 5)
@@ -89,16 +89,16 @@ def like(present: Any, saved: Any, *, owner: Any = None, copied: bool = True) ->
     Traceback (most recent call last):
     daskdist.errors.ArgumentError: at ['weights']: shape (2,) was saved, and (3,) is there
     """
-    return _Like(present, owner, copied).made(saved, present, ())
+    return _Like(present, owner, copied).converted(saved, present, ())
 
 
 def where(path: tuple[Any, ...]) -> str:
-    """Return the path to a part of a nest for messages."""
+    """Return the form in which messages show the path to a part of a nest."""
     return "at " + "".join(f"[{key!r:.80}]" for key in path) if path else "the state"
 
 
 def items_of(nest: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return the keys and parts of a mapping, list, tuple or named tuple; None for anything else."""
+    """Return the keys and parts of a mapping, list, tuple or named tuple; None for any other object."""
     if isinstance(nest, Mapping):
         return nest.items()
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -109,12 +109,12 @@ def items_of(nest: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def check_depth(path: tuple[Any, ...]) -> None:
-    """Refuse a nest that does not end.
+    """Check the depth of a nest, which may contain itself.
 
     Raises
     ------
     ArgumentError
-        The path is longer than any state is deep.
+        The path is longer than `MOST_DEPTH`.
     """
     if len(path) > MOST_DEPTH:
         raise ArgumentError(f"{where(path[:4])}...: deeper than {MOST_DEPTH}, or inside itself")
@@ -148,20 +148,18 @@ def _array_of(leaf: Any, path: tuple[Any, ...], copied: bool) -> Any:
     if isinstance(leaf, np.ma.MaskedArray):
         raise ArgumentError(f"{where(path)}: a masked array; give x.filled(value), and x.mask beside it")
     if not isinstance(leaf, (np.ndarray, np.generic)):
-        given = leaf
+        type_name = type(leaf).__name__
         try:
             leaf = _from_framework(leaf)
-        # A framework may raise anything.
+        # A framework may raise any exception.
         except Exception as error:
-            raise ArgumentError(
-                f"{where(path)}: {type(given).__name__} cannot be made a NumPy array: {error}"
-            ) from error
+            raise ArgumentError(f"{where(path)}: {type_name} cannot be made a NumPy array: {error}") from error
         if leaf is None:
-            raise ArgumentError(f"{where(path)}: {type(given).__name__} is no part of a state; {_WHAT}")
+            raise ArgumentError(f"{where(path)}: {type_name} is no part of a state; {_WHAT}")
     if leaf.dtype.hasobject and leaf.dtype.kind != "T":
         raise ArgumentError(f"{where(path)}: an array of Python objects; {_WHAT}")
     if _is_of_ml_dtypes(leaf.dtype):
-        # This one has all their values.
+        # float32 represents all values of these dtypes.
         return leaf.astype(np.float32)
     if type(leaf) is not np.ndarray and isinstance(leaf, np.ndarray):
         leaf = np.asarray(leaf)
@@ -169,7 +167,7 @@ def _array_of(leaf: Any, path: tuple[Any, ...], copied: bool) -> Any:
 
 
 def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
-    # To NumPy those of that package are of no kind of number.
+    # NumPy does not classify dtypes of the package ml_dtypes as numbers.
     return dtype.kind == "V" and dtype.type is not np.void
 
 
@@ -181,7 +179,7 @@ def _from_framework(leaf: Any) -> Any:
         try:
             return tensor.numpy()
         except TypeError:
-            # Its dtype is one that NumPy lacks.
+            # NumPy lacks this dtype.
             return tensor.float().numpy()
     if hasattr(leaf, "__cuda_array_interface__") and callable(getattr(leaf, "get", None)):
         return leaf.get()
@@ -194,7 +192,7 @@ def _from_framework(leaf: Any) -> Any:
 
 
 class _Like:
-    # A state, and how arrays are made that have no counterpart in it.
+    # Converts a saved nest to the types of a state, and arrays without a counterpart to those of its framework.
 
     def __init__(self, state: Any, owner: Any, copied: bool) -> None:
         self._state = state
@@ -203,38 +201,38 @@ class _Like:
         self._make: Callable[[Any], Any] | None = None
         self._is_searched = False
 
-    def made(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
+    def converted(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
         check_depth(path)
-        if path and _one_has_not_begun(nest, state):
+        if path and _one_does_not_exist_yet(nest, state):
             return self._new(nest, state, path)
-        given, there = items_of(nest), items_of(state)
-        if given is None and there is None:
+        saved_items, state_items = items_of(nest), items_of(state)
+        if saved_items is None and state_items is None:
             return self._leaf(nest, state, path)
-        if given is None or there is None or (_is_sequence(nest) and not _is_sequence(state)):
+        if saved_items is None or state_items is None or (_is_sequence(nest) and not _is_sequence(state)):
             raise ArgumentError(f"{where(path)}: {_kind(nest)} was saved, and {_kind(state)} is there")
-        parts, present = dict(given), dict(there)
+        parts, present = dict(saved_items), dict(state_items)
         _check_keys(parts, present, path)
-        return _packed({key: self.made(part, present[key], (*path, key)) for key, part in parts.items()}, state)
+        return _packed({key: self.converted(part, present[key], (*path, key)) for key, part in parts.items()}, state)
 
     def _leaf(self, leaf: Any, present: Any, path: tuple[Any, ...]) -> Any:
         if leaf is None and present is None:
             return None
-        shapes = [tuple(getattr(each, "shape", ())) for each in (leaf, present)]
+        shapes = [tuple(getattr(value, "shape", ())) for value in (leaf, present)]
         if shapes[0] != shapes[1]:
             raise ArgumentError(f"{where(path)}: shape {shapes[0]} was saved, and {shapes[1]} is there")
         if isinstance(present, (np.ndarray, np.generic)) and _is_of_ml_dtypes(present.dtype):
             return np.asarray(leaf).astype(present.dtype)
         if isinstance(present, (*PLAIN, np.ndarray, np.generic)):
-            return self._own(leaf)
+            return self._copied_if_needed(leaf)
         if leaf is None or isinstance(leaf, (str, bytes)):
             raise ArgumentError(f"{where(path)}: {_kind(leaf)} was saved, and {_kind(present)} is there")
         try:
             return _array_like(np.asarray(leaf), present, self._copied)
-        # A framework may raise anything.
+        # A framework may raise any exception.
         except Exception as error:
             raise ArgumentError(f"{where(path)}: no {type(present).__name__} can be made of it: {error}") from error
 
-    def _own(self, leaf: Any) -> Any:
+    def _copied_if_needed(self, leaf: Any) -> Any:
         return leaf.copy() if self._copied and isinstance(leaf, np.ndarray) else leaf
 
     def _new(self, nest: Any, state: Any, path: tuple[Any, ...]) -> Any:
@@ -243,44 +241,44 @@ class _Like:
         if items is not None:
             parts = {key: self._new(part, None, (*path, key)) for key, part in items}
             is_alike = items_of(state) is not None and _is_sequence(state) == _is_sequence(nest)
-            # A named tuple has no other fields than its own.
+            # A named tuple cannot take fields other than its own.
             return _packed(parts, state if is_alike and not hasattr(state, "_fields") else nest)
         if not isinstance(nest, np.ndarray):
             return nest
         if not self._is_searched:
             self._make, self._is_searched = _maker_for(self._state, self._owner), True
         if self._make is None or nest.dtype.kind not in "biufc":
-            return self._own(nest)
+            return self._copied_if_needed(nest)
         try:
             return self._make(_native(nest, self._copied))
         except Exception as error:
             raise ArgumentError(f"{where(path)}: an array of {nest.dtype} cannot be made one: {error}") from error
 
 
-def _one_has_not_begun(nest: Any, state: Any) -> bool:
+def _one_does_not_exist_yet(nest: Any, state: Any) -> bool:
     if nest is None or state is None:
         return True
     if items_of(nest) is None or items_of(state) is None or _is_sequence(nest) != _is_sequence(state):
         return False
-    # A named tuple has its fields from its beginning on.
+    # A named tuple is never empty for lack of state: it always has its fields.
     return (not nest) != (not state) and not hasattr(state, "_fields")
 
 
-def _check_keys(given: Mapping[Any, Any], present: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
-    missing = [key for key in present if key not in given]
-    superfluous = [key for key in given if key not in present]
+def _check_keys(saved: Mapping[Any, Any], present: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
+    missing = [key for key in present if key not in saved]
+    superfluous = [key for key in saved if key not in present]
     if missing or superfluous:
         raise ArgumentError(f"{where(path)}: {differences(missing, superfluous)}")
 
 
 def differences(missing: Iterable[Any], superfluous: Iterable[Any]) -> str:
-    """Describe the keys that are missing from a saved state, and those that are superfluous."""
-    said = [
+    """Return the part of a message that lists missing and superfluous keys."""
+    clauses = [
         f"{', '.join(f'{key!r:.80}' for key in list(keys)[:20])}{' and others' if len(list(keys)) > 20 else ''} {what}"
         for keys, what in ((missing, "missing"), (superfluous, "superfluous"))
         if keys
     ]
-    return "; ".join(said)
+    return "; ".join(clauses)
 
 
 def _packed(parts: dict[Any, Any], state: Any) -> Any:
@@ -290,11 +288,11 @@ def _packed(parts: dict[Any, Any], state: Any) -> Any:
         return type(state)(**parts) if hasattr(state, "_fields") else tuple(parts.values())
     if type(state) is dict or not isinstance(state, MutableMapping):
         return parts
-    # With the attributes that it may have beside its items, as those of torch do.
-    made = copy.copy(state)
-    made.clear()
-    made.update(parts)
-    return made
+    # A copy keeps attributes that a mapping may have besides its items, as state dicts of torch do.
+    mapping = copy.copy(state)
+    mapping.clear()
+    mapping.update(parts)
+    return mapping
 
 
 def _kind(nest: Any) -> str:
@@ -304,7 +302,7 @@ def _kind(nest: Any) -> str:
 
 
 def _native(array: Any, copied: bool) -> Any:
-    # Return an array in native byte order that is writable, as a tensor is.
+    # Return the array in this machine's byte order, and writable because a tensor that shares its memory is.
     return np.array(array, array.dtype.newbyteorder("="), copy=True if copied or not array.flags.writeable else None)
 
 
@@ -320,9 +318,9 @@ def _maker_for(state: Any, owner: Any) -> Callable[[Any], Any] | None:
     namespace = getattr(first, "__array_namespace__", None)
     if namespace is not None:
         return namespace().asarray  # type: ignore[no-any-return]
-    for each in type(owner if first is None else first).__mro__:
-        # Whoever has an object of a framework has imported that.
-        module = sys.modules.get(_MAKERS.get(each.__module__.partition(".")[0], ""))
+    for cls in type(owner if first is None else first).__mro__:
+        # The framework of an existing object has been imported already.
+        module = sys.modules.get(_MAKERS.get(cls.__module__.partition(".")[0], ""))
         if module is not None:
             return module.asarray  # type: ignore[no-any-return]
     return None
@@ -334,5 +332,5 @@ def _first_of_framework(nest: Any, path: tuple[Any, ...]) -> Any:
     if items is None:
         is_ours = nest is None or isinstance(nest, (*PLAIN, np.ndarray, np.generic)) or not hasattr(nest, "shape")
         return None if is_ours else nest
-    found = (_first_of_framework(part, (*path, key)) for key, part in items)
-    return next((each for each in found if each is not None), None)
+    candidates = (_first_of_framework(part, (*path, key)) for key, part in items)
+    return next((candidate for candidate in candidates if candidate is not None), None)

@@ -1,23 +1,23 @@
-"""Files of states: zip archives in the manner of ``.npz``, never with Python objects.
+"""State files: zip archives similar to ``.npz``, without any pickled objects.
 
-A file has a member ``0.npy``, ``1.npy``, ... for each array, not compressed, then ``checkpoint.json``:
+A file has an uncompressed member ``0.npy``, ``1.npy``, ... for each array, and then ``checkpoint.json``:
 
 =============  =========================================================================================
 ``format``     ``daskdist checkpoint``
 ``version``    1
-``members``    of each ``.npy`` its length in bytes and its CRC-32
-``states``     pairs of a name and what is its state
+``members``    for each ``.npy`` its length in bytes and its CRC-32
+``states``     pairs of a name and its state
 =============  =========================================================================================
 
-A state is JSON's own null, bool, number or text, or an object of one key:
+A state is a JSON null, bool, number or string, or an object with one key:
 
 =================================  =====================================================================
-``dict``                           pairs of a key, which is text or a whole number, and what is there
-``list``, ``tuple``                what is in it
-``array``, ``scalar``              the number of its member; a scalar is of NumPy
+``dict``                           pairs of a key, which is text or a whole number, and its value
+``list``, ``tuple``                the items
+``array``, ``scalar``              the number of the member; a scalar is a NumPy scalar
 ``bytes``                          the number of a member of uint8
-``text``                           of an array of text of any length two numbers of members: its UTF-8
-                                   one after the other, and of each text how many bytes it has
+``text``                           for an array of variable-length text, the numbers of two members: the
+                                   concatenated UTF-8, and the length in bytes of each text
 ``complex``                        a pair of numbers
 =================================  =====================================================================
 """
@@ -47,31 +47,31 @@ STRUCTURE: Final = "checkpoint.json"
 
 _MAGIC: Final = b"PK\x03\x04"
 _KINDS: Final = "biufcmMSUV"
-# JSON takes many times its size in memory.
+# The largest ``checkpoint.json``: parsed JSON takes many times its size in memory.
 _MOST_STRUCTURE_BYTES: Final = 2**28
-# NumPy reads no longer header.
+# The longest description of a dtype: NumPy refuses to read longer headers.
 _MOST_FIELDS_CHARS: Final = 9_000
 _PIECE_BYTES: Final = 2**24
 
 
 def write_states(path: str, states: Mapping[str, Any], storage: Storage) -> None:
-    """Write states to a file, in place of the one there is once it is whole.
+    """Write states to a file, which replaces an existing one once it is complete.
 
     Parameters
     ----------
     path
         A local path or an fsspec URL.
     states
-        By name, each a nest as `as_numpy` gives it.
+        States by name, each a nest as returned by `as_numpy`.
     storage
-        How it is opened.
+        The storage that opens the file.
 
     Raises
     ------
     ArgumentError
-        An array is of a dtype that no file holds, or the path is that of a directory.
+        An array has a dtype that cannot be saved, or the path is a directory.
     FileError
-        It cannot be written; what was there before is so still.
+        The file cannot be written; an existing one is unchanged.
     """
     arrays: list[Any] = []
     nodes = [[name, _encode(name, state, arrays)] for name, state in states.items()]
@@ -96,12 +96,12 @@ def read_states(path: str, storage: Storage) -> dict[str, Any]:
     path
         A local path or an fsspec URL.
     storage
-        How it is opened.
+        The storage that opens the file.
 
     Raises
     ------
     FileError
-        There is none, it is none of states, or it is damaged or cut short.
+        The file is missing, not a checkpoint, damaged or truncated.
     """
     with _opened(path, storage) as file:
         num_bytes = file.seek(0, os.SEEK_END)
@@ -111,7 +111,7 @@ def read_states(path: str, storage: Storage) -> dict[str, Any]:
             raise FileError(f"{path}: no checkpoint: the file is empty")
         if head != _MAGIC[: len(head)]:
             raise FileError(f"{path}: no checkpoint: it begins with {head!r}, and checkpoints begin with {_MAGIC!r}")
-        # Errors for a damaged archive depend on the place of the damage.
+        # A damaged archive may raise any exception, depending on where the damage is.
         with failures(path, kinds=(Exception,)), zipfile.ZipFile(file) as archive:
             return _StateFileReader(path, archive, num_bytes).states()
 
@@ -140,7 +140,7 @@ def _encode(name: str, state: Any, arrays: list[Any]) -> Any:
 
 
 def _node(nest: Any, path: tuple[Any, ...], arrays: list[Any]) -> Any:
-    # The JSON of a nest, whose arrays are added to those given.
+    # Return the JSON of a nest, and append its arrays to ``arrays``.
     check_depth(path)
     if isinstance(nest, dict):
         return {"dict": [[key, _node(part, (*path, key), arrays)] for key, part in nest.items()]}
@@ -169,9 +169,9 @@ def _added(array: Any, arrays: list[Any]) -> int:
 def _text_added(array: Any, path: tuple[Any, ...], arrays: list[Any]) -> list[int]:
     texts = array.ravel().tolist()
     if not all(isinstance(text, str) for text in texts):
-        raise ArgumentError(f"{where(path)}: text that may be missing; give another text in its place")
+        raise ArgumentError(f"{where(path)}: text that may be missing; replace missing text by a string")
     encoded = [text.encode() for text in texts]
-    lengths = np.array([len(each) for each in encoded], np.int64).reshape(array.shape)
+    lengths = np.array([len(text) for text in encoded], np.int64).reshape(array.shape)
     return [_added(np.frombuffer(b"".join(encoded), np.uint8), arrays), _added(lengths, arrays)]
 
 
@@ -187,14 +187,14 @@ def _check_dtype(dtype: np.dtype[Any], path: tuple[Any, ...]) -> None:
 def _comes_back(dtype: np.dtype[Any]) -> bool:
     try:
         fields = np.lib.format.dtype_to_descr(dtype)
-    # Of fields that overlap.
+    # NumPy cannot describe overlapping fields.
     except ValueError:
         return False
     return np.lib.format.descr_to_dtype(fields) == dtype and len(str(fields)) <= _MOST_FIELDS_CHARS
 
 
 def _write_member(archive: zipfile.ZipFile, number: int, array: Any) -> list[int]:
-    # Of no time: the same states are the same file.
+    # The member has no time stamp, so that equal states give equal files.
     info = zipfile.ZipInfo(f"{number}.npy")
     with archive.open(info, "w", force_zip64=True) as member:
         np.lib.format.write_array(member, array, allow_pickle=False)
@@ -204,19 +204,19 @@ def _write_member(archive: zipfile.ZipFile, number: int, array: Any) -> list[int
 def _json(content: Any) -> bytes:
     try:
         data = json.dumps(content, separators=(",", ":")).encode()
-    # Of a whole number of thousands of digits.
+    # Python refuses to convert whole numbers of thousands of digits.
     except ValueError as error:
         raise ArgumentError(f"a number cannot be written: {error}") from None
     if len(data) > _MOST_STRUCTURE_BYTES:
         raise ArgumentError(
-            f"all but the arrays takes {len(data)} bytes, and {_MOST_STRUCTURE_BYTES} is the most; give arrays in "
-            "place of lists of numbers, and bytes in place of long text"
+            f"everything except the arrays takes {len(data)} bytes, and {_MOST_STRUCTURE_BYTES} is the limit; use "
+            "arrays instead of lists of numbers, and bytes instead of long text"
         )
     return data
 
 
 def _sync(file: Any) -> None:
-    # On a disk of this machine before it has its name, lest that be of half a file where the machine loses power.
+    # Flush to disk before the file gets its name: otherwise a power loss could leave an incomplete file there.
     file.flush()
     try:
         number = file.fileno()
@@ -229,7 +229,7 @@ def _sync(file: Any) -> None:
 
 
 class _StateFileReader:
-    # An archive, of a file of so many bytes.
+    # Reads the states of an archive in a file of ``num_bytes`` bytes.
 
     def __init__(self, path: str, archive: zipfile.ZipFile, num_bytes: int) -> None:
         self._path = path
@@ -242,7 +242,7 @@ class _StateFileReader:
         content = self._content(infos.pop(STRUCTURE))
         members = content["members"]
         if {f"{number}.npy" for number in range(len(members))} != infos.keys():
-            raise ValueError(f"it has {len(infos)} arrays, and not the {len(members)} that it tells of")
+            raise ValueError(f"it has {len(infos)} arrays, and not the {len(members)} that it lists")
         for number, (num_bytes, checksum) in enumerate(members):
             info = infos[f"{number}.npy"]
             if (info.file_size, info.CRC) != (num_bytes, checksum):
@@ -250,7 +250,7 @@ class _StateFileReader:
             self._arrays[number] = self._array(info)
         states = {_checked(name, str): self._nest(node, (name,)) for name, node in content["states"]}
         if len(states) != len(content["states"]) or self._arrays:
-            raise ValueError("a name is there twice, or an array has no place")
+            raise ValueError("a name is duplicated, or an array is not used")
         return states
 
     def _members(self) -> dict[str, zipfile.ZipInfo]:
@@ -263,7 +263,7 @@ class _StateFileReader:
         for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
                 raise ValueError(f"member {info.filename!r:.80} is compressed, which is never written")
-        # So that what is read fits in what there is, whatever a header says.
+        # This bounds the memory for reading, whatever the headers say.
         if sum(info.file_size for info in infos) > self._num_bytes:
             raise ValueError("its members say they are longer than the file is")
         return named
@@ -282,17 +282,17 @@ class _StateFileReader:
         return content
 
     def _array(self, info: zipfile.ZipInfo) -> Any:
-        # In memory of its own, that can be written to; to its end, where the checksum is compared.
+        # Read into separate writable memory, up to the end of the member, where zipfile compares the checksum.
         with self._archive.open(info) as stream:
             shape, is_fortran, dtype = header_of(stream)
             num_bytes = info.file_size - stream.tell()
             if dtype.hasobject or prod(shape) * dtype.itemsize != num_bytes or min(shape, default=0) < 0:
                 raise ValueError(f"{info.filename}: {num_bytes} bytes are no array of {dtype} and shape {shape!r:.80}")
             data = np.empty(num_bytes, np.uint8)
-            room: Any = memoryview(data)  # type: ignore[arg-type]
+            view: Any = memoryview(data)  # type: ignore[arg-type]
             done = 0
             while piece := stream.read(_PIECE_BYTES):
-                room[done : done + len(piece)] = piece
+                view[done : done + len(piece)] = piece
                 done += len(piece)
         if done != num_bytes:
             raise EOFError(f"{info.filename} has {done} bytes of {num_bytes}")
@@ -311,7 +311,7 @@ class _StateFileReader:
         if kind == "dict":
             parts = {_key(key): self._nest(part, (*path, key)) for key, part in content}
             if len(parts) != len(content):
-                raise ValueError(f"a key is there twice {where(path)}")
+                raise ValueError(f"a key is duplicated {where(path)}")
             return parts
         if kind in ("list", "tuple"):
             listed = [self._nest(part, (*path, number)) for number, part in enumerate(_checked(content, list))]
@@ -330,7 +330,7 @@ class _StateFileReader:
         raise ValueError(f"{kind!r:.80} {where(path)} is not known")
 
     def _taken(self, number: Any, dtype: np.dtype[Any] | None = None, shape: tuple[int, ...] | None = None) -> Any:
-        # Once: what is there of many places would be changed in all of them.
+        # Each array is used once: if two places shared it, a change of one would change the other.
         array = self._arrays.pop(_checked(number, int))
         if (dtype is not None and array.dtype.newbyteorder("=") != dtype) or shape not in (None, array.shape):
             raise ValueError(f"array {number} is of {array.dtype} and shape {array.shape}")
@@ -345,9 +345,9 @@ def _texts(data: Any, lengths: Any) -> Any:
         raise ValueError("text is longer or shorter than it is")
     encoded = data.tobytes()
     texts = [encoded[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
-    made = np.empty(lengths.shape, np.dtypes.StringDType())
-    made[...] = np.array(texts, np.dtypes.StringDType()).reshape(lengths.shape)
-    return made
+    array = np.empty(lengths.shape, np.dtypes.StringDType())
+    array[...] = np.array(texts, np.dtypes.StringDType()).reshape(lengths.shape)
+    return array
 
 
 def _key(key: Any) -> Any:

@@ -94,7 +94,7 @@ def _mind_torch_on(device: Device) -> None:
     # Memory that was copied to is used for other steps once nobody holds it: not before PyTorch is done with it too.
     stream = torch_stream(device.index)
     if stream is not None and stream != device.current_stream():
-        channel_of(name_of(device)).mind(stream)
+        channel_of(name_of(device)).add_consumer(stream)
 
 
 def torch_loader(dataset: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Copies of some steps to the devices of replicas, in streams of their own."""
+"""Copies of steps to the devices of replicas, in separate device streams."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from daskdist.execute.transfer.copy_stats import Times
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.execute.transfer.layout import CopyLayout, PinnedRing, PlacedLeaf
 
-# Streams of consumers that the copies to a device mind.
+# The largest number of consumer streams that copies to a device are ordered after.
 _MOST_STREAMS: Final = 8
-# Less than this is not worth pinned memory of its own: it is packed with other leaves.
+# Smaller arrays are not allocated as pinned memory: they are packed with other leaves.
 _LEAST_PINNED_BYTES: Final = 2**16
 _making: Final = RLock()
 
 
 def pinned_empty(device: Device) -> Empty:
-    """As `numpy.empty`, in memory from which a device copies without another copy on the host."""
+    """Return a function like `numpy.empty` that allocates pinned memory, which a device can copy from directly."""
 
     def empty(shape: tuple[int, ...], dtype: Any) -> Any:
         dtype = np.dtype(dtype)
@@ -40,73 +40,73 @@ def pinned_empty(device: Device) -> Empty:
 
 
 class Channel:
-    """What all copies to a device share in this process: the stream they are in, and those they may not overtake."""
+    """The state shared by all copies to a device in this process: their stream, and the streams they must wait for."""
 
     def __init__(self, device: Device) -> None:
         self.stream = device.stream()
-        # Replaced as a whole, never changed: several threads read it. The first stays.
+        # Replaced as a whole and never modified, because several threads read it. The first stream is never removed.
         self.consumers: tuple[DeviceStream, ...] = (stream_of(device),)
-        # Streams that write to memory before consumers have it, and after they had it.
-        self._lenders: tuple[DeviceStream, ...] = ()
-        # What somebody had whose stream is not known.
-        self._holding: DeferredRelease | None = None
-        # None is lost where two threads add theirs.
-        self._turn = RLock()
+        # Streams that write to memory before and after consumers use it.
+        self._writers: tuple[DeviceStream, ...] = ()
+        # Memory released by consumers whose streams are not known.
+        self.deferred_release: DeferredRelease | None = None
+        # Held while a tuple is replaced, so that no addition by another thread is lost.
+        self._lock = RLock()
 
-    def mind(self, stream: DeviceStream) -> None:
-        """Have copies wait for a stream in which somebody computes with what was copied."""
+    def add_consumer(self, stream: DeviceStream) -> None:
+        """Make copies wait for a stream that computes with copied data."""
         if len(self.consumers) > 1 and self.consumers[-1] == stream:
             return
-        with self._turn:
+        with self._lock:
             first, *others = self.consumers
-            others = [each for each in others if each != stream]
+            others = [other for other in others if other != stream]
             while len(others) > _MOST_STREAMS - 2:
-                # Forgotten, but for what it has been given so far.
-                over = others.pop(0).record()
-                for each in self._lenders:
-                    each.wait(over)
+                # Drop the oldest stream: writers wait once for the work that it has so far.
+                event = others.pop(0).record()
+                for writer in self._writers:
+                    writer.wait(event)
             self.consumers = (first, *others, stream)
 
     def add_unknown_consumers(self, wait: Callable[[], None]) -> None:
-        """Have copies not write to what somebody computes with whose stream is not known.
+        """Protect memory from copies while a framework whose streams are not known computes with it.
 
-        ``wait``, called in a thread of its own, waits until all that they have been given by then is done.
+        ``wait`` is called in a separate thread, and waits until all work that is queued in the framework is done.
         """
-        if self._holding is None:
-            with self._turn:
-                self._holding = self._holding or DeferredRelease(wait)
+        if self.deferred_release is None:
+            with self._lock:
+                self.deferred_release = self.deferred_release or DeferredRelease(wait)
 
     def wait_for_unknown_consumers(self) -> None:
-        """Wait until they are done with what was let go of."""
-        if self._holding is not None:
-            self._holding.await_room(0)
+        """Wait until consumers with unknown streams are done with all released memory."""
+        if self.deferred_release is not None:
+            self.deferred_release.await_room(0)
 
     def lend(self, device: Device, stream: DeviceStream, num_bytes: int) -> Any:
-        """New bytes for consumers, which a stream writes to; raises what the device does where it has no room.
+        """Return new memory for consumers, which ``stream`` writes to; raises the device's error if it has no room.
 
-        What the host has let go of can be had again at once, though a kernel that reads it may not have run yet: memory
-        that is allocated in a stream goes back to that stream, whoever computes with it. So when consumers let go of
-        it, that stream waits for what they have been given to do by then. Not for what they are given later, such as
-        the step that is computed while the one after the next is copied.
+        Memory that the host releases can be allocated again at once, although a kernel that reads it may not have run
+        yet: it returns to the stream in which it was allocated, whichever stream uses it. So when consumers release it,
+        that stream waits for the work queued in their streams by then. It does not wait for later work, such as the
+        step that is computed while the one after the next is copied.
         """
-        if stream not in self._lenders:
-            with self._turn:
-                self._lenders = (*self._lenders, stream)
-        if self._holding is not None:
-            self._holding.await_room()
+        if stream not in self._writers:
+            with self._lock:
+                self._writers = (*self._writers, stream)
+        if self.deferred_release is not None:
+            self.deferred_release.await_room()
         with device.using(stream):
-            return device.lend(num_bytes, functools.partial(self._follow, stream))
+            return device.lend(num_bytes, functools.partial(self._take_back, stream))
 
-    def _follow(self, stream: DeviceStream, memory: Any) -> None:
-        for each in self.consumers:
-            stream.wait(each.record())
-        if self._holding is not None:
-            self._holding.hold(memory)
+    def _take_back(self, stream: DeviceStream, memory: Any) -> None:
+        for consumer in self.consumers:
+            stream.wait(consumer.record())
+        if self.deferred_release is not None:
+            self.deferred_release.hold(memory)
 
 
 def channel_of(name: str) -> Channel:
-    """The channel of a device, by its name."""
-    # Of two threads that are the first to ask, neither may have one of its own.
+    """Return the channel of a device, by its name."""
+    # The lock keeps two threads that ask first at the same time from creating two channels.
     with _making:
         return _channel_of(name)
 
@@ -117,88 +117,88 @@ def _channel_of(name: str) -> Channel:
 
 
 class UnitLifetime:
-    """Whether anybody still has a view of a unit, as far as the views that were cut tell."""
+    """The lifetime of a unit: it is over when no view of it is referenced any more."""
 
     def __init__(self, alive: set[UnitLifetime]) -> None:
         self._alive = alive
-        # By their ids: a reference to what cannot be hashed cannot be hashed either.
+        # Keyed by id: a weak reference to an unhashable object is not hashable either.
         self._refs: dict[int, Any] = {}
         alive.add(self)
 
     def add(self, view: Any) -> None:
-        """Note a view."""
-        ref = weakref.ref(view, self._gone)
+        """Track a view."""
+        ref = weakref.ref(view, self._discard)
         self._refs[id(ref)] = ref
 
-    def _gone(self, ref: Any) -> None:
+    def _discard(self, ref: Any) -> None:
         self._refs.pop(id(ref), None)
         if not self._refs:
             self._alive.discard(self)
 
 
 class ReplicaPart:
-    """One replica's part of a unit: on its device, or as it is where that is the host."""
+    """One replica's part of a unit: on its device, or unchanged if that is the host."""
 
-    def __init__(self, steps: list[Any], device: Device | None = None, life: UnitLifetime | None = None) -> None:
+    def __init__(self, steps: list[Any], device: Device | None = None, lifetime: UnitLifetime | None = None) -> None:
         self.steps = steps
         self.num_bytes = 0
         self._device = device
-        self._life = life
+        self._lifetime = lifetime
         self._buffer: Any = None
-        self._begun: Event | None = None
-        self._over: Event | None = None
-        self._is_over = False
-        if life is not None:
-            life.add(self)
+        self._start: Event | None = None
+        self._end: Event | None = None
+        self._is_copied = False
+        if lifetime is not None:
+            lifetime.add(self)
 
-    def hold(self, buffer: Any, num_bytes: int, begun: Event, over: Event) -> None:
-        """Note where it is copied to, and the moments between which that is done."""
-        self._buffer, self.num_bytes, self._begun, self._over = buffer, num_bytes, begun, over
+    def hold(self, buffer: Any, num_bytes: int, start: Event, end: Event) -> None:
+        """Record the buffer that it is copied to, and the events at the start and end of the copy."""
+        self._buffer, self.num_bytes, self._start, self._end = buffer, num_bytes, start, end
 
     def leaves(self, number: int) -> Any:
-        """The leaves of a step; whoever computes with them waits on the device until they are there."""
-        device, over = self._device, self._over
-        if device is None or over is None:
+        """Return the leaves of a step; the current stream and the replica's stream wait until they are copied."""
+        device, end = self._device, self._end
+        if device is None or end is None:
             return self.steps[number]
         channel = channel_of(name_of(device))
         current = device.current_stream()
-        channel.mind(current)
-        self._is_over = self._is_over or over.is_over
-        if not self._is_over:
+        channel.add_consumer(current)
+        self._is_copied = self._is_copied or end.is_over
+        if not self._is_copied:
             for stream in (channel.consumers[0], current):
-                stream.wait(over)
-        return [self._cut(leaf) if type(leaf) is PlacedLeaf else leaf for leaf in self.steps[number]]
+                stream.wait(end)
+        return [self._view(leaf) if type(leaf) is PlacedLeaf else leaf for leaf in self.steps[number]]
 
-    def _cut(self, leaf: PlacedLeaf) -> Any:
+    def _view(self, leaf: PlacedLeaf) -> Any:
         view = self._device.view(self._buffer, leaf.offset, leaf.shape, leaf.dtype)  # type: ignore[union-attr]
-        self._life.add(view)  # type: ignore[union-attr]
+        self._lifetime.add(view)  # type: ignore[union-attr]
         return view
 
-    def ask(self, events: list[Event]) -> Times:
-        """What tells its bytes, how long copying them took, and how long of that somebody waited; None until then."""
-        begun, over, num_bytes = self._begun, self._over, self.num_bytes
+    def times(self, arrivals: list[Event]) -> Times:
+        """Return the `Times` of the copy, given the events recorded when the consumer arrived."""
+        start, end, num_bytes = self._start, self._end, self.num_bytes
 
         def times() -> tuple[int, float, float] | None:
-            if begun is None or over is None or not all(each.is_over for each in (over, *events)):
+            if start is None or end is None or not all(event.is_over for event in (end, *arrivals)):
                 return None
-            copy_s = over.seconds_since(begun)
-            waited_s = min((over.seconds_since(each) for each in events), default=0.0)
+            copy_s = end.seconds_since(start)
+            waited_s = min((end.seconds_since(arrival) for arrival in arrivals), default=0.0)
             return num_bytes, copy_s, min(max(waited_s, 0.0), copy_s)
 
         return times
 
 
 class CopyUnit:
-    """Some consecutive steps, copied together.
+    """Consecutive steps that are copied together.
 
     Parameters
     ----------
     parts
-        Of each replica.
+        The part of each replica.
     num_steps
-        How many they are.
+        The number of steps.
     num_bytes
-        What the largest part takes, with what was on its device before.
+        The size of the largest part, including leaves that were on its device before.
     """
 
     def __init__(self, parts: list[ReplicaPart], num_steps: int, num_bytes: int) -> None:
@@ -208,7 +208,7 @@ class CopyUnit:
         self.num_handed_out = 0
 
     def next(self) -> list[Any]:
-        """The leaves of the next step, for each replica."""
+        """Return the leaves of the next step, for each replica."""
         number = self.num_handed_out
         self.num_handed_out += 1
         return [part.leaves(number) for part in self.parts]
@@ -223,35 +223,35 @@ class NoRoomError(Exception):
         self.num_bytes = num_bytes
 
     def as_user_error(self) -> DeviceMemoryError:
-        """The error as users get it."""
+        """Return the error that users see."""
         device = self.device
         free_bytes, all_bytes = device.memory_info()
         return DeviceMemoryError(
-            f"{name_of(device)} has no room for the next step: it takes {self.num_bytes} bytes, of {all_bytes} there "
-            f"are {free_bytes} free, and this process holds {device.held_bytes()}, with nothing copied ahead any more. "
-            "Make batches smaller, or keep fewer of them"
+            f"{name_of(device)} has no room for the next step: it takes {self.num_bytes} bytes, and of {all_bytes} "
+            f"bytes {free_bytes} are free. This process holds {device.held_bytes()}, with nothing copied ahead any "
+            "more. Make batches smaller, or keep fewer of them"
         )
 
 
 class Copier:
-    """Copies parts of units to one device."""
+    """The copier of replicas' parts of units to one device."""
 
     def __init__(self, device: Device, num_slots: int, slot_bytes: int) -> None:
         self.device = device
         self._channel = channel_of(name_of(device))
         self._slots = PinnedRing(device, num_slots, slot_bytes)
         self._num_slots = num_slots
-        # What is copied from where it lies stays as it is until that is done; as many as slots.
+        # Host memory that is copied directly is kept until the copy is over; at most as many copies as slots.
         self._sources: deque[tuple[Event, Any]] = deque()
 
-    def come(self) -> list[Event]:
-        """Note that the consumer is here, in each stream in which it may compute."""
+    def record_arrival(self) -> list[Event]:
+        """Record an event in each stream in which the consumer may compute, as it arrives for the next unit."""
         current = self.device.current_stream()
-        self._channel.mind(current)
+        self._channel.add_consumer(current)
         return [stream.record() for stream in (self._channel.consumers[0], current)]
 
     def buffer(self, num_bytes: int) -> Any:
-        """New memory of the device; raises `NoRoomError`."""
+        """Allocate memory of the device; raises `NoRoomError`."""
         device, channel = self.device, self._channel
         with contextlib.suppress(device.out_of_memory):
             return channel.lend(device, channel.stream, num_bytes)
@@ -263,7 +263,7 @@ class Copier:
             raise NoRoomError(device, num_bytes) from None
 
     def copy(self, layout: CopyLayout, buffer: Any, part: ReplicaPart, threads: Callable[[], tuple[Any, int]]) -> None:
-        """Begin to copy what a layout has to a buffer."""
+        """Start copying the pieces of a layout to a buffer."""
         device, stream = self.device, self._channel.stream
         while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):
             self._sources.popleft()[0].synchronize()
@@ -272,7 +272,7 @@ class Copier:
             slot = self._slots.take(layout.packed_bytes)
             layout.pack(slot.memory, threads)
         with device.using(stream):
-            begun = stream.record()
+            start = stream.record()
             try:
                 if slot is not None:
                     target = device.view(buffer, 0, (layout.packed_bytes,), np.uint8)
@@ -280,16 +280,16 @@ class Copier:
                 for piece in layout.direct:
                     device.copy(piece.memory, device.view(buffer, piece.offset, (piece.num_bytes,), np.uint8), stream)
             finally:
-                # Of what has been begun the host's memory is in use until then, whatever came after it.
-                over = stream.record()
+                # Even after an error, copies that were started use the host's memory until this event.
+                end = stream.record()
                 if slot is not None:
-                    slot.event = over
+                    slot.event = end
                 if layout.direct:
-                    self._sources.append((over, layout.direct))
-        part.hold(buffer, layout.num_bytes, begun, over)
+                    self._sources.append((end, layout.direct))
+        part.hold(buffer, layout.num_bytes, start, end)
 
     def close(self) -> None:
-        """Give back the host's memory, once nothing is copied from it any more."""
+        """Release the host's memory once the copies from it are over."""
         self._slots.close()
         while self._sources:
             self._sources.popleft()[0].synchronize()

@@ -1,17 +1,17 @@
-"""Gathering on a device: blocks go up whole and once each, and their rows are picked there.
+"""Gathering on a device: each block is uploaded once as a whole, and its rows are picked there.
 
-What the blocks of one pipeline have in common is columns of the same shapes and dtypes. Their rows lie one block
-after the other in a few long arrays a column, so that the rows of a bundle are picked by one call a column however
-many blocks they are of, and one array of row numbers serves all columns. The order and the bits are those of `gather`.
+The blocks of one pipeline have columns of the same shapes and dtypes. On the device their rows are stored one block
+after the other in a few long arrays per column. So one call per column picks the rows of a bundle, whatever the number
+of its blocks, and one array of row numbers serves all columns. Order and bits of the result are those of `gather`.
 
-A block that is alive is on the device once; when it is let go of its rows there are free for others, and arrays in
-which no block is left are freed. A block of the few rows left of others, which is made here to give up memory, is made
-there of what is there already, and does not go up again: without it some rows would keep many times their memory.
+A live block is on the device once. When it is dropped, its rows there become free for other blocks, and arrays without
+blocks are freed. If the host compacts blocks of which few rows are left, the device does the same with its copies, and
+the new block is not uploaded again: otherwise a few rows would keep many times their memory.
 
-Of an order of many rows that is worked out where they are gathered, the device works out a bundle's rows itself.
+If rows are in the order of a large permutation, the device computes a bundle's row numbers itself.
 
-Memory that a consumer lets go of may still be read from in its stream. So what consumers are given is lent: before it
-is written to again, what they had been given to do when they let go of it is waited for.
+Memory that a consumer releases may still be read by its stream. So the memory is lent to consumers: before it is
+written again, the writing stream waits for the work that their streams had when they released it.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from daskdist.execute.transfer.copier import channel_of
 from daskdist.execute.transfer.layout import bytes_of
 from daskdist.execute.transfer.order_on_device import OrderOnDevice, is_device_order
 
-# Columns of one bundle or of several blocks lie in one piece of memory, each from a multiple of this on.
+# Columns of a bundle or segment share one allocation; each begins at a multiple of this.
 _ALIGNED_BYTES: Final = 256
-# Pinned memory that blocks go through, in two halves: while one is filled the other is copied from.
+# Blocks are uploaded through pinned memory in two halves: one is filled while the other is copied from.
 _HALF_BYTES: Final = 4 * 2**20
-# Memory is asked for at a time as half of what there is, so that there are few pieces of it and little of it is unused,
-# but not less and not more than this, unless one block takes more.
+# A new segment is half as large as all existing ones, so that segments are few and little memory is unused. Its size is
+# within these limits, unless a single block is larger.
 _LEAST_BYTES: Final = 2**20
 _MOST_BYTES: Final = 256 * 2**20
 
-# Kinds of dtypes that devices have.
+# Kinds of dtypes that devices support.
 _NUMBERS: Final = "biufc"
 
-# Of each leaf the shape of a row and the dtype; None for one that stays on the host.
+# For each leaf the shape of a row and the dtype; None for a leaf that stays on the host.
 ColumnKinds = tuple[tuple[tuple[int, ...], Any] | None, ...]
 
 _making: Final = threading.RLock()
 
 
 class RowsOnDevice:
-    """Elements of which some leaves are on a device: what `DeviceGather` makes.
+    """Elements with some leaves on a device, as gathered by `DeviceGather`.
 
     Parameters
     ----------
     host
-        The same elements with the leaves that are on the host; in the places of the others, arrays without bytes.
+        The same elements with the leaves that are on the host; the others are arrays without bytes.
     columns
-        By the number of its leaf, the rows of each column that is on the device.
+        The rows of each column on the device, by the number of its leaf.
     device
-        Which it is.
+        The device.
     event
-        When they are there.
+        The event at the end of gathering.
     """
 
     __slots__ = ("_columns", "_device", "_event", "_host", "skipped")
@@ -99,17 +99,17 @@ class RowsOnDevice:
         return self._host.nbytes + bytes_of(list(self._columns.values()))
 
     def item(self, index: int) -> Leaves:
-        """The leaves of one element: views. What the current stream does from now on is done after they are there."""
+        """Return views of the leaves of one element; the current stream waits until they are gathered."""
         device = self._device
         stream = device.current_stream()
         stream.wait(self._event)
-        channel_of(name_of(device)).mind(stream)
+        channel_of(name_of(device)).add_consumer(stream)
         host, reshape = self._host, device.namespace.reshape
         leaves = list(host.item(index))
         for number, column in self._columns.items():
             if isinstance(host, Batches):
                 cut = column[host.bounds[index] : host.bounds[index + 1], ...]
-                # Of an inner shape where its elements are batches themselves, as the array without bytes is.
+                # If the elements are batches themselves, the inner shape is that of the array without bytes.
                 inner = leaves[number].shape[:-1]
                 leaves[number] = cut if host.inners is None else reshape(cut, (*inner, *column.shape[1:]))
             else:
@@ -117,12 +117,12 @@ class RowsOnDevice:
         return tuple(leaves)
 
     def elements(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """The elements from ``start`` to ``stop``, in order."""
+        """Return the elements from ``start`` to ``stop``, in order."""
         pack = self.structure.pack
         return (pack(self.item(index)) for index in range(*slice(start, stop).indices(len(self))))
 
     def where(self, index: int) -> str:
-        """What a message calls one element."""
+        """Return the name of one element for messages."""
         return self._host.where(index)
 
     def __repr__(self) -> str:
@@ -130,18 +130,18 @@ class RowsOnDevice:
 
 
 class _Segment:
-    # Rows of several blocks, one array a column.
+    # Memory for rows of several blocks, with one array per column.
     def __init__(self, device: Device, layout: ColumnKinds, num_rows: int) -> None:
         self.num_rows = num_rows
         self.offsets, num_bytes = _offsets(layout, num_rows)
         self.buffer = device.empty((num_bytes,), np.uint8)
         self.columns = _columns(device, layout, num_rows, self.offsets, self.buffer)
         self._free = [(0, num_rows)] if num_rows else []
-        # Blocks are let go of in any thread, even in the midst of what is done here.
+        # Blocks may be dropped in any thread, even in the middle of a method here, and so only append to a deque.
         self.given_back: deque[tuple[int, int]] = deque()
 
     def place(self, num_rows: int) -> int | None:
-        """Where so many rows go; None where there is no room for them."""
+        """Reserve rows and return the first; None if there is no room for them."""
         spans = self._free
         if self.given_back:
             while self.given_back:
@@ -156,7 +156,7 @@ class _Segment:
 
 
 class _Resident:
-    # The rows of a block, for as long as it is alive. It is what keeps its segment.
+    # The rows of a live block in a segment, which it keeps alive.
     __slots__ = ("num_rows", "segment", "start")
 
     def __init__(self, segment: _Segment, start: int, num_rows: int) -> None:
@@ -170,7 +170,7 @@ class _Resident:
 
 
 class _Uploads:
-    # Copies from the host in a stream, by way of pinned memory.
+    # Copies from the host in a stream, through pinned memory.
     def __init__(self, device: Device, stream: DeviceStream) -> None:
         self._device = device
         self._stream = stream
@@ -179,12 +179,12 @@ class _Uploads:
         self._half = self._used = 0
 
     def copy(self, array: Any, buffer: Any, offset: int) -> None:
-        """Copy an array of the host to bytes of the device from ``offset`` on; it may be changed after that."""
+        """Copy a host array to a device buffer at ``offset``; the array may be modified after the call."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         done = 0
         while done < len(data):
             if self._used == _HALF_BYTES:
-                self._turn()
+                self._switch_halves()
             if self._halves[self._half] is None:
                 self._halves[self._half] = self._device.pinned(_HALF_BYTES)
             number = min(len(data) - done, _HALF_BYTES - self._used)
@@ -194,7 +194,7 @@ class _Uploads:
             done += number
             self._used = min(-(-(self._used + number) // _ALIGNED_BYTES) * _ALIGNED_BYTES, _HALF_BYTES)
 
-    def _turn(self) -> None:
+    def _switch_halves(self) -> None:
         self._events[self._half] = self._stream.record()
         self._half, self._used = 1 - self._half, 0
         event = self._events[self._half]
@@ -203,25 +203,25 @@ class _Uploads:
 
 
 class DeviceGather:
-    """Gathers on a device, as `gather` does on the host; from any thread.
+    """A function that gathers on a device as `gather` does on the host; it may be called from any thread.
 
-    It computes in a stream of its own: of what it gives, `RowsOnDevice.item` makes the current stream wait.
+    It computes in a separate stream, which `RowsOnDevice.item` makes the current stream wait for.
 
     Parameters
     ----------
     device
-        Which it is.
+        The device.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        # Blocks that went up so far, by which tests see that each does once.
+        # The number of uploaded blocks, by which tests check that each is uploaded once.
         self.num_uploads = 0
         self._stream = device.stream()
         self._uploads = _Uploads(device, self._stream)
         self._residents: weakref.WeakKeyDictionary[Block, _Resident] = weakref.WeakKeyDictionary()
         self._segments: dict[ColumnKinds, weakref.WeakSet[_Segment]] = {}
-        # Orders that rows are asked for in, and the segment that they are in: which their blocks keep.
+        # The permutations in use and the segment of their rows. The segment is kept by its blocks and not from here.
         self._orders: weakref.WeakKeyDictionary[Permutation, tuple[OrderOnDevice, weakref.ref[_Segment]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -236,54 +236,55 @@ class DeviceGather:
         unstacked: bool = False,
         empty: Empty | None = None,
     ) -> Any:
-        """As `gather`; here only where rows of columns are picked and nothing is made of them, else on the host.
+        """Gather as `gather` does: on the device if rows of columns are only picked, otherwise on the host.
 
         Raises
         ------
         DeviceMemoryError
-            The device has no room for blocks, or for what is picked of them.
+            The device has no room for the blocks, or for the picked rows.
         """
         if function is not None or isinstance(picks, Joins):
             return gather(blocks, picks, function, unstacked, empty)
-        known = self._order_of(blocks, picks.rows)
+        known_order = self._order_of(blocks, picks.rows)
         columnar = [block for block in blocks if isinstance(block, Block)]
-        are_alike = len(columnar) == len(blocks) and (known or all(map(columnar[0].is_like, columnar)))
+        are_alike = len(columnar) == len(blocks) and (known_order or all(map(columnar[0].is_like, columnar)))
         layout = self._layout(columnar[0]) if are_alike else ()
         if not any(layout):
             return gather(blocks, picks, function, unstacked, empty)
-        host = _gathered_here(columnar, picks, layout, empty)
-        with self._alone():
-            found = known or self._put_in_order(columnar, picks.rows, layout)
-            residents = [self._resident(block, layout) for block in columnar] if picks.num_rows and not found else []
-            columns = self._made_for_consumers(layout, picks.num_rows)
-            if found:
-                order, segment = found
+        host = _gathered_on_host(columnar, picks, layout, empty)
+        with self._exclusive():
+            order_and_segment = known_order or self._new_order(columnar, picks.rows, layout)
+            needs_residents = picks.num_rows and not order_and_segment
+            residents = [self._resident(block, layout) for block in columnar] if needs_residents else []
+            columns = self._lent_columns(layout, picks.num_rows)
+            if order_and_segment:
+                order, segment = order_and_segment
                 self._take(columns, segment, order.rows(picks.rows))  # type: ignore[arg-type]  # which are `LazyPermutation`
             else:
                 self._fill(columns, residents, *picks.by_row())
-            over = self._stream.record()
-            # Whoever waits for copies to the device waits for this too.
-            self._channel.stream.wait(over)
-            return RowsOnDevice(host, columns, self.device, over)
+            end = self._stream.record()
+            # A consumer that waits for copies to the device waits for this too.
+            self._channel.stream.wait(end)
+            return RowsOnDevice(host, columns, self.device, end)
 
-    def compacted(self, blocks: Sequence[Rows], picks: Picks, made: Block) -> None:
-        """Make a block that was made of others be on the device too, if some of those are."""
-        with self._alone():
+    def compact(self, blocks: Sequence[Rows], picks: Picks, compacted: Block) -> None:
+        """Create the copy of a compacted block on the device from the copies of its blocks, if there are any."""
+        with self._exclusive():
             columnar = [block for block in blocks if isinstance(block, Block)]
-            if not len(made) or not any(block in self._residents for block in columnar):
+            if not len(compacted) or not any(block in self._residents for block in columnar):
                 return
-            layout = self._layout(made)
-            # One that is not there yet has rows that are asked for soon.
+            layout = self._layout(compacted)
+            # A block that is not on the device yet is uploaded: its remaining rows are needed soon.
             residents = [self._resident(block, layout) for block in columnar]
-            resident = self._placed(layout, len(made))
+            resident = self._reserved(layout, len(compacted))
             stop = resident.start + resident.num_rows
-            columns = {leaf: each[resident.start : stop, ...] for leaf, each in resident.segment.columns.items()}
+            columns = {leaf: column[resident.start : stop, ...] for leaf, column in resident.segment.columns.items()}
             self._fill(columns, residents, *picks.by_row())
-            self._residents[made] = resident
+            self._residents[compacted] = resident
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        # One thread at a time, in the stream.
+    def _exclusive(self) -> Iterator[None]:
+        # Let one thread at a time use the stream, and explain errors of memory.
         device = self.device
         with self._lock, device.using(self._stream):
             try:
@@ -291,9 +292,9 @@ class DeviceGather:
             except device.out_of_memory as error:
                 free_bytes, all_bytes = device.memory_info()
                 raise DeviceMemoryError(
-                    f"{name_of(device)} has no room to put rows in order ({error}): of {all_bytes} bytes there are "
-                    f"{free_bytes} free, and this process holds {device.held_bytes()}. Blocks are there whole: make "
-                    "the shuffle's buffer, blocks or batches smaller, or leave Options(shuffle_on_device=True) out"
+                    f"{name_of(device)} has no room to put rows in order ({error}): of {all_bytes} bytes {free_bytes} "
+                    f"are free, and this process holds {device.held_bytes()}. Whole blocks are kept there: make the "
+                    "shuffle's buffer, blocks or batches smaller, or leave out Options(shuffle_on_device=True)"
                 ) from None
 
     def _layout(self, block: Block) -> ColumnKinds:
@@ -305,36 +306,36 @@ class DeviceGather:
         return leaf.shape[1:], leaf.dtype
 
     def _order_of(self, blocks: Sequence[Rows], rows: Any) -> tuple[OrderOnDevice, _Segment] | None:
-        # What the device works out of these blocks already.
+        # Return the device's permutation of these blocks, if it has one already.
         if not is_device_order(rows):
             return None
         order, place = self._orders.get(rows.order, (None, None))
         segment = None if place is None else place()
         return (order, segment) if order and segment and order.is_of(blocks) else None
 
-    def _put_in_order(
+    def _new_order(
         self, blocks: Sequence[Block], rows: Any, layout: ColumnKinds
     ) -> tuple[OrderOnDevice, _Segment] | None:
-        # What the device works out from now on, where all is in one segment.
+        # Create the device's permutation of these blocks, if all are in one segment.
         if not is_device_order(rows):
             return None
         residents = self._in_one_piece(blocks, layout)
         segment = residents[0].segment
         if any(resident.segment is not segment for resident in residents):
             return None
-        # What computes at once, as a GPU does not, has to wait for what went up.
+        # A device that computes on the host's threads, unlike a GPU, has to wait for the uploads.
         self._stream.wait(self._stream.record())
         order = OrderOnDevice(self.device, blocks, rows, [resident.start for resident in residents])
         self._orders[rows.order] = order, weakref.ref(segment)
         return order, segment
 
     def _in_one_piece(self, blocks: Sequence[Block], layout: ColumnKinds) -> list[_Resident]:
-        # With those that are not there yet one after the other, if there is room for that.
+        # Place blocks that are not on the device yet next to each other, if there is room for that.
         missing = {block: len(block) for block in blocks if block not in self._residents}
         places: dict[Block, _Resident] = {}
         if missing:
             with contextlib.suppress(self.device.out_of_memory):
-                room = self._placed(layout, sum(missing.values()))
+                room = self._reserved(layout, sum(missing.values()))
                 for block, stop in zip(missing, accumulate(missing.values()), strict=True):
                     places[block] = _Resident(room.segment, room.start + stop - len(block), len(block))
                 room.num_rows = 0
@@ -344,7 +345,7 @@ class DeviceGather:
         resident = self._residents.get(block)
         if resident is not None:
             return resident
-        resident = place or self._placed(layout, len(block))
+        resident = place or self._reserved(layout, len(block))
         segment = resident.segment
         for number, kind in enumerate(layout):
             if kind is not None:
@@ -354,39 +355,39 @@ class DeviceGather:
         self._residents[block] = resident
         return resident
 
-    def _placed(self, layout: ColumnKinds, num_rows: int) -> _Resident:
+    def _reserved(self, layout: ColumnKinds, num_rows: int) -> _Resident:
         segments = self._segments.setdefault(layout, weakref.WeakSet())
-        there = list(segments)
-        for segment in there:
+        existing = list(segments)
+        for segment in existing:
             start = segment.place(num_rows)
             if start is not None:
                 return _Resident(segment, start, num_rows)
         row_bytes = max(sum(map(_row_bytes, filter(None, layout))), 1)
-        half_bytes = sum(segment.num_rows for segment in there) * row_bytes // 2
-        at_once = min(max(half_bytes, _LEAST_BYTES), _MOST_BYTES) // row_bytes
+        half_bytes = sum(segment.num_rows for segment in existing) * row_bytes // 2
+        segment_rows = min(max(half_bytes, _LEAST_BYTES), _MOST_BYTES) // row_bytes
         try:
-            segment = _Segment(self.device, layout, max(num_rows, at_once))
+            segment = _Segment(self.device, layout, max(num_rows, segment_rows))
         except self.device.out_of_memory:
-            # Less may do.
+            # A smaller segment may fit.
             self.device.free_unused()
             segment = _Segment(self.device, layout, num_rows)
-        # What no block is left of is no layout of anybody's any more.
-        self._segments = {each: there for each, there in self._segments.items() if there or each == layout}
+        # Forget layouts without segments.
+        self._segments = {kinds: group for kinds, group in self._segments.items() if group or kinds == layout}
         segments.add(segment)
         return _Resident(segment, segment.place(num_rows) or 0, num_rows)
 
-    def _made_for_consumers(self, layout: ColumnKinds, num_rows: int) -> dict[int, Any]:
+    def _lent_columns(self, layout: ColumnKinds, num_rows: int) -> dict[int, Any]:
         offsets, num_bytes = _offsets(layout, num_rows)
         buffer = self._channel.lend(self.device, self._stream, num_bytes)
-        # What computes at once, as a GPU does not, has to wait for those that had the memory before.
+        # A device that computes on the host's threads, unlike a GPU, has to wait for the memory's previous consumers.
         self._stream.wait(self._stream.record())
         return _columns(self.device, layout, num_rows, offsets, buffer)
 
     def _fill(
         self, columns: dict[int, Any], residents: Sequence[_Resident], rows: range | Index, block_index: Index | None
     ) -> None:
-        # Rows of residents to columns; in the order of the stream, and so after what went up in it. What computes at
-        # once, as a GPU does not, has to wait for that.
+        # Copy rows of residents to columns, in the stream and so after the uploads. A device that computes on the
+        # host's threads, unlike a GPU, has to wait for those.
         if not len(rows):
             return
         if isinstance(rows, range):
@@ -400,17 +401,17 @@ class DeviceGather:
         at = rows + np.array([resident.start for resident in residents])[places]
         segments = list({id(resident.segment): resident.segment for resident in residents}.values())
         numbers = {id(segment): number for number, segment in enumerate(segments)}
-        of_row = np.array([numbers[id(resident.segment)] for resident in residents])[places]
+        row_segments = np.array([numbers[id(resident.segment)] for resident in residents])[places]
         take, concat = self.device.namespace.take, self.device.namespace.concat
         if len(segments) == 1:
             self._take(columns, segments[0], self._index(at))
             return
-        # Of each segment the rows that are of it, one after the other; then put in order.
-        order = np.argsort(of_row, kind="stable")
+        # Take the rows of each segment in turn, then put all of them in order.
+        order = np.argsort(row_segments, kind="stable")
         inverse = np.empty(len(order), np.intp)
         inverse[order] = np.arange(len(order))
         index = self._index(np.concatenate([at[order], inverse]))
-        cuts = [0, *np.cumsum(np.bincount(of_row, minlength=len(segments))).tolist()]
+        cuts = [0, *np.cumsum(np.bincount(row_segments, minlength=len(segments))).tolist()]
         for leaf, column in columns.items():
             parts = [
                 take(segment.columns[leaf], index[cuts[number] : cuts[number + 1]], axis=0)
@@ -423,7 +424,7 @@ class DeviceGather:
             column[...] = self.device.namespace.take(segment.columns[leaf], index, axis=0)
 
     def _index(self, index: Index) -> Any:
-        # Row numbers on the device, by one copy.
+        # Copy row numbers to the device.
         index = index.astype(np.int32 if index.max() < 2**31 else np.int64, copy=False)
         buffer = self.device.empty((index.nbytes,), np.uint8)
         self._uploads.copy(index, buffer, 0)
@@ -432,28 +433,28 @@ class DeviceGather:
 
 
 class CompactOnDevices:
-    """Blocks made of the few rows that are left of others, on the host and on devices that have those.
+    """A function that compacts blocks on the host, and their copies on devices.
 
     Parameters
     ----------
     device_gathers
-        What gathers there.
+        The gather functions of the devices.
     """
 
     def __init__(self, device_gathers: Sequence[DeviceGather]) -> None:
         self._device_gathers = tuple(device_gathers)
 
     def __call__(self, blocks: Sequence[Rows], picks: Picks) -> Any:
-        made = gather(blocks, picks)
-        if isinstance(made, Block):
-            for each in self._device_gathers:
-                each.compacted(blocks, picks, made)
-        return made
+        compacted = gather(blocks, picks)
+        if isinstance(compacted, Block):
+            for device_gather in self._device_gathers:
+                device_gather.compact(blocks, picks, compacted)
+        return compacted
 
 
 def device_gather_of(device: Device) -> DeviceGather:
-    """What gathers on a device, in this process."""
-    # Two threads that are the first to ask share it, and what is on the device.
+    """Return the gather function of a device in this process."""
+    # The lock keeps two threads that ask first at the same time from creating two, each with blocks of its own.
     with _making:
         return _device_gather_of(name_of(device))
 
@@ -464,31 +465,34 @@ def _device_gather_of(name: str) -> DeviceGather:
 
 
 def device_gathers(devices: Sequence[Device | None], primitive: Primitive) -> list[DeviceGather | None]:
-    """For consumers on devices what gathers there, as `Delivery` takes it: None for each on the host or elsewhere.
+    """Return the gather functions of consumers, as `BundleBuilder` takes them; None for those on the host or elsewhere.
 
-    Without any, nothing; and where elements are made after their order is known, which is done on the host.
+    The list is empty if no consumer is on a device here, or if elements are computed after their order is known, which
+    is done on the host.
     """
     if not isinstance(primitive, Arrange):
         return []
-    found = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
-    return found if any(each is not None for each in found) else []
+    gathers = [None if device is None or device.is_host else device_gather_of(device) for device in devices]
+    return gathers if any(gather_function is not None for gather_function in gathers) else []
 
 
 def describe_row_order(primitive: Primitive, spec: ElementSpec) -> str:
-    """What plans say of which rows are put in order on devices."""
+    """Return the line of a plan that says which leaves are put in order on devices."""
     if not isinstance(primitive, Arrange):
-        return f"rows are put in order on the host, as {primitive.name} makes elements of them after that"
+        return f"rows are put in order on the host, because {primitive.name} computes elements of them after that"
     paths = [
         path or "(the element)"
         for path, leaf in zip(spec.structure.paths, spec.leaves, strict=True)
         if isinstance(leaf, RaggedTensorSpec) or getattr(leaf.dtype, "kind", "O") not in _NUMBERS
     ]
-    beside = f"; but for {', '.join(paths)}, which is on the host" if paths else ""
-    return f"rows are put in order on the devices{beside}"
+    exceptions = f", except {', '.join(paths)}, on the host" if paths else ""
+    return f"rows are put in order on the devices{exceptions}"
 
 
-def _gathered_here(blocks: Sequence[Block], picks: Picks, layout: ColumnKinds, empty: Empty | None) -> Block | Batches:
-    # The elements, with arrays without bytes in the places of leaves that are on the device.
+def _gathered_on_host(
+    blocks: Sequence[Block], picks: Picks, layout: ColumnKinds, empty: Empty | None
+) -> Block | Batches:
+    # Gather the elements, with arrays without bytes in the places of leaves that are on the device.
     if None in layout:
         return gather([_without(block, layout) for block in blocks], picks, empty=empty)  # type: ignore[no-any-return]
     label = blocks[0].label
@@ -508,19 +512,19 @@ def _row_bytes(kind: tuple[tuple[int, ...], Any]) -> int:
 
 
 def _offsets(layout: ColumnKinds, num_rows: int) -> tuple[dict[int, int], int]:
-    # Of each column, where in one piece of memory it begins; and how long that is.
-    found, end = {}, 0
+    # Return the offset of each column in one allocation, and the size of that.
+    offsets, end = {}, 0
     for number, kind in enumerate(layout):
         if kind is not None:
-            found[number] = end
+            offsets[number] = end
             end += -(-num_rows * _row_bytes(kind) // _ALIGNED_BYTES) * _ALIGNED_BYTES
-    return found, end
+    return offsets, end
 
 
 def _columns(
     device: Device, layout: ColumnKinds, num_rows: int, offsets: dict[int, int], buffer: Any
 ) -> dict[int, Any]:
-    # Columns of so many rows, in one piece of memory.
+    # Return the columns in one allocation.
     columns = {}
     for number, offset in offsets.items():
         shape, dtype = layout[number]  # type: ignore[misc]
@@ -529,10 +533,10 @@ def _columns(
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, stop in spans:
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
+        if merged and merged[-1][1] == start:
+            merged[-1] = merged[-1][0], stop
         else:
-            found.append((start, stop))
-    return found
+            merged.append((start, stop))
+    return merged

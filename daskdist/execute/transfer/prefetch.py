@@ -1,7 +1,7 @@
-"""Steps put on the devices of replicas ahead of use, while those compute.
+"""Prefetching of steps to the devices of replicas, while these compute.
 
-A thread takes steps of a source, some of them together as a **unit**, and copies each replica's part of a unit to its
-device at once, in a stream of its own. Whoever takes the steps gets arrays that are cut from what was copied.
+A thread takes steps from a source, several of them together as a **unit**, and copies each replica's part of a unit to
+its device in one operation, in a separate stream. The consumer gets arrays that are views of the copied memory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from daskdist.execute.transfer.layout import MIB, bytes_of, layout_of
 
 logger: Final = logging.getLogger("daskdist")
 
-# Steps of a unit, however small.
+# The most steps of a unit, however small they are.
 _MOST_STEPS: Final = 64
-# A consumer that waits for so long takes what there is, although the unit is not full.
+# Seconds after which a waiting consumer takes the available steps, although the unit is not full.
 _STARVED_S: Final = 0.002
-# Somebody who waits looks so often whether it is all over.
-_LOOK_S: Final = 0.5
-# A source that gives nothing for so long after it was told to end ends by itself later.
-_PATIENCE_S: Final = 2.0
+# Seconds between two checks of a waiting thread for the end of prefetching.
+_CHECK_EVERY_S: Final = 0.5
+# Seconds to wait for the thread to end after it was stopped: a blocked source ends it later.
+_JOIN_TIMEOUT_S: Final = 2.0
 _MOST_THREADS: Final = 8
 
 
@@ -50,22 +50,22 @@ class _PrefetchState:
         self.devices = devices
         self.num_units = num_units
         self.most_bytes = float("inf") if num_bytes is None else num_bytes
-        # So many have room together.
+        # At this size ``num_units`` units fit within the limit together.
         self.unit_bytes = min(unit_bytes, self.most_bytes / num_units)
         self.slot_bytes = unit_bytes
         self.copiers: list[Copier | None] = []
         self.thread: Thread | None = None
-        # Iterators are let go of by the garbage collector too, in the middle of anything.
-        self.turn = Condition(RLock())
-        # Held while a unit is made of what is pending.
+        # Reentrant, because the garbage collector may close an iterator in the middle of any code.
+        self.changed = Condition(RLock())
+        # Held while a unit is made of pending steps.
         self.sending = Lock()
-        # Steps, and how many bytes each has for a device.
+        # Steps to be copied, each with its bytes on the device that takes most.
         self.pending: list[tuple[Any, int]] = []
         self.pending_bytes = 0
         self.queue: deque[CopyUnit] = deque()
         self.failure: BaseException | None = None
         self.is_reading = self.is_starving = self.is_shrunk = self.is_stopping = self.is_over = False
-        self.then: list[Callable[[], Any]] = []
+        self.callbacks: list[Callable[[], Any]] = []
         self.alive: set[UnitLifetime] = set()
         self._threads: ThreadPoolExecutor | None = None
         self.timer = CopyTimer()
@@ -83,12 +83,12 @@ class _PrefetchState:
                 self._finish()
             except BaseException as error:
                 self.failure = self.failure or error
-            with self.turn:
+            with self.changed:
                 self.is_over = True
-                self.turn.notify_all()
-                then, self.then = self.then, []
-            for each in then:
-                each()
+                self.changed.notify_all()
+                callbacks, self.callbacks = self.callbacks, []
+            for callback in callbacks:
+                callback()
 
     def _read(self) -> None:
         num_steps = 1
@@ -99,7 +99,7 @@ class _PrefetchState:
             except StopIteration:
                 break
             except BaseException as error:
-                # What came before it is handed out first.
+                # Steps before the error are handed out first.
                 self.failure = error
                 break
             finally:
@@ -108,11 +108,11 @@ class _PrefetchState:
             step_bytes = max(0 if device.is_host else bytes_of(leaves) for device, leaves in pairs)
             if self.pending_bytes + step_bytes > self.unit_bytes:
                 self._send_all()
-            with self.turn:
+            with self.changed:
                 self.pending.append((step, step_bytes))
                 self.pending_bytes += step_bytes
                 if self.is_starving:
-                    self.turn.notify_all()
+                    self.changed.notify_all()
             del step, pairs
             if len(self.pending) >= num_steps or self.is_shrunk or self.pending_bytes >= self.unit_bytes:
                 self._send_all()
@@ -120,14 +120,14 @@ class _PrefetchState:
         self._send_all()
 
     def _send_all(self) -> None:
-        while self.pending and self._waited(self._has_room):
+        while self.pending and self._wait_for(self._has_room):
             was_shrunk = self.is_shrunk
             with self.sending:
                 missing = self._send()
             if missing is None or not was_shrunk:
                 continue
-            # What the consumer has, it lets go of at the latest when it has come for more.
-            if not self._waited(lambda: self.is_starving and not self.queue):
+            # The consumer releases its current step at the latest when it asks for the next one.
+            if not self._wait_for(lambda: self.is_starving and not self.queue):
                 return
             gc.collect()
             with self.sending:
@@ -142,13 +142,13 @@ class _PrefetchState:
             return False
         return sum(unit.num_bytes for unit in self.queue) + self.pending_bytes <= self.most_bytes
 
-    def _waited(self, condition: Callable[[], bool]) -> bool:
-        # Whether it has come true; not where all is to end.
-        with self.turn:
+    def _wait_for(self, condition: Callable[[], bool]) -> bool:
+        # Wait until the condition is true, and return True; return False if prefetching is stopped.
+        with self.changed:
             while not self.is_stopping:
                 if condition():
                     return True
-                self.turn.wait(_LOOK_S)
+                self.changed.wait(_CHECK_EVERY_S)
         return False
 
     def _finish(self) -> None:
@@ -169,8 +169,9 @@ class _PrefetchState:
     # --- the thread, or the consumer ---
 
     def _send(self) -> NoRoomError | None:
-        # One unit of what is pending; what there is no room for stays pending, and there are fewer ahead from then on.
-        with self.turn:
+        # Copy the pending steps as one unit. If there is no room, they stay pending, and from then on only single steps
+        # are copied ahead.
+        with self.changed:
             pending = self.pending[:1] if self.is_shrunk else list(self.pending)
         if not pending:
             return None
@@ -182,33 +183,33 @@ class _PrefetchState:
                 self.is_shrunk = True
                 self.timer.note_shrinkage()
                 logger.warning(
-                    "%s has no memory for %d bytes more: from here on one step is copied to it ahead of use, and no "
-                    "more; make batches smaller, or give InputOptions(device_buffer_bytes=...)",
+                    "%s has no memory for %d more bytes: from here on only one step is copied to it ahead of use; "
+                    "make batches smaller, or give InputOptions(device_buffer_bytes=...)",
                     name_of(error.device),
                     error.num_bytes,
                 )
             return error.with_traceback(None)
-        with self.turn:
+        with self.changed:
             del self.pending[: len(pending)]
             self.pending_bytes -= num_bytes
             if not self.is_stopping:
                 self.queue.append(unit)
-            self.turn.notify_all()
+            self.changed.notify_all()
         return None
 
     def _unit(self, steps: list[Any], num_bytes: int) -> CopyUnit:
         parts: list[ReplicaPart] = []
-        life = UnitLifetime(self.alive)
+        lifetime = UnitLifetime(self.alive)
         copies = []
         for number, copier in enumerate(self.copiers):
-            own = [step[number] for step in steps]
+            replica_steps = [step[number] for step in steps]
             if copier is None:
-                parts.append(ReplicaPart(own))
+                parts.append(ReplicaPart(replica_steps))
                 continue
-            layout = layout_of(copier.device, own)
-            parts.append(ReplicaPart(layout.steps, copier.device, life))
+            layout = layout_of(copier.device, replica_steps)
+            parts.append(ReplicaPart(layout.steps, copier.device, lifetime))
             copies.append((copier, layout, copier.buffer(layout.num_bytes), parts[-1]))
-        # One besides those ahead is what the consumer computes with, another one what it has come for.
+        # Besides the units ahead there are two: the one that the consumer computes with, and the one it asks for.
         if len(self.alive) > self.num_units + 2:
             self.timer.note_growth()
         for copier, layout, buffer, part in copies:
@@ -226,52 +227,54 @@ class _PrefetchState:
 
     def begin(self) -> None:
         """Start the thread."""
-        slots = max(self.num_units, 2)
-        self.copiers = [None if each.is_host else Copier(each, slots, self.slot_bytes) for each in self.devices]
-        # What callers, seeds and replicas are found by is the consumer's.
+        num_slots = max(self.num_units, 2)
+        self.copiers = [
+            None if device.is_host else Copier(device, num_slots, self.slot_bytes) for device in self.devices
+        ]
+        # The thread runs in the consumer's context, which holds the current caller, seed and replica.
         run = functools.partial(contextvars.copy_context().run, self.run)
         self.thread = Thread(target=run, name="daskdist-feed", daemon=True)
         self.thread.start()
 
     def take(self) -> CopyUnit:
-        """The next unit.
+        """Return the next unit.
 
         Raises
         ------
         StopIteration
-            There is none.
+            There are no more.
         """
-        events = [[] if copier is None else copier.come() for copier in self.copiers]
-        begun_s = None
+        arrivals = [[] if copier is None else copier.record_arrival() for copier in self.copiers]
+        start_s = None
         while True:
-            with self.turn:
+            with self.changed:
                 if self.queue:
                     unit = self.queue.popleft()
                     self.is_starving = False
-                    self.turn.notify_all()
+                    self.changed.notify_all()
                     break
                 if self.is_over or self.is_stopping:
-                    # Not kept: its traceback refers to all this.
+                    # The error must not stay referenced here: its traceback refers to this state.
                     failure, self.failure = self.failure, None
                     try:
                         raise failure or StopIteration
                     finally:
                         del failure
-                begun_s = begun_s or time.perf_counter()
+                start_s = start_s or time.perf_counter()
                 if not self.is_starving:
                     self.is_starving = True
-                    self.turn.notify_all()
+                    self.changed.notify_all()
                 is_stuck = self.is_reading and bool(self.pending)
-                came = self.turn.wait(_STARVED_S if is_stuck else _LOOK_S)
-            if is_stuck and not came:
+                was_notified = self.changed.wait(_STARVED_S if is_stuck else _CHECK_EVERY_S)
+            if is_stuck and not was_notified:
                 self._send_instead()
-        if begun_s is not None:
-            self.timer.add_stall(time.perf_counter() - begun_s)
-        self.timer.add_times([part.ask(asked) for part, asked in zip(unit.parts, events, strict=True) if asked])
+        if start_s is not None:
+            self.timer.add_stall(time.perf_counter() - start_s)
+        self.timer.add_times([part.times(events) for part, events in zip(unit.parts, arrivals, strict=True) if events])
         return unit
 
     def _send_instead(self) -> None:
-        # The thread waits for the source, and may do so for long: what it has of that is not to wait too.
+        # The thread may be blocked in the source for long: copy the pending steps here, so that they need not wait.
         if not self.sending.acquire(blocking=False):
             return
         try:
@@ -287,38 +290,39 @@ class _PrefetchState:
             self.sending.release()
 
     def stop(self) -> None:
-        """Have the thread end; it is not waited for."""
+        """Tell the thread to end, without waiting for it."""
         self.is_stopping = True
-        # Whoever waits looks again anyway: another thread that is being let go of may have the turn, and wait for this.
-        if self.turn.acquire(timeout=0.1):
+        # If the lock is not free at once, give up: its holder may be waiting for this thread, and waiting threads check
+        # regularly anyway.
+        if self.changed.acquire(timeout=0.1):
             try:
                 self.queue.clear()
-                self.turn.notify_all()
+                self.changed.notify_all()
             finally:
-                self.turn.release()
+                self.changed.release()
 
 
 class DevicePrefetch(Iterator[list[Any]]):
-    """Steps of a source, put on the devices of replicas ahead of use.
+    """An iterator that copies the steps of a source to the devices of replicas ahead of use.
 
-    What devices lack, and rows of different lengths, stay on the host. What is handed out is the consumer's for as long
-    as it keeps it.
+    Arrays of dtypes that a device does not support, and ragged rows, stay on the host. Arrays handed out stay valid for
+    as long as the consumer keeps them.
 
     Parameters
     ----------
     source
-        Gives for each step a sequence of leaves for each replica. From the first step on it is used by one thread of
-        its own only, and closed by that, at its end or when this is closed or dropped.
+        Yields for each step a sequence of leaves for each replica. From the first step on only one separate thread
+        uses it, and closes it at its end, or when this iterator is closed or dropped.
     devices
-        Of the replicas; what is for the host is handed out as it is.
+        The devices of the replicas; leaves for the host are handed out unchanged.
     num_units
-        Units that are copied ahead of use, at the most.
+        The most units to copy ahead of use.
     num_bytes
-        Bytes of each device that they may take, at the most, but for one unit; any if None.
+        The most bytes that they may take on each device, except that one unit is always allowed; unlimited if None.
     unit_bytes
-        The most that several steps are copied together for.
+        The largest size of a unit of more than one step.
     interrupt
-        Has the source wait for nothing any more, from another thread.
+        Called from another thread to make a blocked source stop waiting.
     """
 
     def __init__(
@@ -344,39 +348,39 @@ class DevicePrefetch(Iterator[list[Any]]):
             unit = self._unit = state.take()
         step = unit.next()
         if unit.num_handed_out == unit.num_steps:
-            # Its memory goes with the last of its steps.
+            # The unit's memory is released with the last of its steps.
             self._unit = None
         return step
 
     def close(self, then: Callable[[], None] | None = None) -> None:
-        """End the thread, and let go of what was copied; nothing comes after it.
+        """Stop the thread and drop the copied steps; no step can be taken afterwards.
 
-        A thread whose source gives nothing ends when that does, and is not waited for. ``then`` is called once the
-        source is closed.
+        A thread that is blocked in its source ends when the source returns, and is not waited for. ``then`` is called
+        once the source is closed.
         """
         state = self._state
         self._unit = None
         _let_go(state)
-        with state.turn:
+        with state.changed:
             if then is not None and not state.is_over:
-                state.then.append(then)
+                state.callbacks.append(then)
                 then = None
         if self._interrupt is not None and not state.is_over:
             self._interrupt()
         if state.thread is not None and state.thread is not current_thread():
-            state.thread.join(_PATIENCE_S)
+            state.thread.join(_JOIN_TIMEOUT_S)
         if then is not None:
             then()
 
     def stats(self) -> dict[str, Any]:
-        """What came of the copies so far: see `Figures.told`."""
+        """Return statistics of the copies so far; see `CopyStats.as_dict`."""
         return self._state.timer.stats().as_dict()
 
 
 def _let_go(state: _PrefetchState) -> None:
     state.stop()
     if state.thread is None and not state.is_over:
-        # Nobody else would.
+        # Without a thread, the source has to be closed here.
         state.is_over = True
         if hasattr(state.source, "close"):
             state.source.close()

@@ -133,7 +133,7 @@ class _Way:
                 break
             steps.append(leaves)
         with self._lock:
-            self._copier.come()
+            self._copier.record_arrival()
             layout = layout_of(self._device, steps)
             part = ReplicaPart(layout.steps, self._device, UnitLifetime(self._alive))
             try:
@@ -151,7 +151,7 @@ class _Way:
 
     def come_for(self, part: ReplicaPart) -> None:
         """Note that somebody has come for what is copied."""
-        self.timer.add_times([part.ask(self._copier.come())])
+        self.timer.add_times([part.times(self._copier.record_arrival())])
 
     def _say(self, error: NoRoomError) -> None:
         if not self._has_said:
