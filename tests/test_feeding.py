@@ -629,7 +629,7 @@ def test_out_of_memory_less_is_ahead(late, caplog):
     assert ahead.stats()["is_shrunk"]
     (record,) = caplog.records
     assert "STRICT:0 has no memory for" in record.message
-    assert "from here on one step is copied to it ahead of use" in record.message
+    assert "from here on only one step is copied to it ahead of use" in record.message
 
 
 def test_what_is_let_go_of_is_used_again_when_there_is_nothing_else():

@@ -463,7 +463,7 @@ def test_memory_is_written_to_again_only_when_those_who_had_it_are_done() -> Non
 
 
 def test_that_would_be_seen_if_it_were_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Channel, "_follow", lambda *args: None)
+    monkeypatch.setattr(Channel, "_take_back", lambda *args: None)
     assert [np.frombuffer(each, np.intp)[0] for each in _read_late()] != list(range(0, 4096, 512))
 
 
@@ -494,7 +494,7 @@ def test_what_stays_on_the_host_is_told() -> None:
     numbers = Dataset.range(4).batch(2)
     assert describe_row_order(plan(numbers.node), numbers.node.spec) == "rows are put in order on the devices"
     mapped = numbers.map(lambda x: x)
-    assert "on the host, as map makes" in describe_row_order(plan(mapped.node), mapped.node.spec)
+    assert "on the host, because map computes" in describe_row_order(plan(mapped.node), mapped.node.spec)
 
 
 def _strategy_steps(distributed: Any) -> list[Any]:
@@ -575,7 +575,7 @@ class TestStrategies:
         )
         LIMITS[0] = TAKEN.get(0, 0) + 20_000
         try:
-            with pytest.raises(DeviceMemoryError, match=r"leave Options\(shuffle_on_device=True\) out"):
+            with pytest.raises(DeviceMemoryError, match=r"leave out Options\(shuffle_on_device=True\)"):
                 list(distributed)
         finally:
             del LIMITS[0]

@@ -1,6 +1,7 @@
-r"""Law suites for those who add a node, format, device, sharding policy or backend, and proof that nothing runs.
+r"""Law suites for authors of nodes, formats, devices, sharding policies and backends, and proof that nothing runs.
 
-A suite is a class of tests. Subclass it in a test file and say what is to be tested; pytest does the rest::
+A suite is a class of tests. Subclass it in a test file, override the methods that provide the objects under test, and
+run pytest::
 
     class TestCsv(FormatLaws):
         def make_format(self):
@@ -11,7 +12,7 @@ A suite is a class of tests. Subclass it in a test file and say what is to be te
             path.write_text("1\n2\n")
             return {str(path): [np.int64(1), np.int64(2)]}
 
-A law that does not hold raises `AssertionError`, and the message says which and on what.
+A law that does not hold raises `AssertionError` with a message that names the law and the object.
 """
 
 from daskdist.testing.backends import BackendLaws

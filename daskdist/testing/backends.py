@@ -31,17 +31,17 @@ from daskdist.strategy.values.wiring import results_of
 from daskdist.testing.equality import check
 
 _LEAVES: Final = LEAVES | {PerReplica, AsyncValue}
-# So long what was dropped may still be there.
+# Seconds after which dropped objects must be gone.
 _SOON_S: Final = 20.0
 _NUM_CALLS: Final = 40
 _MOST_IN_FLIGHT: Final = 4
 
 
 class BackendLaws:
-    """Laws of a backend. Subclass it, and say how one is opened."""
+    """Laws of a backend; a subclass defines `opened`."""
 
     def opened(self) -> AbstractContextManager[tuple[Backend, ReplicaGroup]]:
-        """Open a backend of two replicas or more, which is closed with the block; and give those."""
+        """Return a context manager that opens and closes a backend, and provides it with its two or more replicas."""
         raise NotImplementedError
 
     # --- order ---
@@ -67,15 +67,17 @@ class BackendLaws:
                     errors.append(error)
 
             threads = [threading.Thread(target=call, args=(thread,)) for thread in range(2)]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
+            for caller in threads:
+                caller.start()
+            for caller in threads:
+                caller.join()
             check(not errors, f"a call of a thread raised {errors}")
             for notes in program.results(program.run(_note, key, (2, 0), 0.0)):
                 for thread in range(2):
-                    found = [number for owner, number in notes if owner == thread]
-                    check(found == list(range(_NUM_CALLS)), f"calls of thread {thread} were made in the order {found}")
+                    numbers = [number for owner, number in notes if owner == thread]
+                    check(
+                        numbers == list(range(_NUM_CALLS)), f"calls of thread {thread} were made in the order {numbers}"
+                    )
 
     def test_arguments_are_as_they_were_at_the_call(self) -> None:
         with _program(self) as program:
@@ -91,35 +93,37 @@ class BackendLaws:
         with _program(self) as program:
             numbers = program.values(program.run(_number, 10))
             again = program.values(program.run(_sum, numbers, 5))
-            check(program.here(again) == [15 + each for each in range(program.size)], "on the same replica")
+            check(program.here(again) == [15 + replica for replica in range(program.size)], "on the same replica")
             others = PerReplica(list(reversed(numbers.values)))
-            found = program.here(program.values(program.run(_sum, others, 0)))
-            check(found == [10 + each for each in reversed(range(program.size))], f"on another replica: {found}")
+            results = program.here(program.values(program.run(_sum, others, 0)))
+            check(
+                results == [10 + replica for replica in reversed(range(program.size))], f"on another replica: {results}"
+            )
 
     def test_arithmetic_on_results_is_given_to_later_calls(self) -> None:
         with _program(self) as program:
             numbers = program.values(program.run(_number, 10)).values
             total = sum(numbers[1:], numbers[0] * 2)
-            expected = 20 + sum(10 + each for each in range(1, program.size))
-            found = program.here(program.values(program.run(_sum, total, 1)))
-            check(found == [expected + 1] * program.size, f"{found} instead of {expected + 1}")
+            expected = 20 + sum(10 + replica for replica in range(1, program.size))
+            results = program.here(program.values(program.run(_sum, total, 1)))
+            check(results == [expected + 1] * program.size, f"{results} instead of {expected + 1}")
             check(int(total) == expected, f"{int(total)} instead of {expected} in the program")
 
     def test_calls_between_replicas(self) -> None:
         with _program(self) as program:
             handles = program.run(_number, 10)
             total = program.backend.call(_total_of, list(handles), 100, worker=program.team.worker_of[-1], name="total")
-            expected = 100 + sum(10 + each for each in range(program.size))
+            expected = 100 + sum(10 + replica for replica in range(program.size))
             check(program.backend.result(total) == expected, "of the results of all replicas")
             more = program.backend.call(_add, [total], 1, worker=program.team.worker_of[0], name="add")
             check(program.backend.results([more, total]) == [expected + 1, expected], "of the result of such a call")
 
     def test_structures(self) -> None:
         with _program(self) as program:
-            found = program.backend.structures(program.run(_nest))
-            check(len(found) == program.size, f"{len(found)} structures for {program.size} replicas")
+            structures = program.backend.structures(program.run(_nest))
+            check(len(structures) == program.size, f"{len(structures)} structures for {program.size} replicas")
             treespec = flattened({"a": 0, "b": (0, 0)})[1]
-            check(all(each == (treespec, (False, True, False)) for each in found), f"{found}")
+            check(all(result == (treespec, (False, True, False)) for result in structures), f"{structures}")
 
     # --- ends of calls ---
 
@@ -175,17 +179,17 @@ class BackendLaws:
         with _program(self) as program:
             for number in range(3):
                 workers = program.backend.status(program.team)
-                check([each.address for each in workers] == [*dict.fromkeys(program.team.worker_of)], f"{workers}")
-                replicas = [replica for each in workers for replica in each.replicas]
+                check([status.address for status in workers] == [*dict.fromkeys(program.team.worker_of)], f"{workers}")
+                replicas = [replica for status in workers for replica in status.replicas]
                 check(sorted(replicas) == list(range(program.size)), f"{replicas} of {program.size} replicas")
-                devices = [device for each in workers for device in each.devices]
-                check(devices == [program.team.replicas[each].device for each in replicas], f"{devices}")
-                check({each.state for each in workers} == {"idle"}, f"nothing is under way: {workers}")
-                check({each.num_steps_sent for each in workers} == {number}, f"{number} steps were sent: {workers}")
-                check({each.num_steps_in_flight for each in workers} == {0}, f"all are over: {workers}")
+                devices = [device for status in workers for device in status.devices]
+                check(devices == [program.team.replicas[replica].device for replica in replicas], f"{devices}")
+                check({status.state for status in workers} == {"idle"}, f"nothing is under way: {workers}")
+                check({status.num_steps_sent for status in workers} == {number}, f"{number} steps were sent: {workers}")
+                check({status.num_steps_in_flight for status in workers} == {0}, f"all are over: {workers}")
                 program.results(program.run(_number, 10))
             program.backend.close()
-            check({each.state for each in program.backend.status(program.team)} == {"closed"}, "after close")
+            check({status.state for status in program.backend.status(program.team)} == {"closed"}, "after close")
 
     # --- drop and close ---
 
@@ -228,10 +232,10 @@ class BackendLaws:
         until = time.monotonic() + _SOON_S
         while True:
             gc.collect()
-            found = program.results(program.run(_num_alive, key))
-            if all(map(is_so, found)):
+            results = program.results(program.run(_num_alive, key))
+            if all(map(is_so, results)):
                 return
-            check(time.monotonic() < until, f"{found} results are there, some of which the program dropped")
+            check(time.monotonic() < until, f"{results} results are there, some of which the program dropped")
             time.sleep(0.01)
 
     def test_calls_after_close_are_refused(self) -> None:
@@ -249,7 +253,7 @@ class BackendLaws:
 
 
 class _Program:
-    # A program that calls replicas by a backend.
+    # A program that calls functions on replicas through a backend.
     def __init__(self, laws: BackendLaws) -> None:
         self._opened = laws.opened()
 
@@ -266,14 +270,16 @@ class _Program:
         return self.backend.call_replicas("run", fn, leaves, treespec, self.team)
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
-        found = self.backend.results(list(handles))
-        return [each.treespec.unflatten(each.leaves) if type(each) is FlatResult else each for each in found]
+        results = self.backend.results(list(handles))
+        return [
+            result.treespec.unflatten(result.leaves) if type(result) is FlatResult else result for result in results
+        ]
 
     def values(self, handles: Sequence[Handle]) -> Any:
         return ReturnedValues(self.backend).of_all(handles, self.team)
 
     def values_of_one(self, handles: Sequence[Handle]) -> PerReplica:
-        # Of a call that fails nothing is learned.
+        # The structure of the result is fixed here, because a failed call reports none.
         return ReturnedValues(self.backend).columns(handles, 1, self.team)[0]
 
     def here(self, value: PerReplica) -> list[Any]:
@@ -305,7 +311,7 @@ _notes: Final[defaultdict[Any, list[Any]]] = defaultdict(list)
 
 
 class _Result:
-    # A result of which can be told whether it is still there.
+    # A result that is tracked, to check whether it still exists.
     def __init__(self, key: str, num_bytes: int) -> None:
         self.content = bytes(num_bytes)
         _alive[key].add(self)
@@ -315,13 +321,13 @@ _alive: Final[defaultdict[str, weakref.WeakSet[_Result]]] = defaultdict(weakref.
 
 
 class _FakeVariable:
-    # All that the replicas' store knows of a variable.
+    # The part of a variable that the replicas' store uses.
     def __init__(self, number: int) -> None:
         self.key = VariableKey(number)
         self.name = f"variable {number}"
 
 
-# No number of a variable of a program's.
+# Numbers that no variable of a program has.
 _numbers: Final = itertools.count(2**40)
 
 
@@ -340,8 +346,8 @@ def _is_kept(variable: Any, takes_s: float) -> bool:
 
 
 def _replica() -> int:
-    found = current_replica()
-    return -1 if found is None else found.replica_id_in_sync_group
+    replica = current_replica()
+    return -1 if replica is None else replica.replica_id_in_sync_group
 
 
 def _note(key: str, value: Any, takes_s: float) -> list[Any]:

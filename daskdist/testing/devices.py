@@ -34,10 +34,10 @@ _NO_NUMBERS: Final[list[Any]] = [
 
 
 class DeviceLaws:
-    """Laws of a device. Subclass it, and say how one is made."""
+    """Laws of a device; a subclass defines `make_device`."""
 
     def make_device(self) -> Device:
-        """Return a device that is here."""
+        """Return a device that is present."""
         raise NotImplementedError
 
     def test_arrays_come_back_as_they_went(self) -> None:
@@ -64,10 +64,10 @@ class DeviceLaws:
         here = self.make_device()
         for shape in ((), (0, 2), (3, 2)):
             for dtype in (np.float32, np.int64, np.bool_):
-                found = here.get(here.empty(shape, dtype))
+                result = here.get(here.empty(shape, dtype))
                 check(
-                    found.shape == shape and found.dtype == dtype,
-                    f"empty({shape}, {dtype}) gave {found.dtype}{found.shape}",
+                    result.shape == shape and result.dtype == dtype,
+                    f"empty({shape}, {dtype}) gave {result.dtype}{result.shape}",
                 )
 
     def test_namespace_computes_on_it(self) -> None:
@@ -90,12 +90,12 @@ class DeviceLaws:
         if here.is_host:
             return
         array = np.arange(4.0)
-        there = here.put(array)
+        put_array = here.put(array)
         array[:] = -1
-        back = here.get(there)
+        back = here.get(put_array)
         check(np.array_equal(back, np.arange(4.0)), "an array that was put changed with the host's")
         back[:] = -2
-        check(np.array_equal(here.get(there), np.arange(4.0)), "an array changed with what get gave of it")
+        check(np.array_equal(here.get(put_array), np.arange(4.0)), "an array changed with what get gave of it")
 
     def test_put_takes_its_own_arrays(self) -> None:
         here = self.make_device()
@@ -138,8 +138,8 @@ class DeviceLaws:
             source[256:280] = array.view(np.uint8)
             here.copy(source, buffer, stream)
             stream.synchronize()
-            found = here.get(view)
-            check(np.array_equal(found, array.reshape(2, 3)), f"a view of a buffer gave {found}")
+            result = here.get(view)
+            check(np.array_equal(result, array.reshape(2, 3)), f"a view of a buffer gave {result}")
         inner = here.view(here.view(buffer, 256, (24,), np.dtype(np.uint8)), 4, (2,), np.dtype(np.float32))
         check(np.array_equal(here.get(inner), [7, 8]), "a view of a view begins somewhere else")
         no_rows = here.get(here.view(buffer, 512, (0, 3), np.dtype(np.int64)))
@@ -151,12 +151,12 @@ class DeviceLaws:
     def test_pinned_memory(self) -> None:
         here = self.make_device()
         for num_bytes in (0, 1, 4096):
-            found = here.pinned(num_bytes)
-            what = f"pinned({num_bytes}) gave {type(found).__name__} {found.dtype}{found.shape}"
-            check(type(found) is np.ndarray and found.dtype == np.uint8 and found.shape == (num_bytes,), what)
-            check(found.flags.writeable and found.flags.c_contiguous, f"pinned({num_bytes}) cannot be written to")
-            check(here.is_pinned(found), f"what pinned({num_bytes}) gave is not pinned")
-        part = found[256:512].view(np.float64).reshape(4, 8)
+            result = here.pinned(num_bytes)
+            what = f"pinned({num_bytes}) gave {type(result).__name__} {result.dtype}{result.shape}"
+            check(type(result) is np.ndarray and result.dtype == np.uint8 and result.shape == (num_bytes,), what)
+            check(result.flags.writeable and result.flags.c_contiguous, f"pinned({num_bytes}) cannot be written to")
+            check(here.is_pinned(result), f"what pinned({num_bytes}) gave is not pinned")
+        part = result[256:512].view(np.float64).reshape(4, 8)
         check(here.is_pinned(part), "part of pinned memory is not pinned")
         check(here.is_host or not here.is_pinned(np.zeros(4096, np.uint8)), "any array is pinned")
         check(here.is_host or not here.is_pinned(np.frombuffer(b"abcd", np.uint8)), "any bytes are pinned")
@@ -172,8 +172,8 @@ class DeviceLaws:
             event = stream.record()
             other.wait(event)
             with here.using(other):
-                found = here.get(target)
-            check(np.array_equal(found, source), f"{num_bytes} bytes: another stream waited and found other ones")
+                result = here.get(target)
+            check(np.array_equal(result, source), f"{num_bytes} bytes: another stream waited and read other ones")
             stream.synchronize()
             check(event.is_over, "a stream is done and an event of it is not over")
         back = here.pinned(num_bytes)
@@ -200,13 +200,13 @@ class DeviceLaws:
         for length in (5, 2**18, 2**18 + 1, 10**6 + 3, 2**33 + 12345, 2**62):
             order = Permutation(length, np.random.default_rng(length), 2**16)
             for start, stop in ((0, min(length, 1000)), (length // 3, length // 3), (max(length - 700, 0), length)):
-                found = here.permuted(order, start, stop)
-                check(here.holds(found), f"permuted gave {type(found).__name__}, no array of the device")
-                found = here.get(found)
-                check(found.dtype == np.int64, f"an order of {length}: {found.dtype}, not int64")
+                result = here.permuted(order, start, stop)
+                check(here.holds(result), f"permuted gave {type(result).__name__}, no array of the device")
+                result = here.get(result)
+                check(result.dtype == np.int64, f"an order of {length}: {result.dtype}, not int64")
                 check(
-                    np.array_equal(found, order.between(start, stop)),
-                    f"an order of {length}, from {start} to {stop}: {found[:5]}, not {order.between(start, stop)[:5]}",
+                    np.array_equal(result, order.between(start, stop)),
+                    f"an order of {length}, from {start} to {stop}: {result[:5]}, not {order.between(start, stop)[:5]}",
                 )
 
     def test_events_have_an_order(self) -> None:
@@ -245,12 +245,12 @@ class DeviceLaws:
     def test_dlpack_shares(self) -> None:
         here = self.make_device()
         array = here.put(np.arange(6, dtype=np.float32).reshape(2, 3))
-        there = here.from_dlpack(array)
-        check(here.holds(there), f"from_dlpack gave {type(there).__name__}")
+        shared = here.from_dlpack(array)
+        check(here.holds(shared), f"from_dlpack gave {type(shared).__name__}")
         with here.using():
             array[0, 0] = 7
-        found = here.get(there)
-        check(np.array_equal(found, [[7, 1, 2], [3, 4, 5]]), f"from_dlpack does not share memory: {found}")
+        result = here.get(shared)
+        check(np.array_equal(result, [[7, 1, 2], [3, 4, 5]]), f"from_dlpack does not share memory: {result}")
 
     def test_memory_that_is_lent_comes_back_with_its_last_view(self) -> None:
         here = self.make_device()
@@ -294,10 +294,10 @@ class DeviceLaws:
         check(here.is_host or here.held_bytes() >= held, "memory that is kept is not held any more")
         others = [here.lend(1 << 16, lambda memory: None) for _ in range(4)]
         with here.using():
-            for each in others:
-                here.view(each, 0, (1 << 16,), np.uint8)[...] = 1
-        found = np.asarray(kept[0]) if hasattr(kept[0], "__array_interface__") else here.get(kept[0])
-        check(bool((found == 7).all()), "memory that is kept was had by others")
+            for other in others:
+                here.view(other, 0, (1 << 16,), np.uint8)[...] = 1
+        result = np.asarray(kept[0]) if hasattr(kept[0], "__array_interface__") else here.get(kept[0])
+        check(bool((result == 7).all()), "memory that is kept was had by others")
 
     def test_memory_is_told(self) -> None:
         here = self.make_device()
@@ -314,7 +314,7 @@ class DeviceLaws:
     def test_too_much_is_out_of_memory(self) -> None:
         here = self.make_device()
         if here.is_host:
-            # Hosts promise more than they have.
+            # Hosts overcommit memory.
             return
         _, total = here.memory_info()
         try:
@@ -339,10 +339,10 @@ class DeviceLaws:
 
     def test_is_found_by_its_name(self) -> None:
         here = self.make_device()
-        found = device(name_of(here))
-        check((found.kind, found.index) == (here.kind, here.index), f"{name_of(here)!r} found {name_of(found)!r}")
+        result = device(name_of(here))
+        check((result.kind, result.index) == (here.kind, here.index), f"{name_of(here)!r} found {name_of(result)!r}")
 
     def test_hashes_and_pickles(self) -> None:
         here = self.make_device()
-        there = pickle.loads(pickle.dumps(here))
-        check(there == here and hash(there) == hash(here), f"{name_of(here)}: a pickled copy is not equal to it")
+        copy = pickle.loads(pickle.dumps(here))
+        check(copy == here and hash(copy) == hash(here), f"{name_of(here)}: a pickled copy is not equal to it")

@@ -1,4 +1,4 @@
-"""Laws of distribution: what replicas are given is the dataset's rows, cut by the rule, on any number of workers."""
+"""Laws of distribution: replicas get the dataset's rows, split by the rule, on any number of workers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from daskdist.testing.equality import check, same_element, same_multiset
 
 
 class SimulatedWorkers(Strategy):
-    """Replicas on several workers that are not there: what would be sent to one is computed in this thread.
+    """A strategy with replicas on several simulated workers, whose calls are made in this thread.
 
-    Plans, shards, cuts and hands out as a strategy on a cluster does, at a small part of the cost.
+    It plans, shards, splits and hands out batches like a strategy on a cluster, at a small part of the cost.
 
     Parameters
     ----------
     num_replicas
-        Of each worker.
+        The number of replicas of each worker.
 
     >>> steps = SimulatedWorkers([1, 2]).distribute_dataset(Dataset.range(6).batch(6))
     >>> next(iter(steps))
@@ -67,7 +67,7 @@ class _SimulatedInput(LocalInput):
 
 
 class _SimulatedReader(Now):
-    # As one of a cluster, where those that are not there would be asked for results.
+    # Has a backend of its own, as the reader of a cluster does.
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self._backend = backend
@@ -78,7 +78,7 @@ class _SimulatedReader(Now):
 
 
 def afresh(dataset: Dataset) -> Dataset:
-    """Return the dataset as another program has it: no iteration over it was begun, and the next is the first.
+    """Return the dataset as it is in a new program, where the next iteration is the first.
 
     >>> dataset = Dataset.range(9).shuffle(9)
     >>> list(afresh(dataset)) == list(dataset) == list(afresh(dataset))
@@ -104,11 +104,11 @@ class Outcome:
     Parameters
     ----------
     what
-        What messages call it.
+        Its name in messages.
     distributed
         The distributed dataset.
     steps
-        For each step what each replica was given.
+        For each step the value of each replica.
     """
 
     what: str
@@ -117,7 +117,7 @@ class Outcome:
 
     @classmethod
     def of(cls, strategy: Strategy, dataset: Dataset) -> Outcome:
-        """Record the first pass over a dataset on a strategy."""
+        """Return the result of the first pass over a dataset on a strategy."""
         distributed = strategy.distribute_dataset(afresh(dataset))
         steps = [strategy.local_results(step) for step in distributed]
         numbers = [sum(r.worker == worker for r in strategy.replicas) for worker in strategy.workers]
@@ -127,23 +127,23 @@ class Outcome:
 
 
 class DistributionLaws:
-    """Laws of distribution. Subclass it, and give in `datasets` some whose rows do not depend on how they are batched.
+    """Laws of distribution; a subclass defines `datasets`, whose rows must not depend on how they are batched.
 
-    Not padded to the longest of a batch, that is, and under FILE without ``drop_remainder``, which leaves out rows of
-    each worker.
+    So they are not padded to the longest row of a batch, and under the policy FILE do not set ``drop_remainder``, which
+    leaves out rows of each worker.
     """
 
     def datasets(self) -> Sequence[Dataset]:
-        """Finite datasets of batches, whose policy is set by their options."""
+        """Return finite datasets of batches, whose policy is set by their options."""
         raise NotImplementedError
 
     def strategies(self) -> Sequence[Strategy]:
-        """On what they are tried; every one has replicas that share a worker, and others that do not."""
-        here = [MirroredStrategy([f"CPU:{k}" for k in range(number)]) for number in (1, 2, 3, 4)]
-        return [*here, *map(SimulatedWorkers, ([1, 1], [2, 2], [1, 1, 1], [2, 1]))]
+        """Return the strategies to test: with replicas that share a worker, and with one replica per worker."""
+        embedded = [MirroredStrategy([f"CPU:{k}" for k in range(number)]) for number in (1, 2, 3, 4)]
+        return [*embedded, *map(SimulatedWorkers, ([1, 1], [2, 2], [1, 1, 1], [2, 1]))]
 
     def outcomes(self) -> Iterator[tuple[Dataset, Strategy, Outcome]]:
-        """Return the outcome of each dataset on each strategy."""
+        """Yield the outcome of each dataset on each strategy."""
         for dataset in self.datasets():
             for strategy in self.strategies():
                 yield dataset, strategy, Outcome.of(strategy, dataset)
@@ -171,21 +171,21 @@ class DistributionLaws:
 
 
 def check_rows(dataset: Dataset, strategy: Strategy, outcome: Outcome) -> None:
-    """Check that all replicas together are given the rows of the dataset, each as often; under OFF once a worker."""
+    """Check that all replicas together get the rows of the dataset, each as often; under OFF once per worker."""
     is_off = outcome.distributed.sharding.policy is AutoShardPolicy.OFF
     times = len(strategy.workers) if is_off else 1
     pieces = [Structure.flatten(piece)[0] for step in outcome.steps for piece in step]
     batches = [Structure.flatten(batch)[0] for batch in dataset]
-    # Where leaves differ in length, as those of batches zipped do, each is cut for itself.
+    # If leaves of a batch differ in length, as in zipped batches, each leaf is split separately.
     are_rows = all(len({len(leaf) if leaf.shape else -1 for leaf in leaves}) == 1 for leaves in batches)
-    given, expected = ([row for leaves in each for row in _rows(leaves, are_rows)] for each in (pieces, batches))
-    same_multiset(given, expected * times, f"{outcome.what}: rows")
+    actual, expected = ([row for leaves in values for row in _rows(leaves, are_rows)] for values in (pieces, batches))
+    same_multiset(actual, expected * times, f"{outcome.what}: rows")
 
 
 def check_pieces(outcome: Outcome) -> None:
-    """Check that each replica is given, step by step, the pieces that the rule makes of the batches of its pipeline."""
+    """Check that each replica gets, step by step, the pieces into which the rule splits the batches of its pipeline."""
     pipelines = outcome.distributed.pipelines
-    lanes = [list(_dealt(pipeline)) for pipeline in pipelines]
+    lanes = [list(_expected_steps(pipeline)) for pipeline in pipelines]
     num_replicas = [len(pipeline.consumers) for pipeline in pipelines]
     expected = []
     for number in range(max(map(len, lanes))):
@@ -196,8 +196,8 @@ def check_pieces(outcome: Outcome) -> None:
             expected.append(step)
     numbers = len(outcome.steps), len(expected)
     check(numbers[0] == numbers[1], f"{outcome.what}: {numbers[0]} steps, and should be {numbers[1]}")
-    for number, (given, step) in enumerate(zip(outcome.steps, expected, strict=True)):
-        for replica, (piece, other) in enumerate(zip(given, step, strict=True)):
+    for number, (actual, step) in enumerate(zip(outcome.steps, expected, strict=True)):
+        for replica, (piece, other) in enumerate(zip(actual, step, strict=True)):
             has_none = sum(num_replicas) > 1 and (other is None or not _has_rows(other))
             is_right = not _has_rows(piece) if has_none else same_element(piece, other)
             should = "no rows" if has_none else repr(other)
@@ -207,7 +207,7 @@ def check_pieces(outcome: Outcome) -> None:
 
 
 def check_cardinality(outcome: Outcome) -> None:
-    """Check that the number of steps is what is said of it, if anything is."""
+    """Check that the number of steps equals the cardinality, if that is known."""
     number = outcome.distributed.cardinality()
     check(
         number in (UNKNOWN, len(outcome.steps)), f"{outcome.what}: cardinality {number}, and {len(outcome.steps)} steps"
@@ -215,19 +215,20 @@ def check_cardinality(outcome: Outcome) -> None:
 
 
 def check_spec(outcome: Outcome) -> None:
-    """Check that every value is of the element spec."""
+    """Check that every value conforms to the element spec."""
     specs, structure = Structure.of(outcome.distributed.element_spec)
     for number, step in enumerate(outcome.steps):
         for replica, piece in enumerate(step):
-            leaves, found = Structure.flatten(piece)
-            check(found == structure, f"{outcome.what}: {found} in step {number}, and should be {structure}")
+            leaves, actual = Structure.flatten(piece)
+            check(actual == structure, f"{outcome.what}: {actual} in step {number}, and should be {structure}")
             for leaf, spec in zip(leaves, specs, strict=True):
-                wanted: TensorSpec = spec.specs[replica] if isinstance(spec, PerReplicaSpec) else spec
-                check(wanted.is_compatible_with(leaf), f"{outcome.what}: {leaf!r} in step {number} is not of {wanted}")
+                expected: TensorSpec = spec.specs[replica] if isinstance(spec, PerReplicaSpec) else spec
+                is_compatible = expected.is_compatible_with(leaf)
+                check(is_compatible, f"{outcome.what}: {leaf!r} in step {number} is not of {expected}")
 
 
-def _dealt(pipeline: Pipeline) -> Iterator[list[Any]]:
-    # What a pipeline hands out in each step, from its batches put together as a whole.
+def _expected_steps(pipeline: Pipeline) -> Iterator[list[Any]]:
+    # Yield the pieces that a pipeline should hand out in each step, computed from its whole batches.
     node, num_replicas = pipeline.node, len(pipeline.consumers)
     is_dealt = isinstance(node, Deal)
     batches = iterate(Now(), plan(node.source if isinstance(node, Deal) else node), 0)

@@ -1,4 +1,4 @@
-"""When elements are the same: structure, dtypes, shapes and values."""
+"""Comparison of elements by structure, dtypes, shapes and values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from daskdist.core.structure import Nested, Structure
 
 
 def check(holds: object, message: str) -> None:
-    """Raise `AssertionError` with the message unless something holds; also where Python runs with ``-O``."""
+    """Raise `AssertionError` with the message unless ``holds`` is true; this also works with ``python -O``."""
     if not holds:
         raise AssertionError(message)
 
 
 def same_element(a: Any, b: Any) -> bool:
-    """Return whether two elements are the same; NaN equals NaN, and windows are lists of elements.
+    """Return whether two elements are the same; NaN equals NaN, and windows are compared as lists of elements.
 
     >>> same_element({"x": np.float32(1)}, {"x": np.float64(1)})
     False
@@ -28,19 +28,19 @@ def same_element(a: Any, b: Any) -> bool:
     return structure == other and all(map(_same_leaf, leaves, others))
 
 
-def same_elements(given: Sequence[Any], expected: Sequence[Any], what: str = "elements") -> None:
+def same_elements(actual: Sequence[Any], expected: Sequence[Any], what: str = "elements") -> None:
     """Check that two lists hold the same elements in the same order."""
-    for place, (a, b) in enumerate(zip(given, expected, strict=False)):
-        # A message only where it is wanted: arrays take long to write out.
+    for place, (a, b) in enumerate(zip(actual, expected, strict=False)):
+        # The message is built only if needed: formatting arrays is slow.
         if not same_element(a, b):
             check(False, f"{what}: element {place} is {a!r} and should be {b!r}")
-    check(len(given) == len(expected), f"{what}: there are {len(given)}, and should be {len(expected)}")
+    check(len(actual) == len(expected), f"{what}: there are {len(actual)}, and should be {len(expected)}")
 
 
-def same_multiset(given: Sequence[Any], expected: Sequence[Any], what: str = "elements") -> None:
+def same_multiset(actual: Sequence[Any], expected: Sequence[Any], what: str = "elements") -> None:
     """Check that two lists hold the same elements, each as often, in any order."""
     missing = Counter(map(_key, expected))
-    missing.subtract(map(_key, given))
+    missing.subtract(map(_key, actual))
     wrong = {element: number for element, number in missing.items() if number}
     check(not wrong, f"{what}: missing (or, negative, too many): {wrong}")
 

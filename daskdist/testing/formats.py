@@ -25,10 +25,10 @@ from daskdist.testing.equality import check, same_elements
 
 
 class FormatLaws:
-    """Laws of a format. Subclass it, and say how the format is made and what files it is to be tried on."""
+    """Laws of a format; a subclass defines `make_format` and `write`."""
 
     def make_format(self) -> Format:
-        """Return the format to test."""
+        """Return a new instance of the format."""
         raise NotImplementedError
 
     def write(self, directory: Path) -> Mapping[str, Sequence[Any]]:
@@ -37,13 +37,13 @@ class FormatLaws:
         Returns
         -------
         Mapping
-            Each file's path, in order, and its elements. One has none, and where the format is splittable
+            The elements of each file by its path, in order. One file has no elements, and if the format is splittable
             one has several splits.
         """
         raise NotImplementedError
 
     def make_reader_of_written(self) -> Format:
-        """Return the format that reads the written files: another where options name things only in the files above."""
+        """Return a format that reads the files that this one writes, if its options apply only to those of `write`."""
         return self.make_format()
 
     def test_files_try_what_they_should(self, tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ class FormatLaws:
     def test_splits_are_the_file_once(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for (path, rows), splits in zip(files.items(), _splits(form, files), strict=True):
-            given = [element for split in splits for element in form.read(split).elements()]
-            same_elements(given, rows, f"{path}: its splits in order")
+            elements = [element for split in splits for element in form.read(split).elements()]
+            same_elements(elements, rows, f"{path}: its splits in order")
 
     def test_splits_of_any_size_are_the_file_once(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
@@ -65,9 +65,9 @@ class FormatLaws:
             with dask.config.set({"daskdist.split-bytes": split_bytes}):
                 listed = _splits(form, files)
             for (path, rows), splits in zip(files.items(), listed, strict=True):
-                # Backwards, and so without what was learned of the splits before.
-                given = [list(form.read(split).elements()) for split in reversed(splits)]
-                elements = [element for part in reversed(given) for element in part]
+                # Read backwards, so that reading a split cannot use facts learned from those before it.
+                parts = [list(form.read(split).elements()) for split in reversed(splits)]
+                elements = [element for part in reversed(parts) for element in part]
                 same_elements(elements, rows, f"{path}: its splits of {split_bytes} bytes, read from the last on")
 
     def test_guesses_its_own(self, tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ class FormatLaws:
             blocks = [form.read(split) for split in form.list_splits(path, number, _first(form, path))]
             blocks = [block for block in blocks if len(block)]
             for place, block in enumerate(blocks):
-                # A writer takes rows that are columns, and such as are a list of elements.
+                # A writer takes rows in both forms: columns, and a list of elements.
                 listed = Bundle(block.structure, [block.item(index) for index in range(len(block))], block.label)
-                for given in (block, listed):
-                    written = tmp_path / f"written-{number}-{place}-{type(given).__name__}{form.suffixes[0]}"
+                for block_or_list in (block, listed):
+                    written = tmp_path / f"written-{number}-{place}-{type(block_or_list).__name__}{form.suffixes[0]}"
                     with written.open("wb") as file:
-                        form.write(given, file)
+                        form.write(block_or_list, file)
                         check(not file.closed, f"{path}: the file that was written to is closed")
                     splits = reader.list_splits(str(written), 0, _first(reader, str(written)))
                     again = [element for split in splits for element in reader.read(split).elements()]
@@ -105,7 +105,7 @@ class FormatLaws:
             check(sum(map(len, blocks)) == len(rows), f"{path}: not all of it was read")
 
     def test_garbage_is_a_file_error(self, tmp_path: Path) -> None:
-        """Check that a file that is cut short, overwritten or has bits flipped gives an error or elements, no more."""
+        """Check that a truncated, altered or partly overwritten file gives elements or a `FileError`, nothing else."""
         form, files = self.make_format(), self.write(tmp_path)
         sizes = {file: (file.stat().st_size, path) for path in files for file in _files_of(path)}
         file = max(sizes, key=lambda file: sizes[file][0])
@@ -127,7 +127,7 @@ class FormatLaws:
         except FileError:
             pass
         else:
-            # It is of no elements then, or is told apart from its rows alone.
+            # An empty file is a valid one of this format without elements.
             return
         elements = [element for rows in files.values() for element in rows]
         dataset, skip = Dataset(read_node(form, (str(damaged), *files))), Options(on_error="skip")
@@ -185,8 +185,8 @@ class FormatLaws:
     def test_reads_after_a_journey(self, tmp_path: Path) -> None:
         form, files = self.make_format(), self.write(tmp_path)
         for split in (split for splits in _splits(form, files) for split in splits):
-            there, moved = pickle.loads(pickle.dumps((form, split)))
-            same_elements(_read(there, moved), _read(form, split), f"{split.label}: read by a pickled format")
+            unpickled, moved = pickle.loads(pickle.dumps((form, split)))
+            same_elements(_read(unpickled, moved), _read(form, split), f"{split.label}: read by a pickled format")
 
     def test_token_is_deterministic(self) -> None:
         tokens = {tokenize(self.make_format(), ensure_deterministic=True) for _ in range(2)}
@@ -206,12 +206,12 @@ class FormatLaws:
 
 
 def _files_of(path: str) -> list[Path]:
-    # Of a format whose files are directories, those in it.
-    return [Path(path)] if Path(path).is_file() else [each for each in Path(path).rglob("*") if each.is_file()]
+    # If the files of a format are directories, return the files in them.
+    return [Path(path)] if Path(path).is_file() else [file for file in Path(path).rglob("*") if file.is_file()]
 
 
 def _try_all_of(form: Format, path: str, first: FirstFile, what: str) -> None:
-    # Whatever a file is, each call gives what it should or a FileError that names it.
+    # Check that each call returns a valid result, or raises a FileError that names the file, however it is damaged.
     def named(error: FileError) -> None:
         check(path in str(error), f"{what}: the error does not name the file: {error}")
 
@@ -240,16 +240,16 @@ def _try_all_of(form: Format, path: str, first: FirstFile, what: str) -> None:
 
 
 def spoiled(data: bytes, draws: random.Random) -> bytes:
-    """Return a file's content, damaged."""
+    """Return a file's content with random damage."""
     kind = draws.choice(["cut", "flip", "overwrite", "insert", "garbage"])
     at = draws.randrange(len(data) + 1)
     if kind == "cut":
         return data[:at]
     if kind == "flip":
-        made = bytearray(data)
+        flipped = bytearray(data)
         for _ in range(draws.choice([1, 1, 3, 20])):
-            made[draws.randrange(len(made))] ^= 1 << draws.randrange(8)
-        return bytes(made)
+            flipped[draws.randrange(len(flipped))] ^= 1 << draws.randrange(8)
+        return bytes(flipped)
     noise = draws.randbytes(draws.choice([1, 4, 40]))
     if kind == "insert":
         return data[:at] + noise + data[at:]

@@ -1,4 +1,4 @@
-"""Laws of nodes: facts that are declared hold, and what is said before running is what comes."""
+"""Laws of nodes: declared facts hold, and the elements are as stated before running."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from daskdist.passes.simplify import simplify
 from daskdist.testing.equality import check, same_elements, same_multiset
 from daskdist.testing.never_run import never_run
 
-# How many elements are looked at, so that endless nodes can be tested too.
+# The number of elements to compare, so that endless nodes can be tested too.
 _MOST = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Elements(Source):
-    """Given elements, of any shapes, in blocks of a given length.
+    """A source of fixed elements of any shapes, in blocks of a fixed length.
 
     Parameters
     ----------
     known_spec
-        Their spec.
+        The spec of the elements.
     elements
         The elements.
     num_rows
-        Elements a block.
+        The number of elements per block.
     """
 
     known_spec: ElementSpec
@@ -71,7 +71,7 @@ class Elements(Source):
 
 @dataclass(frozen=True)
 class ReadElements:
-    """Some elements as a block, or as a bundle where their shapes differ."""
+    """A reader of elements as a block, or as a bundle if their shapes differ."""
 
     structure: Structure
 
@@ -81,16 +81,16 @@ class ReadElements:
 
 
 def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> list[Any]:
-    """Compute the first elements of a pipeline, at most 100, in this thread.
+    """Return the first elements of a pipeline, at most 100, computed in this thread.
 
     Parameters
     ----------
     node
         The pipeline.
     optimised
-        Whether passes rewrite it first.
+        Whether to apply the optimising passes first.
     iteration
-        Which pass over it this counts as.
+        The number of the iteration.
     """
     primitive = fuse(lower(simplify(node))) if optimised else lower(node)
     with using(Now):
@@ -98,10 +98,10 @@ def elements_of(node: Node, *, optimised: bool = False, iteration: int = 0) -> l
 
 
 class NodeLaws:
-    """Laws of nodes. Subclass it, and give in `nodes` some that differ in every argument they can have."""
+    """Laws of nodes; a subclass defines `nodes`, which should differ in every argument that they can have."""
 
     def nodes(self) -> Sequence[Node]:
-        """Finite or endless pipelines, each with a node under test at its end; not two that are alike."""
+        """Return different pipelines, finite or endless, each with a node under test at its end."""
         raise NotImplementedError
 
     def test_is_frozen(self) -> None:
@@ -180,45 +180,47 @@ class NodeLaws:
         for node in self.nodes():
             if not node.inputs:
                 continue
-            given = [elements_of(each) for each in node.inputs]
-            expected = elements_of(_on_all(node, given, _MOST))
+            input_elements = [elements_of(source) for source in node.inputs]
+            expected = elements_of(_on_all(node, input_elements, _MOST))
             for num_rows in (1, 3):
-                same_elements(elements_of(_on_all(node, given, num_rows)), expected, f"{node} on blocks of {num_rows}")
+                same_elements(
+                    elements_of(_on_all(node, input_elements, num_rows)), expected, f"{node} on blocks of {num_rows}"
+                )
 
     def test_passes_leave_it_as_it_is(self) -> None:
         for node in self.nodes():
             same_elements(elements_of(node, optimised=True), elements_of(node), f"{node}: optimised")
 
     def test_fact_compute(self) -> None:
-        for node, given in self._with_inputs():
+        for node, elements in self._with_inputs():
             if not node.facts.compute:
                 continue
-            alone = [elements_of(_on(node, [element])) for element in given]
+            alone = [elements_of(_on(node, [element])) for element in elements]
             whole = list(itertools.chain(*alone))
-            same_elements(elements_of(_on(node, given)), whole, f"{node}: against one element at a time")
+            same_elements(elements_of(_on(node, elements)), whole, f"{node}: against one element at a time")
             same_elements(
-                elements_of(_on(node, given[::-1])),
+                elements_of(_on(node, elements[::-1])),
                 list(itertools.chain(*alone[::-1])),
                 f"{node}: on its elements in reverse",
             )
 
     def test_fact_keeps_count(self) -> None:
-        for node, given in self._with_inputs():
+        for node, elements in self._with_inputs():
             if not node.facts.keeps_count:
                 continue
-            for part in (given, given[:1], []):
+            for part in (elements, elements[:1], []):
                 number = len(elements_of(_on(node, part)))
                 check(number == len(part), f"{node}: made {number} elements of {len(part)}")
 
     def test_fact_keeps_rows(self) -> None:
-        for node, given in self._with_inputs():
+        for node, elements in self._with_inputs():
             if node.facts.keeps_rows:
-                same_multiset(elements_of(_on(node, given)), given, f"{node}")
+                same_multiset(elements_of(_on(node, elements)), elements, f"{node}")
 
     def test_fact_keeps_order(self) -> None:
-        for node, given in self._with_inputs():
+        for node, elements in self._with_inputs():
             if node.facts.keeps_order:
-                same_elements(elements_of(_on(node, given)), given, f"{node}")
+                same_elements(elements_of(_on(node, elements)), elements, f"{node}")
 
     def test_fact_leaves_out_failed(self) -> None:
         for node, _ in self._with_inputs():
@@ -231,22 +233,22 @@ class NodeLaws:
                 check(_spec(node) == _spec(node.inputs[0]), f"{node}: its spec is not its input's")
 
     def test_fact_by_count(self) -> None:
-        for node, given in self._with_inputs():
+        for node, elements in self._with_inputs():
             if not node.facts.by_count:
                 continue
             check(isinstance(getattr(node, "count", None), int), f"{node}: has no number `count`")
-            keeps = len(elements_of(_with_count(_on(node, given), 0))) == 0
-            for count in range(len(given) + 2):
-                came = elements_of(_with_count(_on(node, given), count))
-                same_elements(came, given[:count] if keeps else given[count:], f"{node} with count={count}")
+            keeps = len(elements_of(_with_count(_on(node, elements), 0))) == 0
+            for count in range(len(elements) + 2):
+                came = elements_of(_with_count(_on(node, elements), count))
+                same_elements(came, elements[:count] if keeps else elements[count:], f"{node} with count={count}")
 
     def test_fact_per_worker(self) -> None:
-        # A grouping makes other groups of other rows: what it promises is that no row is lost.
-        for node, given in self._with_inputs():
+        # A grouping of a share of the rows forms other groups, and so is left out.
+        for node, elements in self._with_inputs():
             if not node.facts.per_worker or node.facts.regroups or not _spec(node):
                 continue
-            shares = [elements_of(_on(node, given[worker::2])) for worker in range(2)]
-            whole = elements_of(_on(node, given))
+            shares = [elements_of(_on(node, elements[worker::2])) for worker in range(2)]
+            whole = elements_of(_on(node, elements))
             if len(whole) < _MOST:
                 same_multiset([*shares[0], *shares[1]], whole, f"{node}: on two workers' shares")
 
@@ -262,12 +264,12 @@ def _on(node: Node, elements: Sequence[Any], num_rows: int = 4) -> Node:
 
 def _on_all(node: Node, elements: Sequence[Sequence[Any]], num_rows: int) -> Node:
     inputs = []
-    for source, given in zip(node.inputs, elements, strict=True):
+    for source, source_elements in zip(node.inputs, elements, strict=True):
         spec = _spec(source)
         if spec is None:
-            check(given, f"{node}: the spec of its input is not known, so give that elements")
-            spec = ElementSpec.of(given[0])
-        inputs.append(Elements(spec, tuple(given), num_rows))
+            check(source_elements, f"{node}: the spec of its input is not known, so give that elements")
+            spec = ElementSpec.of(source_elements[0])
+        inputs.append(Elements(spec, tuple(source_elements), num_rows))
     return node.with_inputs(tuple(inputs))
 
 

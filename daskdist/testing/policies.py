@@ -11,14 +11,14 @@ from daskdist.testing.equality import check
 
 
 class PolicyLaws:
-    """Laws of a policy. Subclass it, and say what it decides; it is tried on every kind of pipeline."""
+    """Laws of a policy; a subclass defines `decide`, which is tested on every kind of pipeline."""
 
     def decide(self, sharding_input: ShardingInput) -> Decision:
         """Return the decision of the policy."""
         raise NotImplementedError
 
     def sharding_inputs(self) -> Iterator[ShardingInput]:
-        """Return the inputs to test it on."""
+        """Yield the inputs to test the policy on."""
         for num_pipelines in (2, 3, 8):
             for number in (1, 2):
                 for sources in itertools.combinations(_sources(), number):
@@ -42,38 +42,41 @@ class PolicyLaws:
             check(same, f"{sharding_input}: first {first}, then {again}")
 
     def test_comes_to_something_that_can_be_done(self) -> None:
-        for sharding_input, found in self._outcomes():
-            if isinstance(found, Exception):
+        for sharding_input, outcome in self._outcomes():
+            if isinstance(outcome, Exception):
                 continue
-            check(isinstance(found, Decision), f"{sharding_input}: {found!r} is not a Decision")
-            check(found.policy is not AutoShardPolicy.AUTO, f"{sharding_input}: AUTO is no decision")
+            check(isinstance(outcome, Decision), f"{sharding_input}: {outcome!r} is not a Decision")
+            check(outcome.policy is not AutoShardPolicy.AUTO, f"{sharding_input}: AUTO is no decision")
             check(
-                found.policy is AutoShardPolicy.FILE or not found.by_split,
-                f"{sharding_input}: only FILE shards by split, not {found.policy.name}",
+                outcome.policy is AutoShardPolicy.FILE or not outcome.by_split,
+                f"{sharding_input}: only FILE shards by split, not {outcome.policy.name}",
             )
 
     def test_says_why(self) -> None:
-        for sharding_input, found in self._outcomes():
-            text = str(found) if isinstance(found, Exception) else found.reason
+        for sharding_input, outcome in self._outcomes():
+            text = str(outcome) if isinstance(outcome, Exception) else outcome.reason
             check(text and "\n" not in text, f"{sharding_input}: {text!r} is not a line")
-            if isinstance(found, Decision):
+            if isinstance(outcome, Decision):
                 check(not text.endswith("."), f"{sharding_input}: {text!r} is a sentence, and should be a clause")
 
     def test_an_error_says_what_to_do(self) -> None:
-        for sharding_input, found in self._outcomes():
-            if isinstance(found, Exception):
-                check("Use " in str(found) or "use " in str(found), f"{sharding_input}: no way out in {str(found)!r}")
+        for sharding_input, outcome in self._outcomes():
+            if isinstance(outcome, Exception):
+                check(
+                    "Use " in str(outcome) or "use " in str(outcome),
+                    f"{sharding_input}: no way out in {str(outcome)!r}",
+                )
 
     def test_file_only_where_each_worker_gets_some(self) -> None:
-        for sharding_input, found in self._outcomes():
-            if isinstance(found, Exception) or found.policy is not AutoShardPolicy.FILE:
+        for sharding_input, outcome in self._outcomes():
+            if isinstance(outcome, Exception) or outcome.policy is not AutoShardPolicy.FILE:
                 continue
             check(not sharding_input.obstacles, f"{sharding_input}: FILE in spite of {sharding_input.obstacles}")
             for pairing in sharding_input.pairings:
-                why = pairing.mismatch(found.by_split)
+                why = pairing.mismatch(outcome.by_split)
                 check(why is None, f"{sharding_input}: FILE although {pairing.name} would pair other rows: {why}")
             for source in sharding_input.sources:
-                parts = source.num_splits() if found.by_split and source.is_splittable else source.num_files
+                parts = source.num_splits() if outcome.by_split and source.is_splittable else source.num_files
                 check(
                     parts is not None and parts >= sharding_input.num_pipelines,
                     f"{sharding_input}: FILE gives {parts} parts of {source.name} to "

@@ -97,7 +97,7 @@ class BundleBuilder:
     num_steps_ahead
         The number of steps, including the next one, that are built ahead regardless of their size; with 0, each step is
         built when it is requested.
-    wanted
+    active
         The numbers of the consumers whose elements are gathered; the collection may change. For the others only the
         places of elements with rows are reported. All consumers if None, or if lengths are requested.
     empty
@@ -119,13 +119,13 @@ class BundleBuilder:
         *,
         asks_lengths: bool = False,
         num_steps_ahead: int = 1,
-        wanted: Collection[int] | None = None,
+        active: Collection[int] | None = None,
         empty: Empty | None = None,
         device_gathers: Sequence[DeviceGather | None] = (),
         as_views: bool = False,
     ) -> None:
         self.interpreter = interpreter
-        self.wanted = wanted
+        self.active = active
         self.asks_lengths = asks_lengths
         self.num_steps_ahead = num_steps_ahead
         self.workers = workers
@@ -294,16 +294,16 @@ class BundleBuilder:
         num_lanes = len(self.workers)
         num_steps = -(-len(run) // num_lanes)
         parts = [run] if num_lanes == 1 else [run.take(np.arange(k, len(run), num_lanes)) for k in range(num_lanes)]
-        wanted = range(num_lanes) if self.wanted is None or self.asks_lengths else tuple(self.wanted)
+        active = range(num_lanes) if self.active is None or self.asks_lengths else tuple(self.active)
         all_by = self._by
         if self._as_views is not None and num_lanes > 1 and isinstance(run, Groups):
             num_rows, num_unused = len(run.flat), self._num_unused(run.flat)
             # At least half of the memory that views keep must be rows that consumers here use.
-            if 2 * num_rows * len(wanted) >= num_lanes * (num_rows + num_unused):
+            if 2 * num_rows * len(active) >= num_lanes * (num_rows + num_unused):
                 all_by = [self._as_views] * num_lanes
         return StepBundle(
             [
-                self._lane(part, worker, num_steps, by, is_wanted=number in wanted)
+                self._lane(part, worker, num_steps, by, is_active=number in active)
                 for number, (part, worker, by) in enumerate(zip(parts, self.workers, all_by, strict=True))
             ]
         )
@@ -324,13 +324,13 @@ class BundleBuilder:
         # A negative number of rows before the first means that rows are selected again.
         return int(max(before, 0) + np.maximum(between, 0).sum())
 
-    def _lane(self, run: Run, worker: str | None, num_steps: int, by: Gather, *, is_wanted: bool) -> Lane:
+    def _lane(self, run: Run, worker: str | None, num_steps: int, by: Gather, *, is_active: bool) -> Lane:
         has_rows = run.lengths > 0 if isinstance(run, Groups) else np.ones(len(run), bool)
         full = np.flatnonzero(has_rows).tolist()
         places = [-1] * num_steps
         for number, place in enumerate(full):
-            places[place] = number if is_wanted else 0
-        if not full or not is_wanted:
+            places[place] = number if is_active else 0
+        if not full or not is_active:
             return Lane(None, places)
         interpreter = self.interpreter
         run = run if len(full) == len(run) else run.take(np.array(full))

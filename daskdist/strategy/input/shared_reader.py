@@ -117,7 +117,7 @@ class Flow:
             (None,) * self._num_lanes,
             asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
             num_steps_ahead=num_steps_ahead,
-            wanted=wanted,
+            active=wanted,
             empty=empty or pooled_empty,
             device_gathers=device_gathers(here, primitive) if options.shuffle_on_device else (),
             # Of those that are ahead blocks stay for the slowest.
