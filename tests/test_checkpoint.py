@@ -301,7 +301,7 @@ def test_objects_need_both_methods(given):
 
 
 def test_a_checkpoint_of_nothing_is_refused():
-    with pytest.raises(ArgumentError, match="give what is to be saved, by name"):
+    with pytest.raises(ArgumentError, match="give the objects to be saved, by name"):
         Checkpoint()
 
 

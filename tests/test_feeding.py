@@ -961,7 +961,8 @@ def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.range(2**16).batch(2**10))
     with dask.config.set({"daskdist.window-bytes": "16 KiB"}):
-        meeting = shared_reader.Meeting(replica_iterator._plans_of(strategy, distributed).plans[0].reading, [0, 1])
+        plans = replica_iterator._plans_of(strategy, distributed, distributed.feeding_of_pass()).plans
+        meeting = shared_reader.Meeting(plans[0].reading, [0, 1])
         shared = meeting.begin(0, 0)
         # The other one takes part, and nothing of its own.
         assert meeting.begin(1, 0) is shared

@@ -55,7 +55,7 @@ class Checkpoint:
 
     def __init__(self, /, **objects: Stateful) -> None:
         if not objects:
-            raise ArgumentError("Checkpoint: give what is to be saved, by name: Checkpoint(weights=variable)")
+            raise ArgumentError("Checkpoint: give the objects to be saved, by name: Checkpoint(weights=variable)")
         for name, each in objects.items():
             if isinstance(each, type) or not isinstance(each, Stateful):
                 what = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__

@@ -108,8 +108,8 @@ class DeviceLaws:
         check(here.holds(array), f"{name_of(here)} does not hold what it put there")
         check(not here.holds([1, 2]) and not here.holds("text"), f"{name_of(here)} holds lists or text")
         check(here.is_host or not here.holds(np.arange(3)), f"{name_of(here)} holds arrays of the host")
-        check(is_on_device(array) != here.is_host, "is_on_device is wrong on what was put there")
-        check(here.is_host or device_of(array) == here, f"what was put there is said to be on {device_of(array)}")
+        check(is_on_device(array) != here.is_host, "is_on_device is wrong for an array put there")
+        check(here.is_host or device_of(array) == here, f"device_of said {device_of(array)} of an array put there")
         back = on_host(array)
         check(type(back) is np.ndarray and np.array_equal(back, np.arange(3)), f"on_host gave {back!r}")
 
@@ -173,7 +173,7 @@ class DeviceLaws:
             other.wait(event)
             with here.using(other):
                 result = here.get(target)
-            check(np.array_equal(result, source), f"{num_bytes} bytes: another stream waited and read other ones")
+            check(np.array_equal(result, source), f"{num_bytes} bytes: another stream waited and found other ones")
             stream.synchronize()
             check(event.is_over, "a stream is done and an event of it is not over")
         back = here.pinned(num_bytes)

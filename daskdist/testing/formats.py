@@ -234,7 +234,7 @@ def _try_all_of(form: Format, path: str, first: FirstFile, what: str) -> None:
                 try:
                     kept = form.read_valid_rows(split)
                     is_alike = kept.structure == first.spec.structure or not len(kept)
-                    check(is_alike, f"{what}: what is salvaged of {split.label} is of another structure")
+                    check(is_alike, f"{what}: the valid rows of {split.label} have another structure")
                 except FileError as error:
                     named(error)
 

@@ -17,7 +17,7 @@ from daskdist.errors import DeviceMemoryError
 from daskdist.execute.stream.gather import Empty
 from daskdist.execute.transfer.copy_stats import Times
 from daskdist.execute.transfer.deferred_release import DeferredRelease
-from daskdist.execute.transfer.layout import CopyLayout, PinnedRing, PlacedLeaf
+from daskdist.execute.transfer.layout import BufferLayout, PinnedRing, PlacedLeaf
 
 # The largest number of consumer streams that copies to a device are ordered after.
 _MOST_STREAMS: Final = 8
@@ -262,7 +262,9 @@ class Copier:
         except device.out_of_memory:
             raise NoRoomError(device, num_bytes) from None
 
-    def copy(self, layout: CopyLayout, buffer: Any, part: ReplicaPart, threads: Callable[[], tuple[Any, int]]) -> None:
+    def copy(
+        self, layout: BufferLayout, buffer: Any, part: ReplicaPart, threads: Callable[[], tuple[Any, int]]
+    ) -> None:
         """Start copying the pieces of a layout to a buffer."""
         device, stream = self.device, self._channel.stream
         while self._sources and (self._sources[0][0].is_over or len(self._sources) >= self._num_slots):

@@ -68,7 +68,7 @@ class MemoryPiece(NamedTuple):
 
 
 @dataclass(slots=True)
-class CopyLayout:
+class BufferLayout:
     """The layout of one replica's part of some steps in one buffer.
 
     Parameters
@@ -130,7 +130,7 @@ def _bytes_of(leaf: Any) -> int:
     return math.prod(leaf.shape) * int(dtype_of(leaf).itemsize) if is_on_device(leaf) else 0
 
 
-def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> CopyLayout:
+def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> BufferLayout:
     """Return the layout of some steps."""
     runs = _runs_of(device, steps)
     packed: list[_Contiguous] = []
@@ -138,7 +138,7 @@ def layout_of(device: Device, steps: Sequence[Sequence[Any]]) -> CopyLayout:
     for run in runs:
         is_direct = run.num_bytes >= _DIRECT_BYTES and run.is_plain and device.is_pinned(run.first)
         (direct if is_direct else packed).append(run)
-    layout = CopyLayout([list(step) for step in steps], [], 0, [], 0)
+    layout = BufferLayout([list(step) for step in steps], [], 0, [], 0)
     for is_direct, part in ((False, packed), (True, direct)):
         pieces = layout.direct if is_direct else layout.packed
         for run in part:
