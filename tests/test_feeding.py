@@ -284,7 +284,7 @@ def test_pinned_leaves_are_copied_from_where_they_lie(monkeypatch):
     whole[...] = np.random.default_rng(0).random(whole.shape)
     assert strict.is_pinned(whole)
     copied = []
-    monkeypatch.setattr(layout.CopyLayout, "pack", lambda self, *args: copied.append(self))
+    monkeypatch.setattr(layout.BufferLayout, "pack", lambda self, *args: copied.append(self))
     StrictStream.delay_s = 0.002
     expected = whole.copy()
     found = list(DevicePrefetch(iter([[[row]] for row in whole]), [strict]))
