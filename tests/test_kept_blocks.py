@@ -301,11 +301,11 @@ def test_nothing_stays_of_a_dataset_that_is_gone(on_cluster, client):
     rows = ROWS.copy()
     distributed = on_cluster.distribute_dataset(Dataset.from_tensor_slices(rows).batch(128))
     batches_of(on_cluster, distributed)
-    assert len(on_cluster._input._submit.kept_blocks) == 1
+    assert len(on_cluster.internals.input._submit.kept_blocks) == 1
     assert any(str(key).startswith("from_tensor_slices") for keys in client.has_what().values() for key in keys)
     del distributed
     gc.collect()
-    assert len(on_cluster._input._submit.kept_blocks) == 0
+    assert len(on_cluster.internals.input._submit.kept_blocks) == 0
     assert keys_there(client, "from_tensor_slices") == []
 
 
@@ -328,7 +328,7 @@ def test_what_is_over_the_budget_of_a_pipeline_is_read_in_parts(on_cluster, task
     dataset = Dataset.from_tensor_slices(ROWS).batch(128).with_options(Options(memory_budget_bytes=40_000))
     assert np.array_equal(np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset))), ROWS)
     assert tasks["from_tensor_slices"] > 1
-    assert len(on_cluster._input._submit.kept_blocks) == 0
+    assert len(on_cluster.internals.input._submit.kept_blocks) == 0
 
 
 @pytest.mark.cluster
