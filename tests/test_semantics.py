@@ -895,7 +895,7 @@ def test_a_length_that_was_found_or_stated(build):
 
 def test_the_length_of_what_is_cached():
     ds = evens().batch(2).cache()
-    with pytest.raises(errors.UnknownLengthError, match="filter tells it only when the data is read"):
+    with pytest.raises(errors.UnknownLengthError, match="filter determines it only when the data is read"):
         len(ds)
     assert [batch.tolist() for batch in ds] == [[0, 2], [4, 6]]
     assert len(ds) == ds.cardinality() == 2
@@ -912,7 +912,7 @@ def test_the_length_of_what_is_cached():
 )
 def test_a_length_that_is_not_known_says_why(build, cause):
     for look in (len, lambda ds: ds.to_dask_array()):
-        with pytest.raises(errors.UnknownLengthError, match=rf"{cause} tells it only .* assert_cardinality\(n\)"):
+        with pytest.raises(errors.UnknownLengthError, match=rf"{cause} determines it only .* assert_cardinality\(n\)"):
             look(build())
     with pytest.raises(errors.UnknownLengthError, match=r"endless; use take\(n\)"):
         len(Dataset.range(3).repeat())

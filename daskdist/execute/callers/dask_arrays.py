@@ -51,7 +51,7 @@ def how_to_count(node: Node) -> str:
             if operation.cardinality == UNKNOWN and all(source.cardinality != UNKNOWN for source in operation.inputs):
                 cause = operation.name
     return (
-        f"that of {cause} is known only when the data is read: state it with "
+        f"{cause} determines it only when the data is read: state it with "
         "assert_cardinality(n), or persist() the dataset, or cache() it and iterate over it once"
     )
 
