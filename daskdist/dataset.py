@@ -1638,9 +1638,25 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
         Notes
         -----
-        Where no process is lost each element comes as often as the mode says. Where a worker is lost, its elements are
-        produced again and come exactly once to consumers that live; in ``"parallel_epochs"`` at least once, from other
-        workers.
+        How often each element comes, where the mode is one of ``DYNAMIC``, ``DATA``, ``FILE`` and ``HINT``:
+
+        * exactly once, to one of the consumers, as long as no consumer's process is lost, whatever workers are lost,
+          join or retire and whatever connections are cut;
+        * if a consumer's process is lost, still at most once to those that live. What it had taken and not acknowledged
+          goes to them, also where its program had used it already (``on_consumer_loss="redeliver"``), or to nobody
+          (``"drop"``). It acknowledges elements when its pipeline takes the next ones: what that had taken ahead of the
+          program, and acknowledged, is lost with it, and so is what the pipeline of an iterator that is closed early
+          had taken ahead;
+        * a consumer that comes to the end does not wait for elements that another's program is using. If that one is
+          lost afterwards they go to whoever still reads or joins the job later, and else to nobody.
+
+        In ``OFF``, every worker's copy is such a job of its own; a copy ends with its worker. Each element comes at
+        least once. A worker that is lost together with a consumer may have heard of acknowledgements of the last
+        quarter of a second that nobody else has: those elements are redelivered.
+
+        With ``max_outstanding_requests``, elements that others leave behind after the end of what a worker had come on
+        top of the limit. In rounds at least one element of each worker is on its way. Trainers that share a cache get
+        each element at most once, and pass over those that have left its window.
 
         In ``"distributed_epoch"`` runs of elements are leased to workers, each of which produces its own. Where a
         dataset shuffles, or batches elements of which the number is not known (after ``filter``, or from text), one

@@ -111,8 +111,10 @@ class Producer:
         self._tell = tell
         self._parts: dict[int, _Part] = {}
         self._firsts: list[int] = []
-        # What a cache keeps comes on top of what is on its way.
-        self._limit_bytes = in_bytes("service.buffer-bytes") + (spec.options.cache_bytes or 0)
+        self._limit_bytes = in_bytes("service.buffer-bytes")
+        # A cache keeps to its own window, which may be larger: then one part is produced at a time, where it is wanted.
+        self._is_cache = spec.options.cache_bytes is not None
+        self._coming_bytes = 0
         self._room = threading.Condition()
         self._is_stopped = False
         self._is_wanted = self.delivery.is_wanted
@@ -133,8 +135,12 @@ class Producer:
     def wait_for_room(self) -> bool:
         """Wait until more is to be produced; return whether that is so, and not stopped."""
         with self._room:
-            self._room.wait_for(lambda: self._is_stopped or (self._is_wanted and self.kept_bytes < self._limit_bytes))
+            self._room.wait_for(lambda: self._is_stopped or (self._is_wanted and self._has_room))
             return not self._is_stopped
+
+    @property
+    def _has_room(self) -> bool:
+        return not self._coming_bytes if self._is_cache else self.kept_bytes < self._limit_bytes
 
     @property
     def is_stopped(self) -> bool:
@@ -146,6 +152,8 @@ class Producer:
     def add(self, first: int, rows: Rows) -> None:
         """Take rows that were produced, the first of them of a number."""
         stop, num_bytes = first + len(rows), rows.nbytes
+        with self._room:
+            self._coming_bytes -= num_bytes
         self.num_produced = stop
         self._parts[first] = _Part(first, rows, num_bytes, len(rows))
         self._firsts.append(first)
@@ -264,6 +272,7 @@ class Producer:
         """Count bytes that are about to be added."""
         with self._room:
             self.kept_bytes += num_bytes
+            self._coming_bytes += num_bytes
 
 
 def _plain(rows: Rows) -> Rows:

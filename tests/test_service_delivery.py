@@ -1,0 +1,237 @@
+"""What workers of the data service send to whom, how much of it at a time, and what goes over the wire."""
+
+import asyncio
+import os
+import queue
+
+import cloudpickle
+import dask
+import numpy as np
+import pytest
+from distributed.comm import connect, listen
+from distributed.protocol import to_serialize
+from distributed.protocol.compression import compressions
+
+from daskdist import Dataset, errors
+from daskdist.service.commands import JobOptions, TaskSpec
+from daskdist.service.compression import compress, readable
+from daskdist.service.delivery import Consumer, Forget, Passed, Send
+from daskdist.service.modes import ShardingPolicy
+from daskdist.service.producer import Producer
+from daskdist.service.rounds import Rounds
+from daskdist.service.shared_window import SharedWindow
+
+PART_BYTES = 16_384 * 8
+
+
+def test_a_trainer_that_is_slower_than_the_window_passes_over_what_has_gone():
+    window = SharedWindow(100)
+    window.joined(Consumer("fast", 4, 1000, trainer="a"))
+    window.joined(Consumer("slow", 4, 1000, trainer="b"))
+    assert window.produced(0, 4, 40) == [Send("fast", 0, 4), Send("slow", 0, 4)]
+    assert not window.is_wanted
+    assert window.acknowledged("fast", [(0, 4)]) == []
+    assert window.is_wanted
+    for first in (4, 8, 12):
+        actions = window.produced(first, first + 4, 40)
+        assert actions[0] == Send("fast", first, first + 4)
+        # It slides by whole parts.
+        assert actions[1:] == ([Forget(first - 8, first - 4)] if first > 4 else [])
+        window.acknowledged("fast", [(first, first + 4)])
+    assert window.acknowledged("slow", [(0, 4)]) == [Passed("slow", 4), Send("slow", 8, 12)]
+
+
+def test_what_a_lost_consumer_of_a_trainer_had_goes_to_another_of_it():
+    window = SharedWindow(100)
+    window.joined(Consumer("one", 2, 1000, trainer="a"))
+    window.joined(Consumer("two", 2, 1000, trainer="a"))
+    assert window.produced(0, 4, 40) == [Send("one", 0, 2), Send("two", 2, 4)]
+    window.acknowledged("two", [(2, 4)])
+    assert window.lost("one") == [Send("two", 0, 2)]
+
+
+def test_a_consumer_of_rounds_that_comes_again_is_sent_what_it_has_not_got():
+    rounds = Rounds(2)
+    rounds.joined(Consumer("one", 8, 1000, index=0))
+    assert [action.first for action in rounds.produced(0, 8, 80)] == [0, 2, 4, 6]
+    rounds.away("one")
+    again = Consumer("one", 8, 1000, index=0)
+    again.held.add(4, 5)
+    assert rounds.joined(again, [(0, 1)]) == [Forget(0, 1), Send("one", 2, 3), Send("one", 6, 7)]
+    with pytest.raises(errors.ArgumentError, match="taken by the consumer one"):
+        rounds.joined(Consumer("other", 8, 1000, index=0))
+
+
+class Loop:
+    """The event loop of a worker, of which a test makes the calls."""
+
+    def __init__(self, dataset, **options):
+        self.calls = queue.Queue()
+        self.sent = []
+        spec = TaskSpec("job/0/0", 0, "dataset", 0, JobOptions(ShardingPolicy.OFF, **options), 0, 1)
+        self.producer = Producer(
+            spec,
+            cloudpickle.dumps(dataset._node),
+            lambda: None,
+            lambda *call: self.calls.put(call),
+            lambda name, message, num_bytes=0: self.sent.append(message),
+            lambda *event: None,
+        )
+
+    def run(self, num_calls, consumer):
+        """Make calls, of a consumer that takes what it is sent at once; return the most bytes kept and sent."""
+        most_kept = most_sent = 0
+        for _ in range(num_calls):
+            function, *args = self.calls.get(timeout=30)
+            function(*args)
+            while self.sent:
+                rows = [(message[3], message[4]) for message in self.sent if message[0] == "rows"]
+                most_kept = max(most_kept, self.producer.kept_bytes)
+                most_sent = max(most_sent, sum(part.nbytes for _, part in rows))
+                self.sent.clear()
+                for first, part in rows:
+                    self.producer.acknowledge(consumer, [(first, first + len(part))])
+        return most_kept, most_sent
+
+
+@pytest.mark.parametrize("cache_bytes", [None, 8 * PART_BYTES])
+def test_bytes_are_bounded_also_where_the_dataset_is_much_larger(cache_bytes):
+    dataset = Dataset.range(2**20).map(lambda x: x + 1)
+    buffer_bytes = 4 * PART_BYTES
+    sizes = {"service.buffer-bytes": buffer_bytes, "split-bytes": PART_BYTES, "bundle-bytes": PART_BYTES}
+    with dask.config.set({f"daskdist.{name}": size for name, size in sizes.items()}):
+        read_through(Loop(dataset, cache_bytes=cache_bytes), buffer_bytes, cache_bytes)
+
+
+def read_through(loop, buffer_bytes, cache_bytes):
+    loop.producer.join(Consumer("one", 2**62, PART_BYTES, trainer="a"), [])
+    loop.producer.start()
+    num_bytes = 8 * 2**20
+    assert num_bytes > 5 * (buffer_bytes + (cache_bytes or 0))
+    most_kept, most_sent, num_produced = 0, 0, 0
+    while num_produced < 2**20:
+        kept, sent = loop.run(1, "one")
+        most_kept, most_sent = max(most_kept, kept), max(most_sent, sent)
+        num_produced = loop.producer.num_produced
+    # A part is added before it is known to be too much.
+    assert most_kept <= buffer_bytes + (cache_bytes or 0) + 2 * PART_BYTES
+    assert most_sent <= 2 * PART_BYTES
+    if cache_bytes is not None:
+        # What the window keeps does not keep it from sliding on.
+        assert most_kept > cache_bytes // 2
+    loop.producer.stop()
+
+
+async def exchanged(host, names):
+    """Send zeros to a listener; return what a reader asks for by default, and the bytes that went over the wire."""
+    arrived = asyncio.get_running_loop().create_future()
+
+    async def take(comm):
+        arrived.set_result(await comm.read())
+        await comm.close()
+
+    listener = await listen(f"tcp://{host}", take)
+    comm = await connect(listener.contact_address)
+    try:
+        automatic = readable("AUTO", comm)
+        compress(comm, names)
+        num_bytes = await comm.write({"x": to_serialize(memoryview(bytes(10**6)))})
+        assert bytes((await arrived)["x"]) == bytes(10**6)
+    finally:
+        await comm.close()
+        listener.stop()
+    return automatic, num_bytes
+
+
+def test_elements_are_compressed_on_their_way_to_another_host():
+    # 127.0.0.2 counts as one.
+    installed = tuple(name for name in ("lz4", "zstd", "snappy") if name in compressions)
+    assert asyncio.run(exchanged("127.0.0.1", ()))[0] == ()
+    automatic, plain_bytes = asyncio.run(exchanged("127.0.0.2", ()))
+    assert automatic == installed
+    assert plain_bytes > 10**6
+    for name in (*installed, "zlib"):
+        _, num_bytes = asyncio.run(exchanged("127.0.0.2", ("not installed", name)))
+        assert num_bytes < 10**5
+
+
+def test_compression_that_is_not_installed_is_refused(client):
+    missing = [name for name in ("lz4", "zstd", "snappy") if name not in compressions]
+    if not missing:
+        pytest.skip("all are installed")
+    with pytest.raises(errors.ArgumentError, match="pip install"):
+        list(Dataset.range(3).serve(client, compression=missing[0]))
+
+
+# --- on a cluster ---
+
+
+def abort_connections(dask_worker):
+    for _, outbox in dask_worker.plugins["daskdist-service"]._outboxes.values():
+        outbox._comm.abort()
+
+
+@pytest.mark.cluster
+def test_cut_connections_lose_and_double_nothing(client):
+    iterators = [iter(Dataset.range(3000).serve(client, job_name=f"cut {os.getpid()}")) for _ in range(2)]
+    numbers = [int(next(iterator)) for iterator in iterators]
+    for _ in range(3):
+        client.run(abort_connections)
+        numbers += [int(next(iterator)) for iterator in iterators for _ in range(100)]
+    for iterator in iterators:
+        numbers += map(int, iterator)
+    assert sorted(numbers) == list(range(3000))
+
+
+@pytest.mark.cluster
+def test_what_a_closed_consumer_has_not_used_is_not_dropped(client):
+    name = f"closed {os.getpid()}"
+    options = {"job_name": name, "on_consumer_loss": "drop"}
+    iterator = iter(Dataset.range(4000).batch(10).serve(client, **options))
+    numbers = [next(iterator) for _ in range(3)]
+    other = iter(Dataset.range(4000).batch(10).serve(client, **options))
+    numbers.append(next(other))
+    iterator.close()
+    numbers = np.concatenate([*numbers, *other])
+    assert len(set(numbers.tolist())) == len(numbers)
+    # The pipeline of the closed one had taken a few batches ahead.
+    assert len(numbers) > 2500
+
+
+@pytest.mark.cluster
+def test_an_iterator_is_not_for_a_forked_process(client):
+    iterator = iter(Dataset.range(1000).serve(client))
+    next(iterator)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            list(iterator)
+        except errors.ClusterError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        assert b"from which this one was forked" in told.read()
+    os.waitpid(child, 0)
+    assert len(list(iterator)) == 999
+
+
+@pytest.mark.cluster
+def test_rounds_of_bucketed_sequences_have_one_length(client):
+    def sequences():
+        lengths = Dataset.counter().map(lambda x: np.ones(1 + x % 8, np.int32))
+        batches = lengths.bucket_by_sequence_length(len, [4, 8], [4, 4, 4])
+        # As many of a bucket one after the other as there are consumers.
+        return batches.group_by_window(lambda batch: batch.shape[1] // 4, lambda key, window: window, 2).repeat()
+
+    name = f"rounds {os.getpid()}"
+    consumers = [
+        iter(sequences().serve(client, "parallel_epochs", name, consumer_index=index, num_consumers=2))
+        for index in range(2)
+    ]
+    lengths = [[batch.shape[1] for batch in (next(one), next(other))] for one, other in [consumers] * 20]
+    assert len({one for one, _ in lengths}) > 1
+    for one, other in lengths:
+        assert (one < 4) == (other < 4)
