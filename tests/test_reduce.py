@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import daskdist
 from daskdist import PerReplica, Ragged, Reduction, errors
 from daskdist.execute.callers.now import Now
-from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.reduce.pairwise import reduce_rows
 from daskdist.strategy.reduce.tree import fold_tree, groups_of
+from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractAll, Remote
 

@@ -23,15 +23,15 @@ import daskdist
 from daskdist import Dataset, PerReplica, Ragged, errors
 from daskdist.execute.messages.outbox import pack_messages, unpack_messages
 from daskdist.strategy.reduce.tree import list_spec
-from daskdist.strategy.steps.cells import Cell
-from daskdist.strategy.steps.executor import Executor, run_ready
 from daskdist.strategy.steps.outcomes import Held, Packed, loaded_structure, received, travelling
+from daskdist.strategy.steps.remote.cells import Cell
+from daskdist.strategy.steps.remote.executor import Executor, run_ready
 from daskdist.strategy.values.extract import FlatResult
 
 
 def count_on_worker(dask_worker):
     """The results and objects that strategies have on a worker, and their threads."""
-    from daskdist.strategy.steps.on_worker import _streams
+    from daskdist.strategy.steps.remote.worker_streams import _streams
 
     streams = _streams.get(dask_worker)
     found = [] if streams is None else list(streams.by_token.values())

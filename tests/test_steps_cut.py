@@ -76,7 +76,7 @@ def cut_all_the_time(client, num_cuts):
 
 
 def kept(dask_worker):
-    from daskdist.strategy.steps.on_worker import _streams
+    from daskdist.strategy.steps.remote.worker_streams import _streams
 
     return sum(len(link.kept) for link in _streams[dask_worker]._peers._links.values())
 
@@ -85,13 +85,13 @@ def test_messages_between_workers_arrive_once_and_in_order(own_client):
     num_messages = 1500
 
     async def collect(dask_worker):
-        from daskdist.strategy.steps.on_worker import _streams
+        from daskdist.strategy.steps.remote.worker_streams import _streams
 
         dask_worker.came, peers = [], _streams[dask_worker]._peers
         dask_worker.before, peers._receive = peers._receive, dask_worker.came.append
 
     async def send(address, dask_worker):
-        from daskdist.strategy.steps.on_worker import _streams
+        from daskdist.strategy.steps.remote.worker_streams import _streams
 
         failures = []
         for number in range(num_messages):
@@ -102,7 +102,7 @@ def test_messages_between_workers_arrive_once_and_in_order(own_client):
         return failures
 
     async def came(dask_worker):
-        from daskdist.strategy.steps.on_worker import _streams
+        from daskdist.strategy.steps.remote.worker_streams import _streams
 
         _streams[dask_worker]._peers._receive = dask_worker.before
         return [number for number, array in dask_worker.came if (array == number).all()]

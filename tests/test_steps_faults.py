@@ -137,7 +137,7 @@ def test_workers_are_asked_for_an_answer_between_calls_only(on_cluster, client):
 
 def test_everyone_who_sends_to_a_worker_that_is_not_reached_hears_of_it(on_cluster, client):
     async def send(dask_worker):
-        from daskdist.strategy.steps.on_worker import _streams
+        from daskdist.strategy.steps.remote.worker_streams import _streams
 
         peers, reasons = _streams[dask_worker]._peers, []
         for number in range(3):
@@ -152,7 +152,7 @@ def test_everyone_who_sends_to_a_worker_that_is_not_reached_hears_of_it(on_clust
 
 def test_nothing_is_kept_of_data_that_came(on_cluster, client):
     def waits(dask_worker):
-        from daskdist.strategy.steps.data_keys import data_keys_of
+        from daskdist.strategy.steps.remote.data_keys import data_keys_of
 
         return len(data_keys_of(dask_worker)._events)
 

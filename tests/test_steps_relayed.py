@@ -82,7 +82,7 @@ def are_relayed(strategy):
 
 
 def num_strategies(dask_worker):
-    from daskdist.strategy.steps.on_worker import _streams
+    from daskdist.strategy.steps.remote.worker_streams import _streams
 
     return len(_streams[dask_worker].by_token) if dask_worker in _streams else 0
 

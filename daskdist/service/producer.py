@@ -30,18 +30,7 @@ from daskdist.passes.pieces import pieces_of
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
 from daskdist.service.commands import TaskSpec
-from daskdist.service.delivery import (
-    Action,
-    Consumer,
-    Delivery,
-    Done,
-    End,
-    Forget,
-    Passed,
-    Recall,
-    Send,
-    Withdraw,
-)
+from daskdist.service.delivery import Action, Consumer, Delivery, Done, End, Forget, Passed, Recall, Send, Withdraw
 from daskdist.service.first_come import FirstCome
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy

@@ -9,7 +9,7 @@ from daskdist.devices import check_present, name_of, present
 from daskdist.devices import devices as find_devices
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.backend import LocalInput
-from daskdist.strategy.local_backend import LocalBackend
+from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.variables.store import VariableStore
 

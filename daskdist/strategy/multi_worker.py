@@ -7,6 +7,7 @@ from typing import Any
 
 from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Submit
+from daskdist.strategy.cross_replica import CrossReplicaStrategy
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.cluster_input import ClusterInput
 from daskdist.strategy.placement.cluster_resolver import ClusterResolver, connect
@@ -95,6 +96,6 @@ class MultiWorkerMirroredStrategy(Strategy):
             submit = Submit(self.client, live_workers)
             # Which ones they are, in case others come to be at their addresses.
             submit.missing()
-            backend = ClusterBackend(self.client, live_workers, submit)
+            backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy)
             backend.open(team, opened.pop_all())
         super().__init__(team, backend, ClusterInput(submit, backend))

@@ -22,7 +22,7 @@ from daskdist.execute.messages.by_reference import VariableKey
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.replica.context import current_replica
-from daskdist.strategy.returned_values import ReturnedValues
+from daskdist.strategy.steps.returned_values import ReturnedValues
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.values.flat import LEAVES, flattened

@@ -25,8 +25,8 @@ from daskdist.strategy.group import Replica, ReplicaGroup, new_token
 from daskdist.strategy.input.backend import LocalInput
 from daskdist.strategy.input.dataset import DistributedDataset
 from daskdist.strategy.input.pipeline import Pipeline
-from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.mirrored import MirroredStrategy
+from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.variables.store import VariableStore
 from daskdist.testing.equality import check, same_element, same_multiset

@@ -12,13 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from daskdist.core.primitive import Arrange, Chain, Compute, Epoch, Fact, Opener, Primitive, Read, Stream
-from daskdist.execute.stream.cursors import (
-    ChainCursor,
-    ComputeCursor,
-    ReadCursor,
-    StreamCursor,
-    WorkerStreamCursor,
-)
+from daskdist.execute.stream.cursors import ChainCursor, ComputeCursor, ReadCursor, StreamCursor, WorkerStreamCursor
 from daskdist.execute.stream.fact_cursor import FactCursor
 from daskdist.execute.stream.lineage import OpenedCursor, Path, PathKey
 from daskdist.execute.stream.runtime import StreamRuntime

@@ -24,15 +24,15 @@ from daskdist.execute.callers.submit import Picks, Submit
 from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.replica_iterator import Fed
-from daskdist.strategy.program_end import ClusterUse, end_unused
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.on_scheduler import note_in_use
-from daskdist.strategy.steps.on_worker import install, result_in_memory
 from daskdist.strategy.steps.outcomes import Failed, Held, loaded_structure, pickled_structure, received
-from daskdist.strategy.steps.replica_call import LOOP
+from daskdist.strategy.steps.program_end import ClusterUse, end_unused
+from daskdist.strategy.steps.remote.on_scheduler import note_in_use
+from daskdist.strategy.steps.remote.replica_call import LOOP, CrossReplica
+from daskdist.strategy.steps.remote.worker_streams import install, result_in_memory
 from daskdist.strategy.steps.sent_objects import SentObject, SentObjects
 from daskdist.strategy.steps.stream_set import StreamSet
 from daskdist.strategy.values.async_value import AsyncValue
@@ -58,12 +58,15 @@ class ClusterBackend:
         The workers that take part.
     submit
         Makes tasks of Dask's own.
+    cross_replica
+        Makes the strategy for functions between replicas, on a worker.
     """
 
     defers = True
 
-    def __init__(self, client: Client, live_workers: LiveWorkers, submit: Submit) -> None:
+    def __init__(self, client: Client, live_workers: LiveWorkers, submit: Submit, cross_replica: CrossReplica) -> None:
         self.client = client
+        self._cross_replica = cross_replica
         self.live_workers = live_workers
         self.futures = submit.futures
         self.streams = StreamSet(client, live_workers)
@@ -374,7 +377,7 @@ class ClusterBackend:
         self._token = team.token
         self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, team.token, opened))
         try:
-            self.client.run(install, workers=list(team.workers))
+            self.client.run(install, self._cross_replica, workers=list(team.workers))
             note_in_use(self.client, team.token, team.workers)
             self.streams.open(team)
         except BaseException:

@@ -27,7 +27,7 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
-from daskdist.strategy.steps.replica_call import LOOP
+from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject
 from daskdist.strategy.steps.stream import Stream, close_all
 from daskdist.strategy.steps.unseen_failures import UnseenFailures

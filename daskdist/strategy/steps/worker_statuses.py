@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
 from daskdist.strategy.steps.calls import Record
-from daskdist.strategy.steps.replica_call import LOOP
+from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.stream import Stream
 
 

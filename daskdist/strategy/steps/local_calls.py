@@ -17,11 +17,11 @@ from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.replica_iterator import Plan, fed
 from daskdist.strategy.replica.context import ReplicaContext
-from daskdist.strategy.steps.call_function import call_on_replica
+from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.per_replica import PerReplica
 
 if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
+    from daskdist.strategy.replica.contract import StrategyContract
     from daskdist.strategy.variables.store import VariableStore
 
 logger: Final = logging.getLogger("daskdist")
@@ -56,7 +56,7 @@ class Calls:
 
     def __init__(
         self,
-        strategy: Strategy | None,
+        strategy: StrategyContract | None,
         places: Sequence[Replica],
         store: VariableStore,
         fn: Callable[..., Any],

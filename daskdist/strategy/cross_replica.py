@@ -14,8 +14,8 @@ from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.backend import LocalInput
-from daskdist.strategy.local_backend import LocalBackend
 from daskdist.strategy.replica.context import ReplicaContext
+from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.values.device_arrays import put_on
 from daskdist.strategy.variables.layout import frozen

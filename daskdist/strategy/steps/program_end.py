@@ -32,7 +32,7 @@ from distributed.preloading import PreloadManager
 
 from daskdist.errors import ClusterError
 from daskdist.execute.callers.submit import Submit, is_key_of_ours
-from daskdist.strategy.steps.on_scheduler import release_soon
+from daskdist.strategy.steps.remote.on_scheduler import release_soon
 from daskdist.strategy.steps.stream_set import StreamSet
 
 logger: Final = logging.getLogger("daskdist")

@@ -5,41 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import pickle
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from distributed import Worker, get_worker
+from distributed import Worker
 from distributed.comm import Comm
-from distributed.core import Status
 from distributed.worker import _worker_cvar
 
-from daskdist.config import seconds, sent
+from daskdist.config import sent
 from daskdist.errors import ClusterError, CollectiveError
 from daskdist.execute.messages.failure import Failure
 from daskdist.execute.messages.outbox import Outbox, unpack_messages
 from daskdist.execute.messages.pickling import load_sent
-from daskdist.strategy.collectives.mailbox import Mailbox, mailbox_of
+from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.steps.cells import Cell
-from daskdist.strategy.steps.data_keys import DataKeys, data_keys_of
-from daskdist.strategy.steps.executor import Executor, run_ready
 from daskdist.strategy.steps.outcomes import Failed, loaded_structure, received, travelling
-from daskdist.strategy.steps.peers import Peers
-from daskdist.strategy.steps.replica_call import LOOP, ReplicaSlot, call_replica
-from daskdist.strategy.steps.stream import OPERATION
+from daskdist.strategy.steps.remote.cells import Cell
+from daskdist.strategy.steps.remote.data_keys import DataKeys
+from daskdist.strategy.steps.remote.executor import Executor, run_ready
+from daskdist.strategy.steps.remote.peers import Peers
+from daskdist.strategy.steps.remote.replica_call import CrossReplica, ReplicaSlot, call_replica
 from daskdist.strategy.variables.store import VariableStore
 
 # News that can wait goes along with others, or after so long.
 _LATER_S: Final = 0.002
-# How often a worker that is to end looks whether its calls are over.
-_LOOK_EVERY_S: Final = 0.01
-_PLUGIN: Final = "daskdist-steps"
 
 
 class _Object:
@@ -135,15 +128,26 @@ class StepsOnWorker:
         The stream.
     peers, keys
         What brings results of other workers, and data.
+    cross_replica
+        Makes the strategy for functions between replicas.
     """
 
-    def __init__(self, mailbox: Mailbox, team: ReplicaGroup, comm: Comm, peers: Peers, keys: DataKeys) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        team: ReplicaGroup,
+        comm: Comm,
+        peers: Peers,
+        keys: DataKeys,
+        cross_replica: CrossReplica,
+    ) -> None:
         self.worker: Worker = mailbox.worker
         self._mailbox = mailbox
         self._token = team.token
         self._comm = comm
         self._peers = peers
         self._keys = keys
+        self._cross_replica = cross_replica
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._outbox = Outbox(comm)
@@ -217,7 +221,10 @@ class StepsOnWorker:
             self._executors.append(Executor(f"daskdist replica {members[len(self._executors)]}", self._enter))
         self._mailbox.register(team, VariableStore)
         self._slots = {
-            number: (ReplicaSlot(team.token, team.replicas[number], number, len(team.replicas)), executor)
+            number: (
+                ReplicaSlot(team.token, team.replicas[number], number, len(team.replicas), self._cross_replica),
+                executor,
+            )
             for number, executor in zip(members, self._executors, strict=True)
         }
 
@@ -506,79 +513,3 @@ class StepsOnWorker:
         # The worker may be closing.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
-
-
-class StreamsOfWorker:
-    """The streams of all strategies to one worker.
-
-    Parameters
-    ----------
-    worker
-        The worker.
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        self._mailbox = mailbox_of(worker)
-        self._keys = data_keys_of(worker)
-        self._peers = Peers(worker, self._receive)
-        self.by_token: dict[str, StepsOnWorker] = {}
-        worker.handlers[OPERATION] = self._serve
-        worker.plugins[_PLUGIN] = self
-        # Dask's dashboard has a column for each on its page of workers, and `Client.scheduler_info` has them too.
-        worker.metrics["daskdist_replicas"] = self._num_replicas
-        worker.metrics["daskdist_running"] = self._running
-
-    async def _serve(self, comm: Comm, team: bytes) -> Any:
-        known: ReplicaGroup = pickle.loads(team)
-        steps = self.by_token[known.token] = StepsOnWorker(self._mailbox, known, comm, self._peers, self._keys)
-        try:
-            await comm.write({"op": "opened"})
-            await steps.serve()
-        finally:
-            if self.by_token.get(known.token) is steps:
-                del self.by_token[known.token]
-        return Status.dont_reply
-
-    async def teardown(self, worker: Worker) -> None:
-        """Wait for the calls that are being made, while their programs are there; Dask calls it before a worker ends.
-
-        A worker that is retired so ends after its current step.
-        """
-        until = time.monotonic() + seconds("timeouts.step")
-        calls = {steps: steps.calls_being_made() for steps in self.by_token.values()}
-        while time.monotonic() < until and any(
-            steps in self.by_token.values() and not steps.has_told_of(own) for steps, own in calls.items()
-        ):
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    def _num_replicas(self, worker: Worker) -> int:
-        return sum(steps.num_replicas for steps in self.by_token.values())
-
-    def _running(self, worker: Worker) -> str:
-        running = [each for steps in self.by_token.values() for each in steps.running()]
-        return ", ".join(f"{name.removeprefix(LOOP)} for {so_far:.0f} s" for _, name, so_far in running)
-
-    def _receive(self, message: Any) -> None:
-        token, *rest = message
-        steps = self.by_token.get(token)
-        if steps is not None:
-            steps.arrive(*rest)
-
-
-_streams: Final[weakref.WeakKeyDictionary[Worker, StreamsOfWorker]] = weakref.WeakKeyDictionary()
-
-
-def install(dask_worker: Worker) -> None:
-    """Register the handler of streams of steps on a worker; called in its event loop."""
-    if dask_worker not in _streams:
-        _streams[dask_worker] = StreamsOfWorker(dask_worker)
-
-
-def steps_of(worker: Worker, token: str) -> StepsOnWorker:
-    """Return the steps of a strategy on a worker."""
-    return _streams[worker].by_token[token]
-
-
-def result_in_memory(results: Sequence[Any], token: str, number: int, place: int) -> Any:
-    """Return a result of a step, in a task on its worker."""
-    return steps_of(get_worker(), token).value(number, place)

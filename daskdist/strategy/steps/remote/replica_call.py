@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -16,18 +16,21 @@ from daskdist.errors import CollectiveError
 from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.pickling import ForDevices
 from daskdist.strategy.collectives.mailbox import Mailbox
-from daskdist.strategy.group import Replica
+from daskdist.strategy.group import Replica, ReplicaGroup
 from daskdist.strategy.input.device_staging import arrivals_of
 from daskdist.strategy.input.replica_iterator import Around, fed
 from daskdist.strategy.replica.context import ReplicaContext
-from daskdist.strategy.steps.call_function import call_on_replica
-from daskdist.strategy.steps.cross_replica import CrossReplicaStrategy
-from daskdist.strategy.strategy import Strategy
+from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.extract import Extract, FlatResult
 from daskdist.strategy.values.wiring import filled
+from daskdist.strategy.variables.store import VariableStore
 
 # What the names of calls begin with that may take as long as they like: loops over distributed datasets.
 LOOP: Final = "loop-"
+
+# Makes the strategy for functions between replicas; given the group, the variables of this worker, a replica's number.
+CrossReplica = Callable[[ReplicaGroup, VariableStore | None, int], StrategyContract]
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,22 @@ class ReplicaSlot:
         Which of the replicas it is.
     num_replicas
         How many there are.
+    cross_replica
+        Makes the strategy for functions between replicas.
     """
 
     token: str
     replica: Replica
     number: int
     num_replicas: int
+    cross_replica: CrossReplica
 
     def context(self, mailbox: Mailbox, step: int) -> ReplicaContext:
         """Return the context of the replica in a call."""
         token = self.token
 
-        def strategy() -> Strategy:
-            return CrossReplicaStrategy(mailbox.team(token), mailbox.store(token), self.number)
+        def strategy() -> StrategyContract:
+            return self.cross_replica(mailbox.team(token), mailbox.store(token), self.number)
 
         return ReplicaContext(
             self.number,

@@ -11,13 +11,13 @@ from daskdist.errors import ClusterError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Picks
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.side_by_side import Calls
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
+from daskdist.strategy.steps.local_calls import Calls
 from daskdist.strategy.values.extract import FlatResult
 from daskdist.strategy.variables.store import VariableStore
 
 if TYPE_CHECKING:
-    from daskdist.strategy.strategy import Strategy
+    from daskdist.strategy.replica.contract import StrategyContract
 
 
 class LocalBackend:
@@ -39,7 +39,7 @@ class LocalBackend:
     live_workers: Sequence[str] = ()
 
     def __init__(
-        self, strategy: Callable[[], Strategy | None], places: Sequence[Replica], store: VariableStore
+        self, strategy: Callable[[], StrategyContract | None], places: Sequence[Replica], store: VariableStore
     ) -> None:
         self.places = places
         self.store = store

@@ -1,0 +1,1 @@
+"""The parts of steps on workers and on the scheduler."""

@@ -1,0 +1,108 @@
+"""The streams of all strategies to one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+from distributed import Worker, get_worker
+from distributed.comm import Comm
+from distributed.core import Status
+
+from daskdist.config import seconds
+from daskdist.strategy.collectives.mailbox import mailbox_of
+from daskdist.strategy.group import ReplicaGroup
+from daskdist.strategy.steps.remote.data_keys import data_keys_of
+from daskdist.strategy.steps.remote.on_worker import StepsOnWorker
+from daskdist.strategy.steps.remote.peers import Peers
+from daskdist.strategy.steps.remote.replica_call import LOOP, CrossReplica
+from daskdist.strategy.steps.stream import OPERATION
+
+_PLUGIN: Final = "daskdist-steps"
+# How often a worker that is to end looks whether its calls are over.
+_LOOK_EVERY_S: Final = 0.01
+
+
+class StreamsOfWorker:
+    """The streams of all strategies to one worker.
+
+    Parameters
+    ----------
+    worker
+        The worker.
+    cross_replica
+        Makes the strategy for functions between replicas.
+    """
+
+    def __init__(self, worker: Worker, cross_replica: CrossReplica) -> None:
+        self._cross_replica = cross_replica
+        self._mailbox = mailbox_of(worker)
+        self._keys = data_keys_of(worker)
+        self._peers = Peers(worker, self._receive)
+        self.by_token: dict[str, StepsOnWorker] = {}
+        worker.handlers[OPERATION] = self._serve
+        worker.plugins[_PLUGIN] = self
+        # Dask's dashboard has a column for each on its page of workers, and `Client.scheduler_info` has them too.
+        worker.metrics["daskdist_replicas"] = self._num_replicas
+        worker.metrics["daskdist_running"] = self._running
+
+    async def _serve(self, comm: Comm, team: bytes) -> Any:
+        known: ReplicaGroup = pickle.loads(team)
+        steps = self.by_token[known.token] = StepsOnWorker(
+            self._mailbox, known, comm, self._peers, self._keys, self._cross_replica
+        )
+        try:
+            await comm.write({"op": "opened"})
+            await steps.serve()
+        finally:
+            if self.by_token.get(known.token) is steps:
+                del self.by_token[known.token]
+        return Status.dont_reply
+
+    async def teardown(self, worker: Worker) -> None:
+        """Wait for the calls that are being made, while their programs are there; Dask calls it before a worker ends.
+
+        A worker that is retired so ends after its current step.
+        """
+        until = time.monotonic() + seconds("timeouts.step")
+        calls = {steps: steps.calls_being_made() for steps in self.by_token.values()}
+        while time.monotonic() < until and any(
+            steps in self.by_token.values() and not steps.has_told_of(own) for steps, own in calls.items()
+        ):
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _num_replicas(self, worker: Worker) -> int:
+        return sum(steps.num_replicas for steps in self.by_token.values())
+
+    def _running(self, worker: Worker) -> str:
+        running = [each for steps in self.by_token.values() for each in steps.running()]
+        return ", ".join(f"{name.removeprefix(LOOP)} for {so_far:.0f} s" for _, name, so_far in running)
+
+    def _receive(self, message: Any) -> None:
+        token, *rest = message
+        steps = self.by_token.get(token)
+        if steps is not None:
+            steps.arrive(*rest)
+
+
+_streams: Final[weakref.WeakKeyDictionary[Worker, StreamsOfWorker]] = weakref.WeakKeyDictionary()
+
+
+def install(cross_replica: CrossReplica, dask_worker: Worker) -> None:
+    """Register the handler of streams of steps on a worker; called in its event loop."""
+    if dask_worker not in _streams:
+        _streams[dask_worker] = StreamsOfWorker(dask_worker, cross_replica)
+
+
+def steps_of(worker: Worker, token: str) -> StepsOnWorker:
+    """Return the steps of a strategy on a worker."""
+    return _streams[worker].by_token[token]
+
+
+def result_in_memory(results: Sequence[Any], token: str, number: int, place: int) -> Any:
+    """Return a result of a step, in a task on its worker."""
+    return steps_of(get_worker(), token).value(number, place)
