@@ -301,7 +301,7 @@ def round_trips(size: Size) -> Iterator[Figure]:
     """A call with 1 kB on one worker and its result, straight and by way of a scheduler in a process of its own."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
-        SubprocessCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        SubprocessCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
         contextlib.ExitStack() as opened,
     ):

@@ -216,7 +216,7 @@ def test_a_client_has_security_of_its_own(start_cluster):
 
 
 def test_a_cluster_of_threads_and_what_of_it_is_closed():
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as apart:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as apart:
         assert apart.scheduler_address.startswith("inproc://")
         with MultiWorkerMirroredStrategy(ClusterResolver(apart.scheduler_address, num_workers=2)) as strategy:
             assert strategy.run(lambda x: x + 1, args=(1,)).values == (2, 2)

@@ -651,7 +651,7 @@ def test_a_worker_is_retired_after_its_current_step():
         return float(Event("retired").wait(20))
 
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
         daskdist.MultiWorkerMirroredStrategy(client) as strategy,
     ):

@@ -65,7 +65,7 @@ def far_client():
     with pytest.MonkeyPatch.context() as patch:
         # There functions of this file are unpickled.
         patch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
-        cluster = SubprocessCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50)
+        cluster = SubprocessCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50)
         with cluster, Client(cluster, set_as_default=False) as client:
             yield client
 
