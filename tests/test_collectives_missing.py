@@ -23,7 +23,7 @@ from daskdist import errors
 from daskdist.config import collective_s
 from daskdist.strategy.collectives.liveness import _within
 from daskdist.strategy.collectives.mailbox import mailbox_of
-from daskdist.strategy.collectives.rendezvous import HAS_ENDED, left
+from daskdist.strategy.collectives.rendezvous import HAS_ENDED, left_error
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.cluster]
 
@@ -247,7 +247,7 @@ def test_one_that_comes_when_it_is_asked_after_has_come(on_cluster):
                 return context().all_reduce("SUM", 1)
         # What its worker answers is no longer so when it gets there.
         worker = get_worker()
-        answer, asked, given = worker.handlers["daskdist_whereabouts"], threading.Event(), threading.Event()
+        answer, asked, given = worker.handlers["daskdist_step_status"], threading.Event(), threading.Event()
 
         async def late(**message):
             found = await answer(**message)
@@ -256,13 +256,13 @@ def test_one_that_comes_when_it_is_asked_after_has_come(on_cluster):
                 await asyncio.sleep(0.01)
             return found
 
-        worker.handlers["daskdist_whereabouts"] = late
+        worker.handlers["daskdist_step_status"] = late
         try:
             asked.wait(20)
             return context().all_reduce("SUM", 1)
         finally:
             given.set()
-            worker.handlers["daskdist_whereabouts"] = answer
+            worker.handlers["daskdist_step_status"] = answer
 
     assert on_cluster.local_results(on_cluster.run(step)) == (2, 2)
 
@@ -295,11 +295,13 @@ def test_a_replica_that_waits_beside_one_that_is_slow_hears_of_another_worker(st
 
 def test_who_raised_is_told_and_not_who_met_with_that():
     failed = "raised CollectiveError: all_reduce(SUM) is called by some replicas only: replica 1 raised KeyError: 'own'"
-    assert str(left("all_reduce(SUM)", {1: KeyError("own"), 2: failed})) == failed.removeprefix(
+    assert str(left_error("all_reduce(SUM)", {1: KeyError("own"), 2: failed})) == failed.removeprefix(
         "raised CollectiveError: "
     )
-    assert str(left("all_gather(axis=0)", {0: HAS_ENDED, 2: failed})) == failed.removeprefix("raised CollectiveError: ")
-    assert str(left("all_reduce(SUM)", {0: HAS_ENDED, 1: "raised KeyError: 'own'", 2: failed})) == (
+    assert str(left_error("all_gather(axis=0)", {0: HAS_ENDED, 2: failed})) == failed.removeprefix(
+        "raised CollectiveError: "
+    )
+    assert str(left_error("all_reduce(SUM)", {0: HAS_ENDED, 1: "raised KeyError: 'own'", 2: failed})) == (
         "all_reduce(SUM) is called by some replicas only: replica 0 has ended; replica 1 raised KeyError: 'own'"
     )
 

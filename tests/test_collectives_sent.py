@@ -116,7 +116,7 @@ def test_one_that_has_ended_is_waited_for_while_it_sends(on_cluster):
     assert on_cluster.local_results(on_cluster.run(step)) == (7, 7)
 
 
-def sizes_of_desk(token, dask_worker):
+def sizes_of_mailbox(token, dask_worker):
     mailbox = mailbox_of(dask_worker)
     return len(mailbox._mail), sum(own == token for own, _ in mailbox._ended), len(mailbox._on_its_way)
 
@@ -135,7 +135,7 @@ def test_what_was_sent_to_one_that_raised_does_not_stay(on_cluster):
     for _ in range(2):
         with pytest.raises((KeyError, errors.CollectiveError), match="no such thing"):
             on_cluster.local_results(on_cluster.run(step, args=(PerReplica([0, 1]),)))
-    sizes = on_cluster.client.run(sizes_of_desk, token, workers=[on_cluster.workers[1]])
+    sizes = on_cluster.client.run(sizes_of_mailbox, token, workers=[on_cluster.workers[1]])
     assert list(sizes.values()) == [(0, 1, 0)]
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_kept_of_each_step_that_is_over(on_cluster):
     for _ in range(5):
         on_cluster.local_results(on_cluster.run(reduced, args=(1.0,)))
         on_cluster.local_results(on_cluster.run(abs, args=(1.0,)))
-    sizes = on_cluster.client.run(sizes_of_desk, on_cluster.internals.group.now.token)
+    sizes = on_cluster.client.run(sizes_of_mailbox, on_cluster.internals.group.now.token)
     # The last one of each replica.
     assert list(sizes.values()) == [(0, 1, 0)] * 2
 
@@ -215,7 +215,7 @@ def test_what_one_alone_is_given_is_not_what_it_gave(kind, request):
 def test_what_is_sent_is_not_waited_for_without_end(on_cluster):
     def wait(token, dask_worker):
         mailbox = mailbox_of(dask_worker)
-        exchange = Transport(mailbox, mailbox.teams[token], 0)
+        exchange = Transport(mailbox, mailbox.groups[token], 0)
         with dask.config.set({"daskdist.timeouts.collective": 0.05}):
             try:
                 exchange._await_sent(Future(), 1, CallSignature(0, "all_reduce(SUM)", (), ()))
@@ -236,7 +236,7 @@ def test_what_is_sent_may_be_waited_for_without_end(on_cluster):
         over = threading.Timer(0.05, sent.set_result, (None,))
         over.start()
         with dask.config.set({"daskdist.timeouts.collective": float("inf")}):
-            Transport(mailbox, mailbox.teams[token], 0)._await_sent(
+            Transport(mailbox, mailbox.groups[token], 0)._await_sent(
                 sent, 1, CallSignature(0, "all_reduce(SUM)", (), ())
             )
         over.join()

@@ -26,7 +26,7 @@ from daskdist.execute.transfer.copier import Channel, channel_of, pinned_empty
 from daskdist.execute.transfer.deferred_release import DeferredRelease
 from daskdist.execute.transfer.prefetch import DevicePrefetch
 from daskdist.sharding import AutoShardPolicy
-from daskdist.strategy.input import replica_iterator, shared_reader
+from daskdist.strategy.input import replica_plans, shared_reader
 from daskdist.testing import afresh
 
 KIB = 2**10
@@ -961,16 +961,17 @@ def test_a_replica_that_ends_waits_for_no_other(monkeypatch):
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(Dataset.range(2**16).batch(2**10))
     with dask.config.set({"daskdist.window-bytes": "16 KiB"}):
-        plans = replica_iterator._plans_of(strategy, distributed, distributed.feeding_of_pass()).plans
-        meeting = shared_reader.Meeting(plans[0].reading, [0, 1])
-        shared = meeting.begin(0, 0)
+        feeding = distributed.feeding_of_pass()
+        plans = replica_plans.plans_of(strategy, distributed, feeding)
+        reader = shared_reader.SharedReader(plans.plans[0].read_plan, [0, 1])
+        shared = reader.begin(0, 0)
         # The other one takes part, and nothing of its own.
-        assert meeting.begin(1, 0) is shared
+        assert reader.begin(1, 0) is shared
         taken = []
         thread = threading.Thread(target=lambda: taken.extend(shared.parts(0)), daemon=True)
         thread.start()
         eventually(lambda: shared._num_waiting)
-        meeting.wake(0)
+        reader.wake(0)
         thread.join(10)
     assert not thread.is_alive()
     assert 0 < sum(len(part.places) for part in taken) < 64

@@ -384,7 +384,9 @@ def test_nothing_is_left(client, parquet_files):
 
     def num_iterators():
         gc.collect()
-        return sum(type(each).__name__ in ("ReplicaIterator", "SharedPass", "Flow") for each in gc.get_objects())
+        return sum(
+            type(each).__name__ in ("ReplicaIterator", "SharedPass", "PipelineReader") for each in gc.get_objects()
+        )
 
     def loop(it):
         next(it)

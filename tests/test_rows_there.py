@@ -20,7 +20,7 @@ from daskdist.core.structure import LONE
 from daskdist.devices import on_host
 from daskdist.execute.transfer.copier import channel_of
 from daskdist.strategy.input import device_staging
-from daskdist.strategy.input.device_staging import Arrivals
+from daskdist.strategy.input.device_staging import DeviceStaging
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,7 +49,7 @@ def count_copies(monkeypatch):
 def test_some_are_copied_together_and_the_next_ones_ahead(monkeypatch):
     copies = count_copies(monkeypatch)
     device, rows = StrictDevice(0), batches()
-    arrived = Arrivals(device)
+    arrived = DeviceStaging(device)
     for place in range(len(rows)):
         (leaf,) = arrived(rows).item(place)
         # The next 64 are on their way once the first of these is asked for.
@@ -63,12 +63,12 @@ def test_some_are_copied_together_and_the_next_ones_ahead(monkeypatch):
 def test_threads_that_are_the_first_to_ask_share_what_has_arrived(monkeypatch):
     def slowly(device):
         time.sleep(0.05)
-        return Arrivals(device)
+        return DeviceStaging(device)
 
-    monkeypatch.setattr(device_staging, "Arrivals", slowly)
+    monkeypatch.setattr(device_staging, "DeviceStaging", slowly)
     # Of a device that nobody else asks for.
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(device_staging.arrivals_of, ["STRICT:7"] * 4))
+        found = list(pool.map(device_staging.staging_of, ["STRICT:7"] * 4))
     assert len(set(map(id, found))) == 1
 
 
@@ -76,7 +76,7 @@ def test_large_ones_are_copied_one_by_one(monkeypatch):
     copies = count_copies(monkeypatch)
     block = Block(LONE, [np.ones((6 * 2**18, 4), np.float32)])
     rows = Batches(block, range(0, 6 * 2**18 + 1, 2**18))
-    arrived = Arrivals(StrictDevice(0))
+    arrived = DeviceStaging(StrictDevice(0))
     arrived(rows).item(0)
     assert copies == [2**22] * 2
     arrived(rows).item(1)
@@ -85,7 +85,7 @@ def test_large_ones_are_copied_one_by_one(monkeypatch):
 
 def test_any_order_and_what_is_asked_for_again():
     device, rows = StrictDevice(0), batches()
-    arrived = Arrivals(device)
+    arrived = DeviceStaging(device)
     for place in [70, 3, 3, 99, 0, 64, 1, 98]:
         (leaf,) = arrived(rows).item(place)
         assert on_host(leaf).tolist() == rows.item(place)[0].tolist()
@@ -95,7 +95,7 @@ def test_what_is_kept_stays_valid_and_the_rest_goes():
     device = StrictDevice(0)
     gc.collect()
     before = device.held_bytes()
-    arrived = Arrivals(device)
+    arrived = DeviceStaging(device)
     kept, expected = [], []
     for _ in range(12):
         rows = batches()
@@ -122,7 +122,7 @@ def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog
         caplog.clear()
         tries.clear()
         try:
-            arrived = Arrivals(device)
+            arrived = DeviceStaging(device)
             with caplog.at_level(logging.WARNING, "daskdist"):
                 for place in range(len(rows)):
                     (leaf,) = arrived(rows).item(place)
@@ -138,10 +138,10 @@ def test_where_there_is_little_room_they_are_copied_as_they_are_asked_for(caplog
 
 
 def test_what_is_kept_is_told_as_growth():
-    arrived = Arrivals(StrictDevice(0))
+    arrived = DeviceStaging(StrictDevice(0))
     large = batches(num_rows=2**12, size=4)
     kept = [arrived(large).item(place)[0] for place in range(0, 1024, 64)]
-    found = arrived.figures()
+    found = arrived.stats()
     assert len(kept) == 16
     assert found.num_grown >= 5
     assert found.num_bytes >= 16 * 64 * 48
@@ -152,14 +152,14 @@ def test_no_room_is_told():
     strict_device.LIMITS[0] = StrictDevice(0).held_bytes() + 200
     try:
         with pytest.raises(daskdist.errors.DeviceMemoryError, match="STRICT:0 has no room for the next step"):
-            Arrivals(StrictDevice(0))(batches()).item(0)
+            DeviceStaging(StrictDevice(0))(batches()).item(0)
     finally:
         del strict_device.LIMITS[0]
 
 
 def test_other_results_are_as_they_are():
     value = object()
-    assert Arrivals(StrictDevice(0))(value) is value
+    assert DeviceStaging(StrictDevice(0))(value) is value
 
 
 # --- on workers ---

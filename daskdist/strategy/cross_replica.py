@@ -104,11 +104,11 @@ class _CrossReplicaBackend(LocalBackend):
     is_between = False
 
     def call_replicas(
-        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: ReplicaGroup
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
     ) -> list[Any]:
         if not self.is_between:
             raise RuntimeError(f"{operation}: called on a worker; a strategy is for the program that made it")
-        return super().call_replicas(operation, fn, leaves, treespec, team)
+        return super().call_replicas(operation, fn, leaves, treespec, group)
 
 
 class _MergeCallsOnWorker:
@@ -176,7 +176,7 @@ class CrossReplicaStrategy(Strategy):
 
     Parameters
     ----------
-    team
+    group
         The replicas.
     own
         What those of this worker keep; None if it is not known.
@@ -184,9 +184,9 @@ class CrossReplicaStrategy(Strategy):
         Which of them has this.
     """
 
-    def __init__(self, team: ReplicaGroup, own: VariableStore | None, number: int) -> None:
-        replica = team.replicas[number]
+    def __init__(self, group: ReplicaGroup, own: VariableStore | None, number: int) -> None:
+        replica = group.replicas[number]
         # All replicas are called on this one's device: there may be no such devices here as those of other workers.
-        places = (replica,) * len(team.replicas)
-        backend = _CrossReplicaBackend(weakref.ref(self), places, VariableStore(team.token))
-        super().__init__(team, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, own))
+        places = (replica,) * len(group.replicas)
+        backend = _CrossReplicaBackend(weakref.ref(self), places, VariableStore(group.token))
+        super().__init__(group, backend, LocalInput(), _MergeCallsOnWorker(backend, replica, number, own))

@@ -1,11 +1,11 @@
-"""The strategy and the replica there are where a program is just now."""
+"""The current strategy and the current replica."""
 
 from __future__ import annotations
 
 from functools import cache
 
 from daskdist.strategy.mirrored import MirroredStrategy
-from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext, here
+from daskdist.strategy.replica.context import CrossReplicaScope, ReplicaContext, current_context
 from daskdist.strategy.strategy import Strategy
 
 
@@ -17,7 +17,7 @@ def _default() -> ReplicaContext:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """The context of the replica whose function calls this.
+    """Return the context of the replica whose function calls this.
 
     Returns
     -------
@@ -28,35 +28,35 @@ def get_replica_context() -> ReplicaContext | None:
     >>> get_replica_context().num_replicas_in_sync
     1
     """
-    found = here.get()
+    found = current_context.get()
     if found is None:
         return _default()
     return found if type(found) is ReplicaContext else None
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this is in a ``with strategy.scope()`` block or in a function that `ReplicaContext.merge_call` calls.
+    """Return whether this is in a ``with strategy.scope()`` block or in a function of `ReplicaContext.merge_call`.
 
     >>> in_cross_replica_context()
     False
     """
-    return type(here.get()) is CrossReplicaScope
+    return type(current_context.get()) is CrossReplicaScope
 
 
 def has_strategy() -> bool:
-    """Whether a strategy is current: in its scope, and in what its replicas run.
+    """Return whether a strategy is current: in its scope, and in functions that its replicas run.
 
     >>> has_strategy()
     False
     """
-    return here.get() is not None
+    return current_context.get() is not None
 
 
 def get_strategy() -> Strategy:
-    """The current strategy; where there is none, one of a single replica in this process, on the host.
+    """Return the current strategy; where there is none, one of a single replica in this process, on the host.
 
     >>> get_strategy().num_replicas_in_sync
     1
     """
-    strategy: Strategy = (here.get() or _default()).strategy
+    strategy: Strategy = (current_context.get() or _default()).strategy
     return strategy

@@ -28,7 +28,7 @@ from daskdist.strategy.variables.variable import Variable
 
 @dataclass(frozen=True)
 class StrategyExtended:
-    """What TensorFlow has under ``strategy.extended``; got from there.
+    """The operations that TensorFlow has under ``strategy.extended``.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class StrategyExtended:
 
     @property
     def worker_devices_by_replica(self) -> tuple[tuple[str, ...], ...]:
-        """For each replica the devices it has, which is one."""
+        """The devices of each replica, which is one."""
         return tuple((name,) for name in self.worker_devices)
 
     @property
@@ -136,7 +136,7 @@ class StrategyExtended:
         return variable_of("read_var", v).read_value()
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
-        """As `Strategy.experimental_make_numpy_dataset`."""
+        """Make a dataset as `Strategy.experimental_make_numpy_dataset` does."""
         dataset: Dataset = self.strategy.experimental_make_numpy_dataset(numpy_input)
         return dataset
 
@@ -325,7 +325,7 @@ class StrategyExtended:
         return found if group else self._components(found)
 
     def call_for_each_replica(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """As `Strategy.run`."""
+        """Call a function on every replica, as `Strategy.run` does."""
         return self.strategy.run(fn, args=args, kwargs=kwargs)
 
     def _components(self, nest: Any) -> tuple[Any, ...]:
@@ -392,7 +392,7 @@ class Alone:
     __wrapped__: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns."""
+        """Call the function."""
         replica = current_replica()
         if replica is not None:
             # Of the replica in this call.
@@ -416,7 +416,7 @@ def variable_of(operation: str, value: Any) -> Variable:
 def put(
     results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[Any], device: str | None
 ) -> FlatResult:
-    """Wired leaves, put where this is called; on a device if one is named."""
+    """Return wired leaves filled where this is called; on a device if one is named."""
     found = filled(results, picks, leaves) if picks else leaves
     if device is not None:
         found = [on_its_device(leaf, device) for leaf in found]
@@ -424,7 +424,7 @@ def put(
 
 
 def on_its_device(value: Any, name: str) -> Any:
-    """A value with its arrays on a device, if that can have them, or on the host."""
+    """Return a value with its arrays on a device, if that can have them, or on the host."""
     device = named(name)
     if device.is_host:
         return host_nest(value)

@@ -13,7 +13,7 @@ Step = tuple[str, int]
 
 
 def new_token() -> str:
-    """Return what a new strategy is known by."""
+    """Return the token of a new strategy."""
     return uuid.uuid4().hex[:12]
 
 
@@ -53,7 +53,7 @@ class ReplicaGroup:
 
     @cached_property
     def worker_of(self) -> tuple[str | None, ...]:
-        """For each the address of its worker; None for this process."""
+        """The address of each replica's worker; None for this process."""
         return tuple([replica.worker for replica in self.replicas])
 
     @cached_property
@@ -62,17 +62,17 @@ class ReplicaGroup:
         return tuple(dict.fromkeys(str(replica.worker) for replica in self.replicas))
 
     def members(self, worker: str) -> tuple[int, ...]:
-        """The numbers of the replicas on a worker."""
+        """Return the numbers of the replicas on a worker."""
         return tuple(number for number, replica in enumerate(self.replicas) if replica.worker == worker)
 
 
-def told(error: BaseException) -> str:
-    """What others are told of an error."""
+def describe_error(error: BaseException) -> str:
+    """Return the description of an error that others are told."""
     return f"raised {type(error).__name__}: {error}"
 
 
-def lost(name: str, team: ReplicaGroup, address: str, why: str) -> CollectiveError:
-    """That a worker is not to be reached."""
-    numbers = team.members(address)
+def lost_worker_error(name: str, group: ReplicaGroup, address: str, why: str) -> CollectiveError:
+    """Return the error of a worker that cannot be reached."""
+    numbers = group.members(address)
     who = f"replica{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
     return CollectiveError(f"{name}: lost {address}, and with it {who} ({why})")

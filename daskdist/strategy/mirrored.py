@@ -42,5 +42,7 @@ class MirroredStrategy(Strategy):
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         found = find_devices(devices) if devices else present() or find_devices("CPU:0")
         check_present(found)
-        team = ReplicaGroup(new_token(), tuple([Replica(None, name_of(device)) for device in found]))
-        super().__init__(team, LocalBackend(weakref.ref(self), team.replicas, VariableStore(team.token)), LocalInput())
+        group = ReplicaGroup(new_token(), tuple([Replica(None, name_of(device)) for device in found]))
+        super().__init__(
+            group, LocalBackend(weakref.ref(self), group.replicas, VariableStore(group.token)), LocalInput()
+        )

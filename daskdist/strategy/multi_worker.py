@@ -89,13 +89,13 @@ class MultiWorkerMirroredStrategy(Strategy):
                 resolver, opened, num_workers=lambda: where.num_workers, num_threads=where.most_replicas
             )
             slots = where.slots(self.client, workers, share)
-            team = ReplicaGroup(
+            group = ReplicaGroup(
                 new_token(), tuple([Replica(address, device) for address, device in slots]), self.client.id
             )
-            live_workers = LiveWorkers(team.workers)
+            live_workers = LiveWorkers(group.workers)
             submit = Submit(self.client, live_workers)
             # Which ones they are, in case others come to be at their addresses.
             submit.missing()
             backend = ClusterBackend(self.client, live_workers, submit, CrossReplicaStrategy)
-            backend.open(team, opened.pop_all())
-        super().__init__(team, backend, ClusterInput(submit, backend))
+            backend.open(group, opened.pop_all())
+        super().__init__(group, backend, ClusterInput(submit, backend))

@@ -1,4 +1,4 @@
-"""`Strategy`: replicas, the batches they get, the functions they run, and what becomes of the results."""
+"""`Strategy`: replicas, their batches, the functions they run, and reductions of the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from daskdist.strategy.input.backend import InputBackend
 from daskdist.strategy.input.dataset import DistributedDataset, of_dataset
 from daskdist.strategy.input.from_function import of_function
 from daskdist.strategy.input.options import InputContext, InputOptions, checked_options
-from daskdist.strategy.input.replica_iterator import with_plans
+from daskdist.strategy.input.replica_plans import with_plans
 from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals
 from daskdist.strategy.reduce.gather import Gather
 from daskdist.strategy.reduce.reductions import Op, checked_axis, checked_op
@@ -74,7 +74,7 @@ class Strategy(Viewed):
 
     @property
     def extended(self) -> StrategyExtended:
-        """What TensorFlow has under this name: devices, and values that are reduced or sent to where they are asked."""
+        """The operations that TensorFlow has under this name: devices, and values reduced or sent to a destination."""
         return StrategyExtended(self)
 
     @property
@@ -96,7 +96,7 @@ class Strategy(Viewed):
             yield self
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
-        """A dataset's batches, each cut into one piece a replica.
+        """Distribute a dataset: each batch is cut into one piece a replica.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class Strategy(Viewed):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """The elements of datasets that a function makes, one for each worker, taken by its replicas in turn.
+        """Distribute datasets that a function makes, one for each worker; its replicas take the elements in turn.
 
         Nothing is sharded or cut: that is for the function, which knows the worker's number.
 
@@ -233,12 +233,12 @@ class Strategy(Viewed):
             raise ArgumentError(f"run: {type(fn).__name__} is no function")
         leaves, treespec = flattened((tuple(args), kwargs or {}), ARGUMENT_LEAVES)
         self._internals.check_values("run", leaves)
-        leaves, treespec, _meetings_of_this_process = with_plans(self, leaves, treespec)
+        leaves, treespec, _shared_readers = with_plans(self, leaves, treespec)
         handles, group = self._internals.call_replicas("run", fn, leaves, treespec)
         return self._internals.returned.of_run(fn, handles, group)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """A value for each replica, made where that is.
+        """Make a value for each replica, where the replica is.
 
         Parameters
         ----------
@@ -278,7 +278,7 @@ class Strategy(Viewed):
         return self._internals.returned.of_all(*self._internals.call_replicas("values", value_fn, leaves, treespec))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
-        """A dataset of the slices of arrays, put where they will be read.
+        """Make a dataset of the slices of arrays, which are put where they will be read.
 
         Parameters
         ----------
@@ -413,7 +413,7 @@ class Strategy(Viewed):
         return self._internals.reduce(checked_op(reduce_op), value, checked_axis(axis))
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of a `PerReplica`, or of a nest with some in it, in replica order, waited for.
+        """Wait for the values of a `PerReplica`, or of a nest with some in it; return them in replica order.
 
         >>> from daskdist import MirroredStrategy
         >>> MirroredStrategy(["CPU:0", "CPU:1"]).local_results(3)

@@ -1,4 +1,4 @@
-"""Questions to other workers: what came of a call there, told apart from that one is lost, or busy."""
+"""Queries of other workers about a call, which tell a lost worker from a busy one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 from distributed import Worker
 
 from daskdist.errors import CollectiveError
-from daskdist.strategy.collectives.rendezvous import left
-from daskdist.strategy.group import ReplicaGroup, Step, lost
+from daskdist.strategy.collectives.rendezvous import left_error
+from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
 
 LOOK_EVERY_S: Final = 0.3
 # What is not busy answers sooner.
@@ -24,8 +24,8 @@ _LOST_AFTER_S: Final = 8.0
 _FORGOTTEN_AFTER_S: Final = 1.0
 
 
-class Lost(NamedTuple):
-    """That a worker is lost, and how that is known."""
+class LostWorker(NamedTuple):
+    """The answer for a worker that is lost, with the reason."""
 
     why: str
 
@@ -48,8 +48,8 @@ class _Silence(NamedTuple):
     until: float
 
 
-class Asking:
-    """Questions to other workers, again and again; whoever asks, they are silent since the first that got no answer.
+class PeerQueries:
+    """Repeated queries of other workers; a silence lasts since the first query without an answer, whoever sent it.
 
     Parameters
     ----------
@@ -62,12 +62,12 @@ class Asking:
         self._silent: dict[str, _Silence] = {}
 
     async def __call__(self, addresses: Sequence[str], operation: str, **message: Any) -> dict[str, Any]:
-        """What each worker answers; None of one that is busy, `Lost` of one that is lost."""
+        """Return the answer of each worker; None for a busy one, a `LostWorker` for a lost one."""
         answers = await asyncio.gather(*[self._answer(address, operation, message) for address in addresses])
         return dict(zip(addresses, answers, strict=True))
 
-    def hear_of(self, address: str) -> None:
-        """Be told that a worker says something."""
+    def note_alive(self, address: str) -> None:
+        """Note that a worker has sent something."""
         self._silent.pop(address, None)
 
     async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
@@ -81,13 +81,13 @@ class Asking:
         most = max(rest, 0.1) if is_last else _SOON_S
         own = self._silent[address] = _Silence(since, now + most + _NANNY_WITHIN_S)
         # Asked afterwards, it would take its time after the last.
-        nanny = asyncio.ensure_future(self._told_by_nanny(address, max(most, _NANNY_WITHIN_S))) if is_last else None
+        nanny = asyncio.ensure_future(self._ask_nanny(address, max(most, _NANNY_WITHIN_S))) if is_last else None
         try:
             asked = getattr(self.worker.rpc(address), operation)(**message)
             is_there, answer = await _within(most, asked)
             if not is_there:
                 # One that holds Python's lock for long says nothing either.
-                is_there, answer = await (nanny or self._told_by_nanny(address, _NANNY_WITHIN_S))
+                is_there, answer = await (nanny or self._ask_nanny(address, _NANNY_WITHIN_S))
         except asyncio.CancelledError:
             # It tells nothing.
             if self._silent.get(address) is own:
@@ -97,21 +97,21 @@ class Asking:
                     self._silent[address] = before
             raise
         except Exception as error:
-            is_there, answer = True, Lost(f"{type(error).__name__}: {error}")
+            is_there, answer = True, LostWorker(f"{type(error).__name__}: {error}")
         finally:
             if nanny is not None:
                 nanny.cancel()
         if is_there or is_last:
-            self.hear_of(address)
-        return answer if is_there or not is_last else Lost(f"no answer for {_LOST_AFTER_S:g} s")
+            self.note_alive(address)
+        return answer if is_there or not is_last else LostWorker(f"no answer for {_LOST_AFTER_S:g} s")
 
-    async def _told_by_nanny(self, address: str, most_s: float) -> tuple[bool, Lost | None]:
+    async def _ask_nanny(self, address: str, most_s: float) -> tuple[bool, LostWorker | None]:
         # What ends, the scheduler hears of. Where a nanny watches a process, it tells that the machine is there.
         watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
         try:
             _, answers = await _within(most_s, self.worker.scheduler.broadcast(**watched))
         except KeyError:
-            return True, Lost("it has left the cluster")
+            return True, LostWorker("it has left the cluster")
         except Exception:
             # The scheduler may be busy as well.
             answers = None
@@ -119,7 +119,7 @@ class Asking:
 
 
 class StepStatus(NamedTuple):
-    """What a worker tells of a call.
+    """The status of a call on a worker.
 
     Parameters
     ----------
@@ -136,42 +136,42 @@ class StepStatus(NamedTuple):
     failed: str | None
 
 
-class Inquiry:
-    """What is asked of other workers by one that waits for them.
+class StepStatusQuery:
+    """The repeated query of a waiting worker for the status of a call on the workers that it waits for.
 
     Parameters
     ----------
-    asking
-        What asks them.
+    queries
+        Asks them.
     key, turn
         The call, and which of the collective ones in it.
     name
         What messages call that.
-    team
+    group
         All replicas.
     every_s
         How often others are asked, as long as nothing is suspicious.
-    told
+    on_answer
         Called when answers are there.
     """
 
     def __init__(
         self,
-        asking: Asking,
+        queries: PeerQueries,
         key: Step,
         turn: int,
         name: str,
-        team: ReplicaGroup,
+        group: ReplicaGroup,
         every_s: float = LOOK_EVERY_S,
-        told: Callable[[], None] | None = None,
+        on_answer: Callable[[], None] | None = None,
     ) -> None:
-        self._asking = asking
-        self._worker = asking.worker
-        self._message = {"token": key[0], "step": key[1], "turn": turn, "asking": asking.worker.address}
+        self._queries = queries
+        self._worker = queries.worker
+        self._message = {"token": key[0], "step": key[1], "turn": turn, "asker": queries.worker.address}
         self._name = name
-        self._team = team
+        self._group = group
         self._every_s = every_s
-        self._told = told
+        self._on_answer = on_answer
         self._asked: ThreadFuture[dict[str, Any]] | None = None
         self._begun = 0.0
         self.next_at = time.monotonic()
@@ -179,11 +179,11 @@ class Inquiry:
 
     @property
     def is_answered(self) -> bool:
-        """Whether there are answers that have not been looked at."""
+        """Whether there are answers that nobody has looked at yet."""
         return self._asked is not None and self._asked.done()
 
     def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:
-        """The replicas elsewhere that are still to come, asked after a point in time; None until that is known.
+        """Return the replicas elsewhere that are missing, by answers from after a point in time; None before those.
 
         Until then those are asked that are waited for; from then on all.
 
@@ -205,15 +205,15 @@ class Inquiry:
         now = time.monotonic()
         if self._asked is None and now >= self.next_at:
             own = self._worker.address
-            asked = waited_for if now < end else [each for each in self._team.workers if each != own]
+            asked = waited_for if now < end else [each for each in self._group.workers if each != own]
             self._begun = now
             self.next_at = now + _LOST_AFTER_S
             self._asked = asyncio.run_coroutine_threadsafe(
-                self._asking(asked, "daskdist_whereabouts", **self._message), self._worker.loop.asyncio_loop
+                self._queries(asked, "daskdist_step_status", **self._message), self._worker.loop.asyncio_loop
             )
-            if self._told is not None:
-                told = self._told
-                self._asked.add_done_callback(lambda _: told())
+            if self._on_answer is not None:
+                on_answer = self._on_answer
+                self._asked.add_done_callback(lambda _: on_answer())
         return found
 
     def _judged(self, answers: Mapping[str, Any], waited_for: Sequence[str]) -> list[int]:
@@ -222,12 +222,12 @@ class Inquiry:
         for address, answer in answers.items():
             if address not in waited_for:
                 # What it has to give has come.
-                absent += () if answer is None or type(answer) is Lost else StepStatus(*answer).absent
+                absent += () if answer is None or type(answer) is LostWorker else StepStatus(*answer).absent
                 continue
-            if type(answer) is Lost:
-                raise lost(self._name, self._team, address, answer.why)
+            if type(answer) is LostWorker:
+                raise lost_worker_error(self._name, self._group, address, answer.why)
             if answer is None:
-                absent += self._team.members(address)
+                absent += self._group.members(address)
                 continue
             gone, late, failed = answer
             if failed is not None:
@@ -236,7 +236,7 @@ class Inquiry:
             if gone:
                 # What it sent before may be on its way.
                 if self._suspects.get(address) == gone:
-                    raise left(self._name, dict(gone))
+                    raise left_error(self._name, dict(gone))
                 suspects[address] = gone
         self._suspects = suspects
         return sorted(absent)

@@ -1,4 +1,4 @@
-"""One worker's part in what replicas do together: who is here, who has left, and what other workers send."""
+"""A worker's part in collectives: the replicas here, those that have left, and messages of other workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from distributed import Worker
 
 from daskdist.config import collective_s
 from daskdist.errors import CollectiveError
-from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, Asking, Inquiry, Lost, StepStatus
-from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed, late
-from daskdist.strategy.collectives.step_counts import Board, News, Unseen, Which
+from daskdist.strategy.collectives.liveness import LOOK_EVERY_S, LostWorker, PeerQueries, StepStatus, StepStatusQuery
+from daskdist.strategy.collectives.rendezvous import HAS_ENDED, Rendezvous, closed_error, late_error
+from daskdist.strategy.collectives.step_counts import KnownSteps, PipelineKey, RemotePipeline, StepCounts
 from daskdist.strategy.collectives.transport import Transport
-from daskdist.strategy.group import ReplicaGroup, Step, lost, told
+from daskdist.strategy.group import ReplicaGroup, Step, describe_error, lost_worker_error
 
 # Calls of which it is remembered who has left them.
 _MOST_OVER: Final = 1024
@@ -37,7 +37,7 @@ class ReplicaStore(Protocol):
 
 
 class Mailbox:
-    """One worker's part in what replicas do together.
+    """A worker's part in collectives.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ class Mailbox:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.asking = Asking(worker)
-        self.teams: dict[str, ReplicaGroup] = {}
+        self.queries = PeerQueries(worker)
+        self.groups: dict[str, ReplicaGroup] = {}
         self.stores: dict[str, ReplicaStore] = {}
         self._rendezvous: dict[Step, Rendezvous] = {}
         # Of calls that are over on a replica, how, in words; where they raised, or where somebody met.
@@ -62,14 +62,14 @@ class Mailbox:
         # By step and worker, how much is on its way there.
         self._on_its_way: Counter[tuple[Step, str]] = Counter()
         self.changed = threading.Condition()
-        self.board = Board()
-        worker.handlers["daskdist_progress"] = self.progress
+        self.step_counts = StepCounts()
+        worker.handlers["daskdist_step_counts"] = self.report_step_counts
         worker.handlers["daskdist_receive"] = self.receive
-        worker.handlers["daskdist_whereabouts"] = self.whereabouts
+        worker.handlers["daskdist_step_status"] = self.step_status
 
     async def receive(self, token: str, step: int, turn: int, part: str, sender: str, data: Any) -> None:
         """Keep what another worker sends."""
-        self.asking.hear_of(sender)
+        self.queries.note_alive(sender)
         key = (token, step)
         with self.changed:
             if key not in self._rendezvous and self._are_over(key):
@@ -78,35 +78,38 @@ class Mailbox:
             self._mail.setdefault(key, {})[turn, part, sender] = data
             self.changed.notify_all()
 
-    async def whereabouts(self, token: str, step: int, turn: int, asking: str) -> StepStatus:
-        """What came of a call here; of its end nothing as long as something is on its way to who asks."""
+    async def step_status(self, token: str, step: int, turn: int, asker: str) -> StepStatus:
+        """Return the status of a call here.
+
+        It is not reported as over while messages to the asking worker are in flight.
+        """
         key = (token, step)
         with self.changed:
-            team, rendezvous = self.teams.get(token), self._rendezvous.get(key)
+            group, rendezvous = self.groups.get(token), self._rendezvous.get(key)
             over = self._how_over(key)
-            members = () if team is None else team.members(self.worker.address)
+            members = () if group is None else group.members(self.worker.address)
             absent, failed = (members, None) if rendezvous is None else rendezvous.state(turn)
             # Who is over will not come, whether that is told yet or not.
             absent = [each for each in absent if each not in over]
-            if (key, asking) in self._on_its_way:
+            if (key, asker) in self._on_its_way:
                 over, failed = {}, None
             return StepStatus(list(over.items()), absent, failed)
 
     def _how_over(self, key: Step) -> dict[int, str]:
         # Which replicas have left a call, and how.
-        team = self.teams.get(key[0])
-        members = () if team is None else team.members(self.worker.address)
+        group = self.groups.get(key[0])
+        members = () if group is None else group.members(self.worker.address)
         ended = [number for number in members if key[1] <= self._ended.get((key[0], number), -1)]
         return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
 
     def _are_over(self, key: Step) -> bool:
         # Whether no replica is left here in a call.
-        team = self.teams.get(key[0])
-        return team is None or self._how_over(key).keys() >= set(team.members(self.worker.address))
+        group = self.groups.get(key[0])
+        return group is None or self._how_over(key).keys() >= set(group.members(self.worker.address))
 
-    def team(self, token: str) -> ReplicaGroup:
-        """The replicas of a strategy; raises if it is not known."""
-        found = self.teams.get(token)
+    def group(self, token: str) -> ReplicaGroup:
+        """Return the replicas of a strategy; raise if it is not known."""
+        found = self.groups.get(token)
         if found is None:
             raise CollectiveError(
                 f"{self.worker.address} does not know the strategy whose replica this is; make a new strategy"
@@ -114,13 +117,13 @@ class Mailbox:
         return found
 
     def rendezvous(self, token: str, step: int) -> Rendezvous:
-        """The rendezvous of a call."""
+        """Return the rendezvous of a call."""
         with self.changed:
             found = self._rendezvous.get((token, step))
             if found is None:
-                team = self.team(token)
-                exchange = Transport(self, team, step) if len(team.workers) > 1 else None
-                members = team.members(self.worker.address)
+                group = self.group(token)
+                exchange = Transport(self, group, step) if len(group.workers) > 1 else None
+                members = group.members(self.worker.address)
                 found = self._rendezvous[token, step] = Rendezvous(members, exchange)
                 for number, how in self._how_over((token, step)).items():
                     # It had left before anybody waited.
@@ -128,20 +131,20 @@ class Mailbox:
             return found
 
     def store(self, token: str) -> Any:
-        """What the replicas of a strategy keep here; None if it is not known."""
+        """Return the store of the replicas of a strategy on this worker; None if the strategy is not known."""
         return self.stores.get(token)
 
     def leave(self, token: str, step: int, number: int, error: BaseException | str | None) -> None:
-        """Tell that a replica's call is over, and of an error that ended it what it was."""
+        """Note that a replica's call is over, and the error that ended it."""
         key = (token, step)
         if isinstance(error, BaseException):
-            error = told(error)
+            error = describe_error(error)
         with self.changed:
             rendezvous = self._rendezvous.get(key)
             if error is None and rendezvous is not None:
                 # Though it is content with that, others have still to hear of it.
                 error = rendezvous.failure_of(number)
-            if token in self.teams:
+            if token in self.groups:
                 self._ended[token, number] = step
             if error is not None or rendezvous is not None:
                 self._over.setdefault(key, {})[number] = error or HAS_ENDED
@@ -156,21 +159,20 @@ class Mailbox:
 
     def register(self, group: ReplicaGroup, new_store: Callable[[str], ReplicaStore]) -> None:
         """Register the replicas of a strategy; where some are lost, those that are left keep their variables."""
-        team = group
         with self.changed:
-            before, store = self.teams.get(team.token), self.stores.get(team.token)
-            self.teams[team.token] = team
+            before, store = self.groups.get(group.token), self.stores.get(group.token)
+            self.groups[group.token] = group
             if before is None or store is None:
-                self.stores[team.token] = new_store(team.token)
+                self.stores[group.token] = new_store(group.token)
                 return
-            own, token = self.worker.address, team.token
-            numbers = dict(zip(before.members(own), team.members(own), strict=True))
+            own, token = self.worker.address, group.token
+            numbers = dict(zip(before.members(own), group.members(own), strict=True))
             store.renumber(numbers)
             store.lost = ()
             ended = {(token, new): self._ended.pop((token, old), -1) for old, new in numbers.items()}
             self._ended.update(ended)
 
-    def part_from(self, token: str, lost: Sequence[str]) -> None:
+    def end_waiting_for(self, token: str, lost: Sequence[str]) -> None:
         """End all waiting for workers that are lost, and refuse further calls until `register`."""
         with self.changed:
             store = self.store(token)
@@ -181,11 +183,11 @@ class Mailbox:
             self.changed.notify_all()
 
     def forget(self, token: str) -> None:
-        """Know nothing more of a strategy."""
+        """Drop everything of a strategy."""
         with self.changed:
-            team = self.teams.pop(token, None)
+            group = self.groups.pop(token, None)
             self.stores.pop(token, None)
-            for number in () if team is None else team.members(self.worker.address):
+            for number in () if group is None else group.members(self.worker.address):
                 self._ended.pop((token, number), None)
             for key in [each for each in (*self._mail, *self._unsent) if each[0] == token]:
                 self._forget(key)
@@ -229,7 +231,7 @@ class Mailbox:
         group: ReplicaGroup,
         refuse: Callable[[str, Any], None],
     ) -> list[Any]:
-        """What other workers send, in their order; waited for.
+        """Wait for the messages of other workers; return them in the order of the senders.
 
         Meanwhile ``refuse`` is given, with its part, what comes for the same turn that is not waited for.
 
@@ -241,19 +243,19 @@ class Mailbox:
         most = collective_s()
         now = time.monotonic()
         end, look = now + most, now + min(most, LOOK_EVERY_S)
-        inquiry: Inquiry | None = None
+        inquiry: StepStatusQuery | None = None
         seen: set[tuple[int, str, str]] = set()
         try:
             while True:
                 with self.changed:
-                    if key[0] not in self.teams:
-                        raise closed(name)
+                    if key[0] not in self.groups:
+                        raise closed_error(name)
                     mail = self._mail.setdefault(key, {})
                     missing = [sender for sender in senders if (turn, part, sender) not in mail]
                     if not missing:
                         return [mail.pop((turn, part, sender)) for sender in senders]
                     if unsent := self._unsent.get(key):
-                        raise lost(name, group, *next(iter(unsent.items())))
+                        raise lost_worker_error(name, group, *next(iter(unsent.items())))
                     others = {each: mail[each] for each in mail if each[0] == turn and each not in seen}
                     if not others and not (inquiry is not None and inquiry.is_answered):
                         self.changed.wait(look - time.monotonic())
@@ -264,9 +266,9 @@ class Mailbox:
                         refuse(other, data)
                 if missing and (inquiry is not None or time.monotonic() >= look):
                     if inquiry is None:
-                        inquiry = Inquiry(self.asking, key, turn, name, group, told=self._wake)
+                        inquiry = StepStatusQuery(self.queries, key, turn, name, group, on_answer=self._wake)
                     if absent := inquiry.absent(missing, end):
-                        raise late(name, absent, most)
+                        raise late_error(name, absent, most)
                     # That may lie behind, where an answer is long in coming.
                     look = max(inquiry.next_at, time.monotonic() + _LOOK_AGAIN_S)
         finally:
@@ -277,61 +279,63 @@ class Mailbox:
         with self.changed:
             self.changed.notify_all()
 
-    async def progress(
+    async def report_step_counts(
         self, token: str, step: int, of: str, number: int, iteration: int, first: int, replicas: Sequence[int]
     ) -> tuple[int, list[tuple[int, list[bool]]], bool]:
-        """How far a pipeline has come that is read here; waited for, for a while, where a step is not known yet."""
+        """Return how far a pipeline that is read here has come; wait for a while where a step is not known yet."""
         key, end, wait = (token, step), time.monotonic() + LOOK_EVERY_S, 0.001
         while True:
-            news = self.board.since((of, number), iteration, first)
-            is_over = news.is_over or self._how_over(key).keys() >= set(replicas)
-            if is_over or news.tells(first) or time.monotonic() > end:
-                return news.num_steps, list(news.uneven.items()), is_over
+            known = self.step_counts.known_from((of, number), iteration, first)
+            is_over = known.is_over or self._how_over(key).keys() >= set(replicas)
+            if is_over or known.is_known(first) or time.monotonic() > end:
+                return known.num_steps, list(known.uneven.items()), is_over
             await asyncio.sleep(wait)
             wait = min(2 * wait, _LOOK_AGAIN_S)
 
-    def ask(self, key: Step, unseen: Unseen, which: Which, iteration: int, first: int) -> News:
-        """What another worker knows of a pipeline, from a step on; waited for until it knows of that.
+    def ask_steps(
+        self, key: Step, remote: RemotePipeline, pipeline: PipelineKey, iteration: int, first: int
+    ) -> KnownSteps:
+        """Ask another worker for the steps of a pipeline from one on; wait until it knows that one.
 
         Raises
         ------
         CollectiveError
             The worker is lost, or does not come to it in time.
         """
-        (token, step), (of, number) = key, which
+        (token, step), (of, number) = key, pipeline
         most = collective_s()
         end = time.monotonic() + most
         message = {"token": token, "step": step, "of": of, "number": number, "iteration": iteration, "first": first}
         while True:
-            asked = self.asking([unseen.worker], "daskdist_progress", replicas=unseen.replicas, **message)
+            asked = self.queries([remote.worker], "daskdist_step_counts", replicas=remote.replicas, **message)
             (answer,) = asyncio.run_coroutine_threadsafe(asked, self.worker.loop.asyncio_loop).result().values()
-            team = self.teams.get(token)
-            if team is None:
-                raise closed("run")
-            if type(answer) is Lost:
-                raise lost("run", team, unseen.worker, answer.why)
+            group = self.groups.get(token)
+            if group is None:
+                raise closed_error("run")
+            if type(answer) is LostWorker:
+                raise lost_worker_error("run", group, remote.worker, answer.why)
             if answer is not None:
                 num_steps, uneven, is_over = answer
-                news = News(num_steps, dict(uneven), is_over)
-                if news.tells(first):
-                    return news
+                known = KnownSteps(num_steps, dict(uneven), is_over)
+                if known.is_known(first):
+                    return known
             if time.monotonic() > end:
-                who = ", ".join(map(str, unseen.replicas))
+                who = ", ".join(map(str, remote.replicas))
                 raise CollectiveError(
-                    f"run: replica{'s' * (len(unseen.replicas) > 1)} {who} did not come to step {first} of pass "
+                    f"run: replica{'s' * (len(remote.replicas) > 1)} {who} did not come to step {first} of pass "
                     f"{iteration} of a distributed dataset within {most:g} s, which is daskdist.timeouts.collective; "
                     "replicas make the same passes"
                 )
 
 
-_desks: weakref.WeakKeyDictionary[Worker, Mailbox] = weakref.WeakKeyDictionary()
+_mailboxes: weakref.WeakKeyDictionary[Worker, Mailbox] = weakref.WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
 
 def mailbox_of(worker: Worker) -> Mailbox:
-    """The mailbox of a worker."""
+    """Return the mailbox of a worker."""
     with _lock:
-        found = _desks.get(worker)
+        found = _mailboxes.get(worker)
         if found is None:
-            found = _desks[worker] = Mailbox(worker)
+            found = _mailboxes[worker] = Mailbox(worker)
         return found

@@ -1,4 +1,4 @@
-"""What replicas do together: reduce, gather, and hand over to one that goes on for all."""
+"""Collectives: reduce, gather, agree, and a merge function that one replica calls for all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NUMBERS: Final[dict[Any, Any]] = {np.float32: None, np.float64: None, np.int64:
 
 
 def all_reduce_of(op: object) -> AllReduce:
-    """The reduction that a user named or gave; that of a name is made once."""
+    """Return the collective of a reduction that a user named or gave; one object for each name."""
     return _of_name(op) if isinstance(op, (str, ReduceOp)) else AllReduce(checked_op(op))
 
 
@@ -119,12 +119,12 @@ class AllReduce:
         return Fold(self.op, None, True, operation=self.name)
 
     def is_large(self, partial: Any) -> bool:
-        """Whether a partial result is of much, in arrays of which a part can be reduced for itself."""
+        """Return whether a partial result is large, in arrays whose parts can be reduced separately."""
         # By what is the same on all: they may differ in dtype, and in whether a number came of an array without axes.
         return self.op in _OF_ELEMENTS and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
 
     def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
-        """As `combined`, of two, where that of a number came here, and is nobody's: into its arrays."""
+        """Combine two partial results into the arrays of the received one, which nobody else has."""
         function = _OF_ELEMENTS[self.op]
         # What a replica gave twice came once.
         times = Counter(id(_array(value)) for _, value in partials[received])
@@ -140,7 +140,7 @@ class AllReduce:
         return found
 
     def cut(self, partial: Any, num_parts: int) -> list[Any]:
-        """A large partial result in parts, each of a stretch of every array."""
+        """Cut a large partial result into parts, each with a stretch of every array."""
         flat = [np.ascontiguousarray(_array(each)).reshape(-1) for _, each in partial]
         parts = []
         for part in range(num_parts):
@@ -149,7 +149,7 @@ class AllReduce:
         return parts
 
     def joined(self, parts: Sequence[Any], like: Any) -> Any:
-        """The partial result that parts are of."""
+        """Join parts to the partial result that they were cut from."""
         found = []
         for place, (shape, _) in enumerate(like):
             arrays = [_array(part[place][1]) for part in parts]
@@ -210,7 +210,7 @@ class AllGather:
 
 @dataclass(frozen=True)
 class First:
-    """What the first replica gives, for all; the others give None.
+    """The value of the first replica, for all; the others give None.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class First:
 
 @dataclass(frozen=True)
 class Agreed:
-    """That all replicas give the same; of what a replica gives, leaves and structure, only a digest is sent.
+    """The check that all replicas give the same leaves and structure; only digests are sent.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ class Agreed:
         return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> None:
-        """Nothing.
+        """Check the digests of all replicas.
 
         Raises
         ------
@@ -300,7 +300,7 @@ def _is_one(values: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Merge:
-    """What all replicas give handed to one function, called once.
+    """The call of one function, once, with the values of all replicas.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ class Merge:
         return list(chain.from_iterable(partials))
 
     def final(self, partial: Any) -> Any:
-        """For each replica its part of what the function gives, and what it is told besides."""
+        """Call the function; return for each replica its part of the result, and its changes."""
         given, along = zip(*[each for _, each in sorted(partial, key=lambda each: each[0])], strict=True)
         result, news = self.call(self.fn, given[0] if len(given) == 1 else _merged(given), along)
         parts = [(component(result, number), news[number]) for number in range(len(given))]

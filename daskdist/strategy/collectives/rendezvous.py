@@ -1,4 +1,4 @@
-"""Replicas of one call that work together: those of a process meet in memory, and its last to come goes on for all."""
+"""In-process rendezvous for collectives; the last local arrival does the inter-worker exchange."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ _RAISED: Final = f"raised {CollectiveError.__name__}: "
 
 
 class Collective(Protocol):
-    """What replicas do together."""
+    """An operation that all replicas take part in."""
 
     @property
     def name(self) -> str:
-        """What messages call it; the same on all replicas."""
+        """Return the name in messages, the same on all replicas."""
 
     def shapes(self, given: Any) -> Any:
-        """What must be the same on all replicas of what one gives."""
+        """Return the parts of a replica's value that must be the same on all replicas."""
 
     def partial(self, given: Mapping[int, Any]) -> Any:
-        """What some replicas give, by their numbers, as one."""
+        """Return a partial result of the values of some replicas, by their numbers."""
 
     def combined(self, partials: Sequence[Any]) -> Any:
-        """Several of those as one."""
+        """Return several partial results combined to one."""
 
     def final(self, partial: Any) -> Any:
-        """What is made of the last."""
+        """Return the result of the last partial result."""
 
 
 class PeerExchange(Protocol):
-    """What goes between the processes of a rendezvous."""
+    """The exchange between the processes of a rendezvous."""
 
-    def __call__(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
-        """The result, of what all processes have."""
+    def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
+        """Return the result of the partial results of all processes."""
 
     def absent(self, turn: int, name: str) -> Callable[[float], Sequence[int] | None]:
-        """What gives the replicas of other processes that are still to come, as known after a time; None until then.
+        """Return a getter of the missing replicas of other processes, as known after a time; None until then.
 
         It raises if they will not.
         """
@@ -58,7 +58,7 @@ class PeerExchange(Protocol):
 
 @dataclass(frozen=True)
 class CallSignature:
-    """What is said of a call beside its values.
+    """The name, shapes and history of a replica's call, which are compared.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class _Round:
 
 
 class Rendezvous:
-    """The replicas of one call that are in this process.
+    """The meeting point of the replicas of one call that are in this process.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class Rendezvous:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(members, 0)
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
-        self._meetings: dict[int, _Round] = {}
+        self._rounds: dict[int, _Round] = {}
         # Who has left, and because of what.
         self._left: dict[int, BaseException | str | None] = {}
         # Why turns came to nothing; and what replicas of this process alone know of.
@@ -141,7 +141,7 @@ class Rendezvous:
         self._is_closed = False
 
     def meet(self, number: int, collective: Collective, given: Any) -> tuple[Any, bool]:
-        """What comes of a call that all replicas make, and whether nobody else is given the very same.
+        """Take part in a call of all replicas; return its result, and whether nobody else has the same object.
 
         Raises
         ------
@@ -152,92 +152,92 @@ class Rendezvous:
             turn = self._counts[number]
             self._counts[number] = turn + 1
             self._orders[number].append(collective)
-            meeting = self._meetings.get(turn) or self._meetings.setdefault(turn, _Round())
-            meeting.given[number] = (collective, given)
-            is_last = len(meeting.given) == len(self.members)
+            turn_round = self._rounds.get(turn) or self._rounds.setdefault(turn, _Round())
+            turn_round.given[number] = (collective, given)
+            is_last = len(turn_round.given) == len(self.members)
             if is_last:
-                del self._meetings[turn]
+                del self._rounds[turn]
             else:
                 gate = threading.Lock()
                 gate.acquire()
-                meeting.gates.append(gate)
+                turn_round.gates.append(gate)
         if is_last:
-            self._hold(meeting, turn)
+            self._hold(turn_round, turn)
         else:
             if self._waits is not None:
                 self._waits()
             try:
-                self._await(number, meeting, turn, collective, gate)
+                self._await(number, turn_round, turn, collective, gate)
             except CollectiveError as error:
                 self._failed[turn] = str(error)
                 raise
-        if meeting.error is not None:
-            raise _again(meeting.error) if not is_last else meeting.error
+        if turn_round.error is not None:
+            raise _again(turn_round.error) if not is_last else turn_round.error
         # What one alone gives may come back as it is.
-        return meeting.result, len(self.members) == 1 and self._exchange is not None
+        return turn_round.result, len(self.members) == 1 and self._exchange is not None
 
     def leave(self, number: int, error: BaseException | str | None = None) -> bool:
-        """Have a replica no longer waited for, as its call is over; whether it was the last."""
+        """Stop waiting for a replica, whose call is over; return whether it was the last."""
         with self._lock:
             self._left[number] = error
-            for meeting in self._meetings.values():
-                _open(meeting)
+            for turn_round in self._rounds.values():
+                _open(turn_round)
             return len(self._left) == len(self.members)
 
     def close(self) -> None:
-        """Have nobody wait for others any more: the strategy is closed, and nobody would tell who has left."""
+        """Stop all waiting: the strategy is closed, and nobody would report who has left."""
         with self._lock:
             self._is_closed = True
-            for meeting in self._meetings.values():
-                _open(meeting)
+            for turn_round in self._rounds.values():
+                _open(turn_round)
 
     def state(self, turn: int) -> tuple[list[int], str | None]:
-        """Who is still to come to a turn, and why it came to nothing, if it did."""
+        """Return the replicas that a turn is waiting for, and the reason if it failed."""
         with self._lock:
             failed = self._failed.get(turn) or self._failed_here.get(turn)
             return [number for number in self.members if self._counts[number] <= turn], failed
 
     def failure_of(self, number: int) -> str | None:
-        """Why the last call of a replica came to nothing, if it did, as others are told."""
+        """Return the reason if the last call of a replica failed, as others are told."""
         failed = self._failed.get(self._counts[number] - 1)
         return None if failed is None else f"{_RAISED}{failed}"
 
-    def _hold(self, meeting: _Round, turn: int) -> None:
+    def _hold(self, turn_round: _Round, turn: int) -> None:
         try:
-            given = {number: meeting.given[number] for number in self.members}
+            given = {number: turn_round.given[number] for number in self.members}
             (first, values), *rest = given.values()
             shapes = first.shapes(values)
             if any(each.name != first.name or each.shapes(others) != shapes for each, others in rest):
-                one, *more = [self._about(number, *each) for number, each in given.items()]
+                one, *more = [self._signature(number, *each) for number, each in given.items()]
                 for each in more:
                     one.check(each)
             partial = first.partial({number: value for number, (_, value) in given.items()})
             if self._exchange is None:
-                meeting.result = first.final(partial)
+                turn_round.result = first.final(partial)
             else:
-                about = self._about(self.members[0], first, values)
-                meeting.result = self._exchange(turn, first, about, partial)
+                signature = self._signature(self.members[0], first, values)
+                turn_round.result = self._exchange(turn, first, signature, partial)
         except BaseException as error:
-            meeting.error = error
+            turn_round.error = error
             if isinstance(error, CollectiveError):
                 self._failed[turn] = str(error)
             else:
-                name = meeting.given[self.members[0]][0].name
+                name = turn_round.given[self.members[0]][0].name
                 self._failed_here[turn] = f"{name}: {_named(self.members)} raised {type(error).__name__}: {error}"
         with self._lock:
-            meeting.is_over = True
-            _open(meeting)
+            turn_round.is_over = True
+            _open(turn_round)
 
-    def _about(self, number: int, collective: Collective, given: Any) -> CallSignature:
+    def _signature(self, number: int, collective: Collective, given: Any) -> CallSignature:
         order = tuple([each.name for each in self._orders[number]])
         return CallSignature(number, collective.name, collective.shapes(given), order)
 
-    def _await(self, number: int, meeting: _Round, turn: int, collective: Collective, gate: Any) -> None:
+    def _await(self, number: int, turn_round: _Round, turn: int, collective: Collective, gate: Any) -> None:
         since = time.monotonic()
         if not self._left and not self._is_closed:
             # Who leaves from now on lets go of the gate.
             gate.acquire(timeout=_LOOK_EVERY_S)
-        if meeting.is_over:
+        if turn_round.is_over:
             return
         # A function may set it in between.
         most = collective_s()
@@ -245,14 +245,14 @@ class Rendezvous:
         at_once = threading.TIMEOUT_MAX if self._exchange is None else _LOOK_EVERY_S
         absent: Callable[[float], Sequence[int] | None] | None = None
         elsewhere: Sequence[int] | None = ()
-        while not meeting.is_over:
+        while not turn_round.is_over:
             with self._lock:
-                missing = [other for other in self.members if other not in meeting.given]
+                missing = [other for other in self.members if other not in turn_round.given]
                 gone = {other: self._left[other] for other in missing if other in self._left}
             if gone:
-                raise left(collective.name, gone)
+                raise left_error(collective.name, gone)
             if missing and self._is_closed:
-                raise closed(collective.name)
+                raise closed_error(collective.name)
             if missing and self._exchange is not None:
                 absent = absent or self._exchange.absent(turn, collective.name)
                 elsewhere = absent(end)
@@ -260,19 +260,19 @@ class Rendezvous:
             rest = end - time.monotonic() if missing else -1
             if missing and rest <= 0:
                 if elsewhere is not None:
-                    raise late(collective.name, sorted([*missing, *elsewhere]), most)
+                    raise late_error(collective.name, sorted([*missing, *elsewhere]), most)
                 rest = _ANSWER_S
             gate.acquire(timeout=min(rest, at_once))
 
 
-def _open(meeting: _Round) -> None:
-    for gate in meeting.gates:
+def _open(turn_round: _Round) -> None:
+    for gate in turn_round.gates:
         if gate.locked():
             gate.release()
 
 
-def left(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
-    """That replicas do not come because they are over."""
+def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> CollectiveError:
+    """Return the error of replicas that do not come because they are over."""
     failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
     own = {number: error for number, error in errors.items() if number not in failed}
     if failed and all(error is None or error == HAS_ENDED for error in own.values()):
@@ -294,13 +294,13 @@ def _failure(error: BaseException | str | None) -> str | None:
     return error.removeprefix(_RAISED) if isinstance(error, str) and error.startswith(_RAISED) else None
 
 
-def closed(name: str) -> CollectiveError:
-    """That replicas do not come because the strategy is closed."""
+def closed_error(name: str) -> CollectiveError:
+    """Return the error of replicas that do not come because the strategy is closed."""
     return CollectiveError(f"{name}: the strategy was closed before all replicas had called it")
 
 
-def late(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
-    """That replicas do not come in time."""
+def late_error(name: str, missing: Sequence[int], most_s: float) -> CollectiveError:
+    """Return the error of replicas that do not come in time."""
     return CollectiveError(
         f"{name}: {_named(missing)} did not call it within {most_s:g} s, which is "
         "daskdist.timeouts.collective; all replicas make the same calls in the same order"

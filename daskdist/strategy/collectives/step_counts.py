@@ -1,4 +1,4 @@
-"""How far input pipelines have come whose workers alone can tell: told to those who ask at the end of their own."""
+"""The steps of input pipelines that only their own workers know, for workers that ask at the end of their own."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 _MOST_KNOWN: Final = 1024
 
 # Which call's distributed dataset, and which of its input pipelines.
-Which: TypeAlias = tuple[str, int]
+PipelineKey: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """An input pipeline that only its own worker can tell of.
+class RemotePipeline:
+    """An input pipeline whose steps only its own worker knows.
 
     Parameters
     ----------
     worker
         The address of the worker.
     number
-        Which of the input pipelines it is.
+        The number of the input pipeline.
     replicas
         The numbers of those it serves.
     """
@@ -36,8 +36,8 @@ class Unseen:
     replicas: tuple[int, ...]
 
 
-class News(NamedTuple):
-    """What is known of a pass over a pipeline.
+class KnownSteps(NamedTuple):
+    """The known steps of a pass over a pipeline.
 
     Parameters
     ----------
@@ -53,80 +53,80 @@ class News(NamedTuple):
     uneven: dict[int, list[bool]]
     is_over: bool
 
-    def tells(self, step: int) -> bool:
-        """Whether a step is known, or that there is none."""
+    def is_known(self, step: int) -> bool:
+        """Return whether it is known if there is a step."""
         return self.is_over or step < self.num_steps
 
 
 @dataclass
-class _Pass:
+class _PassSteps:
     num_steps: int = 0
     uneven: dict[int, list[bool]] = field(default_factory=dict)
     is_over: bool = False
 
 
 @dataclass
-class _Known:
-    passes: dict[int, _Pass] = field(default_factory=dict)
+class _PipelineSteps:
+    passes: dict[int, _PassSteps] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     is_left: bool = False
 
 
-class Board:
-    """What the pipelines of one worker have come to."""
+class StepCounts:
+    """The steps that the pipelines of one worker have had so far."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Which, _Known] = OrderedDict()
+        self._pipelines: OrderedDict[PipelineKey, _PipelineSteps] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, which: Which, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
-        """Tell in which steps from one on each replica has rows, as ``(step, replica)``; also of known ones again."""
+    def add(self, key: PipelineKey, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
+        """Add whether replicas have rows in steps from one on, as ``(step, replica)``; known steps may come again."""
         with self._lock:
-            found = self._of(which).passes.setdefault(iteration, _Pass())
+            known = self._of(key).passes.setdefault(iteration, _PassSteps())
             for number in np.flatnonzero(~full.all(axis=1)).tolist():
-                found.uneven[first + number] = full[number].tolist()
-            found.num_steps = max(found.num_steps, first + len(full))
-            found.is_over |= is_over
+                known.uneven[first + number] = full[number].tolist()
+            known.num_steps = max(known.num_steps, first + len(full))
+            known.is_over |= is_over
 
-    def leave(self, which: Which, lane: int, num_lanes: int) -> None:
-        """Tell that one of so many replicas here takes no further part; with the last the pipeline is over."""
+    def leave(self, key: PipelineKey, lane: int, num_lanes: int) -> None:
+        """Note that one of ``num_lanes`` replicas takes no further part; with the last the pipeline is over."""
         with self._lock:
-            found = self._of(which)
-            found.left.add(lane)
-            found.is_left = len(found.left) >= num_lanes
+            known = self._of(key)
+            known.left.add(lane)
+            known.is_left = len(known.left) >= num_lanes
 
-    def since(self, which: Which, iteration: int, first: int) -> News:
-        """What is known of the steps from one on."""
+    def known_from(self, key: PipelineKey, iteration: int, first: int) -> KnownSteps:
+        """Return the known steps from one on."""
         with self._lock:
-            known = self._known.get(which, _Known())
-            found = known.passes.get(iteration, _Pass())
-            uneven = {step: full for step, full in found.uneven.items() if step >= first}
-            return News(found.num_steps, uneven, found.is_over or known.is_left)
+            pipeline = self._pipelines.get(key, _PipelineSteps())
+            known = pipeline.passes.get(iteration, _PassSteps())
+            uneven = {step: full for step, full in known.uneven.items() if step >= first}
+            return KnownSteps(known.num_steps, uneven, known.is_over or pipeline.is_left)
 
-    def _of(self, which: Which) -> _Known:
-        found = self._known.get(which)
-        if found is None:
-            found = self._known[which] = _Known()
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-        return found
+    def _of(self, key: PipelineKey) -> _PipelineSteps:
+        known = self._pipelines.get(key)
+        if known is None:
+            known = self._pipelines[key] = _PipelineSteps()
+            if len(self._pipelines) > _MOST_KNOWN:
+                self._pipelines.popitem(last=False)
+        return known
 
 
 # Gives what is known of a pipeline of a pass, from a step on: with that step, or that there is none; waits for it.
-Ask: TypeAlias = Callable[[Unseen, Which, int, int], News]
+AskSteps: TypeAlias = Callable[[RemotePipeline, PipelineKey, int, int], KnownSteps]
 
 
 @dataclass(frozen=True)
-class Outside:
-    """What the workers of one loop tell each other.
+class PeerPipelines:
+    """The exchange of step counts between the workers of one loop.
 
     Parameters
     ----------
     token
         Which call's distributed dataset.
     number
-        Which of its input pipelines is read here.
-    board
+        The number of the input pipeline that is read here.
+    step_counts
         Where this worker's are told of.
     ask
         Asks others.
@@ -134,49 +134,49 @@ class Outside:
 
     token: str
     number: int
-    board: Board
-    ask: Ask
+    step_counts: StepCounts
+    ask: AskSteps
 
     def add(self, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
-        """As of `Board`, of the pipeline that is read here."""
-        self.board.add((self.token, self.number), iteration, first, full, is_over=is_over)
+        """As of `StepCounts`, of the pipeline that is read here."""
+        self.step_counts.add((self.token, self.number), iteration, first, full, is_over=is_over)
 
     def leave(self, lane: int, num_lanes: int) -> None:
-        """As of `Board`, of the pipeline that is read here."""
-        self.board.leave((self.token, self.number), lane, num_lanes)
+        """As of `StepCounts`, of the pipeline that is read here."""
+        self.step_counts.leave((self.token, self.number), lane, num_lanes)
 
 
-class Told:
-    """In which steps a pipeline of another worker has rows, as that tells."""
+class RemoteSteps:
+    """The steps in which a pipeline of another worker has rows, as that worker reports."""
 
-    def __init__(self, unseen: Unseen, iteration: int, outside: Outside) -> None:
-        self._unseen = unseen
+    def __init__(self, remote: RemotePipeline, iteration: int, peers: PeerPipelines) -> None:
+        self._remote = remote
         self._iteration = iteration
-        self._outside = outside
-        self._news = News(0, {}, False)
+        self._peers = peers
+        self._known = KnownSteps(0, {}, False)
 
-    def tells(self, step: int) -> bool:
-        """Whether a step is known, or that there is none."""
-        return self._news.tells(step)
+    def is_known(self, step: int) -> bool:
+        """Return whether it is known if there is a step."""
+        return self._known.is_known(step)
 
-    def num_told(self, first: int, most: int) -> int:
-        """How many steps from one on are known, at most so many."""
-        return most if self._news.is_over else min(self._news.num_steps - first, most)
+    def num_known(self, first: int, most: int) -> int:
+        """Return the number of steps from one on that are known, at most ``most``."""
+        return most if self._known.is_over else min(self._known.num_steps - first, most)
 
     def ask(self, step: int) -> None:
-        """Have a step known; waits for the other worker to come to it, or to its end."""
-        which = self._outside.token, self._unseen.number
-        self._news = self._outside.ask(self._unseen, which, self._iteration, step)
+        """Ask for a step; wait until the other worker comes to it, or to its end."""
+        key = self._peers.token, self._remote.number
+        self._known = self._peers.ask(self._remote, key, self._iteration, step)
 
     def full(self, first: int, stop: int) -> Any:
-        """Whether each of some steps that are known has rows for each of its replicas, as ``(step, replica)``."""
-        found = np.zeros((stop - first, len(self._unseen.replicas)), bool)
-        found[: max(self._news.num_steps - first, 0)] = True
-        for step, full in self._news.uneven.items():
+        """Return whether known steps have rows for each of the replicas, as ``(step, replica)``."""
+        known = np.zeros((stop - first, len(self._remote.replicas)), bool)
+        known[: max(self._known.num_steps - first, 0)] = True
+        for step, full in self._known.uneven.items():
             if first <= step < stop:
-                found[step - first] = full
-        return found
+                known[step - first] = full
+        return known
 
     def is_over(self, step: int) -> bool:
-        """Whether there are no rows from a step on that is known."""
-        return self._news.is_over and step >= self._news.num_steps
+        """Return whether there are no rows from a known step on."""
+        return self._known.is_over and step >= self._known.num_steps

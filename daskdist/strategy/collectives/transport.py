@@ -1,4 +1,4 @@
-"""What goes between the workers of replicas that do something together: over Dask's own connections."""
+"""The exchange between the workers of a collective, over Dask's own connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distributed.protocol import to_serialize
 from daskdist.config import collective_s
 from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.messages.failure import Failure, pickle_with_buffers
-from daskdist.strategy.collectives.liveness import Asking, Inquiry
+from daskdist.strategy.collectives.liveness import PeerQueries, StepStatusQuery
 from daskdist.strategy.collectives.operations import AllReduce, Merge
 from daskdist.strategy.collectives.rendezvous import CallSignature, Collective
 from daskdist.strategy.group import ReplicaGroup, Step
@@ -38,7 +38,7 @@ class MailboxContract(Protocol):
     """A worker's mailbox as `Transport` uses it; see `Mailbox`."""
 
     worker: Worker
-    asking: Asking
+    queries: PeerQueries
 
     def send(self, address: str, **message: Any) -> ThreadFuture[None]:
         """Send a message to another worker."""
@@ -59,96 +59,96 @@ class MailboxContract(Protocol):
 
 
 class Transport:
-    """What goes between the workers of a rendezvous.
+    """The exchange between the workers of a rendezvous.
 
     Parameters
     ----------
     mailbox
         This worker's.
-    team
+    group
         All replicas.
     step
         The number of the call.
     """
 
-    def __init__(self, mailbox: MailboxContract, team: ReplicaGroup, step: int) -> None:
+    def __init__(self, mailbox: MailboxContract, group: ReplicaGroup, step: int) -> None:
         self._mailbox = mailbox
-        self._team = team
-        self._key = (team.token, step)
-        self._own = team.workers.index(mailbox.worker.address)
+        self._group = group
+        self._key = (group.token, step)
+        self._own = group.workers.index(mailbox.worker.address)
 
-    def __call__(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
-        """The result, of what all workers have."""
+    def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
+        """Return the result of the partial results of all workers."""
         # What leaves the process leaves the device.
         partial = host_nest(partial)
-        if isinstance(collective, Merge) or len(self._team.workers) > _MOST_AT_ONCE:
-            return self._in_a_tree(turn, collective, about, partial)
-        return collective.final(self._at_once(turn, collective, about, partial))
+        if isinstance(collective, Merge) or len(self._group.workers) > _MOST_AT_ONCE:
+            return self._in_a_tree(turn, collective, signature, partial)
+        return collective.final(self._at_once(turn, collective, signature, partial))
 
     def absent(self, turn: int, name: str) -> Callable[[float], list[int] | None]:
-        """What gives the replicas elsewhere that are still to come, asked after a time; see `Inquiry.absent`."""
+        """Return a getter of the replicas elsewhere that are still to come; see `StepStatusQuery.absent`."""
         own = self._mailbox.worker
-        inquiry = Inquiry(self._mailbox.asking, self._key, turn, name, self._team, _LOOK_EVERY_S)
-        others = [each for each in self._team.workers if each != own.address]
+        inquiry = StepStatusQuery(self._mailbox.queries, self._key, turn, name, self._group, _LOOK_EVERY_S)
+        others = [each for each in self._group.workers if each != own.address]
         return lambda end: inquiry.absent(others, end)
 
-    def _at_once(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
+    def _at_once(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         # Each makes it for itself, in the same order; of something large, of more than two each makes a part for all.
-        num_workers = len(self._team.workers)
+        num_workers = len(self._group.workers)
         others = [number for number in range(num_workers) if number != self._own]
         parts = None
         if isinstance(collective, AllReduce) and collective.is_large(partial):
             if num_workers <= _MOST_WHOLE:
-                (sent,) = self._post(turn, "values", others, about, partial, is_kept=True)
-                found = self._combined(turn, "values", collective, about, partial, range(num_workers))
+                (sent,) = self._post(turn, "values", others, signature, partial, is_kept=True)
+                found = self._combined(turn, "values", collective, signature, partial, range(num_workers))
                 # The replica may change what it has given as soon as it has a result.
-                self._await_sent(sent, others[0], about)
+                self._await_sent(sent, others[0], signature)
                 return found
             parts = collective.cut(partial, num_workers)
             for number in others:
                 # Nobody sends the second part before the first has come: until then there is no result.
-                self._post(turn, "values", [number], about, parts[number], is_kept=True)
+                self._post(turn, "values", [number], signature, parts[number], is_kept=True)
         else:
-            self._post(turn, "values", others, about, partial)
+            self._post(turn, "values", others, signature, partial)
         here = partial if parts is None else parts[self._own]
-        found = self._combined(turn, "values", collective, about, here, range(num_workers))
+        found = self._combined(turn, "values", collective, signature, here, range(num_workers))
         if parts is None or not isinstance(collective, AllReduce):
             return found
-        self._post(turn, "part", others, about, found, is_kept=True)
-        came = dict(zip(others, self._take(turn, "part", others, about), strict=True))
+        self._post(turn, "part", others, signature, found, is_kept=True)
+        came = dict(zip(others, self._take(turn, "part", others, signature), strict=True))
         return collective.joined([found if k == self._own else came[k] for k in range(num_workers)], partial)
 
-    def _await_sent(self, sent: ThreadFuture[None], number: int, about: CallSignature) -> None:
+    def _await_sent(self, sent: ThreadFuture[None], number: int, signature: CallSignature) -> None:
         most = collective_s()
         try:
             # Some wait without end.
             sent.result(min(most, threading.TIMEOUT_MAX))
         except TimeoutError:
-            address = self._team.workers[number]
+            address = self._group.workers[number]
             raise CollectiveError(
-                f"{about.name}: {address} did not take within {most:g} s what it was sent, which is "
+                f"{signature.name}: {address} did not take within {most:g} s what it was sent, which is "
                 "daskdist.timeouts.collective"
             ) from None
 
     def _combined(
-        self, turn: int, part: str, collective: Collective, about: CallSignature, own: Any, numbers: Sequence[int]
+        self, turn: int, part: str, collective: Collective, signature: CallSignature, own: Any, numbers: Sequence[int]
     ) -> Any:
         others = [number for number in numbers if number != self._own]
-        came = dict(zip(others, self._take(turn, part, others, about), strict=True))
+        came = dict(zip(others, self._take(turn, part, others, signature), strict=True))
         for number in others:
             other, value = came[number]
             if isinstance(value, Failure):
                 raise value.error()
-            _check(about, other)
+            _check(signature, other)
         values = [own if number == self._own else came[number][1] for number in numbers]
         if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(own):
             # What came is nobody else's.
             return collective.combined_in_place(values, numbers.index(others[0]))
         return collective.combined(values)
 
-    def _in_a_tree(self, turn: int, collective: Collective, about: CallSignature, partial: Any) -> Any:
+    def _in_a_tree(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         found = partial
-        numbers: Sequence[int] = range(len(self._team.workers))
+        numbers: Sequence[int] = range(len(self._group.workers))
         led: list[Sequence[int]] = []
         above = 0
         while len(numbers) > 1:
@@ -156,53 +156,62 @@ class Transport:
             group = next(each for each in groups if self._own in each)
             above = group[0]
             if above != self._own:
-                self._post(turn, f"up {len(led)}", [above], about, found)
+                self._post(turn, f"up {len(led)}", [above], signature, found)
                 break
-            found = _outcome(self._combined, turn, f"up {len(led)}", collective, about, found, group, before=found)
+            found = _outcome(self._combined, turn, f"up {len(led)}", collective, signature, found, group, before=found)
             led.append(group)
             numbers = [each[0] for each in groups]
         if above == self._own:
             found = _outcome(collective.final, found, before=found)
         else:
-            (found,) = self._take(turn, f"down {len(led)}", [above], about)
+            (found,) = self._take(turn, f"down {len(led)}", [above], signature)
         for level, group in reversed(list(enumerate(led))):
-            self._post(turn, f"down {level}", group[1:], about, found)
+            self._post(turn, f"down {level}", group[1:], signature, found)
         if isinstance(found, Failure):
             raise found.error()
         return found
 
     def _post(
-        self, turn: int, part: str, numbers: Sequence[int], about: CallSignature, data: Any, *, is_kept: bool = False
+        self,
+        turn: int,
+        part: str,
+        numbers: Sequence[int],
+        signature: CallSignature,
+        data: Any,
+        *,
+        is_kept: bool = False,
     ) -> list[ThreadFuture[None]]:
         token, step = self._key
         kind = part.partition(" ")[0]
         # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
         try:
-            pickled, buffers = pickle_with_buffers((about, data) if kind in _ABOUT else data)
+            pickled, buffers = pickle_with_buffers((signature, data) if kind in _ABOUT else data)
         except Exception as error:
             what = "what the function gives" if kind == "down" else "what a replica gives"
             raise ArgumentError(
-                f"{about.name}: {what} does not pickle, and so cannot leave its worker: {error}"
+                f"{signature.name}: {what} does not pickle, and so cannot leave its worker: {error}"
             ) from error
         frames = [buffer.raw() if is_kept else bytes(buffer.raw()) for buffer in buffers]
         sent = []
-        for address in [self._team.workers[number] for number in numbers]:
+        for address in [self._group.workers[number] for number in numbers]:
             # Another worker of this process would be given the very memory.
             is_apart = not address.startswith("inproc://")
             own = [to_serialize(each) if is_apart and len(each) >= _SMALL_BYTES else bytes(each) for each in frames]
             sent.append(self._mailbox.send(address, token=token, step=step, turn=turn, part=part, data=(pickled, own)))
         return sent
 
-    def _take(self, turn: int, part: str, numbers: Sequence[int], about: CallSignature) -> list[Any]:
-        senders = [self._team.workers[number] for number in numbers]
+    def _take(self, turn: int, part: str, numbers: Sequence[int], signature: CallSignature) -> list[Any]:
+        senders = [self._group.workers[number] for number in numbers]
         way = _WAYS[part.partition(" ")[0]]
 
         def refuse(other: str, data: Any) -> None:
             kind = other.partition(" ")[0]
             if _WAYS[kind] != way and kind in _ABOUT:
-                _check(about, _unpickled(data)[0])
+                _check(signature, _unpickled(data)[0])
 
-        return list(map(_unpickled, self._mailbox.take(self._key, turn, part, senders, about.name, self._team, refuse)))
+        return list(
+            map(_unpickled, self._mailbox.take(self._key, turn, part, senders, signature.name, self._group, refuse))
+        )
 
 
 def _unpickled(data: Any) -> Any:

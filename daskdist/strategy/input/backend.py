@@ -14,7 +14,7 @@ from daskdist.execute.callers.now import Now
 from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.storage.locations import Locations
-from daskdist.strategy.input.on_worker import DatasetSummary, made, summary_of
+from daskdist.strategy.input.on_worker import DatasetSummary, make_dataset, summary_of
 from daskdist.strategy.input.options import InputContext
 
 
@@ -92,7 +92,7 @@ class LocalInput:
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
     ) -> tuple[list[PipelineDataset], Callable[[], Caller]]:
         """Make the dataset of each input pipeline."""
-        datasets = [made(dataset_fn, context) for _, context in contexts]
+        datasets = [make_dataset(dataset_fn, context) for _, context in contexts]
 
         def caller() -> Caller:
             # Threads, if one of the datasets gains by those.

@@ -24,8 +24,8 @@ from daskdist.ops.read_files import ReadFiles
 from daskdist.storage.locations import Addresses, Locations
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.input.backend import PipelineDataset
-from daskdist.strategy.input.device_staging import figures_there
-from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, hold, summary_on_worker
+from daskdist.strategy.input.device_staging import copy_stats_on_worker
+from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, make_on_worker, summary_on_worker
 from daskdist.strategy.input.options import InputContext
 
 
@@ -74,7 +74,7 @@ class ClusterInput:
         call = self._submit.call
         dataset_fn = sent_function(dataset_fn, "distribute_datasets_from_function", len(contexts))
         held = [
-            call(hold, [], dataset_fn, context, worker, worker=worker, is_pinned=True, name="dataset_fn")
+            call(make_on_worker, [], dataset_fn, context, worker, worker=worker, is_pinned=True, name="dataset_fn")
             for worker, context in contexts
         ]
         asked = [
@@ -123,5 +123,5 @@ class ClusterInput:
         for worker, device in devices:
             if worker is not None and not named(device).is_host:
                 names.setdefault(worker, []).append(device)
-        found = self._submit.client.run(figures_there, names, workers=list(names)) if names else {}
+        found = self._submit.client.run(copy_stats_on_worker, names, workers=list(names)) if names else {}
         return CopyStats.of(found.values()) if names else None

@@ -1,4 +1,4 @@
-"""Distributed datasets: what replicas are fed, step by step."""
+"""Distributed datasets: the input of replicas, step by step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.group import Replica
 from daskdist.strategy.input.backend import InputBackend
-from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, Supplied
+from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, SuppliedDataset
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline, num_steps
@@ -50,8 +50,8 @@ _logged: Final[weakref.WeakKeyDictionary[StrategyContract, set[str]]] = weakref.
 
 
 @dataclass(frozen=True)
-class Feeding:
-    """What feeds the replicas of a distributed dataset.
+class ReplicaFeed:
+    """The input pipelines, spec and callers that feed the replicas of a distributed dataset.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Feeding:
 
     @cached_property
     def mapped(self) -> MapsOnReplicas | None:
-        """What each replica calls with what it is given; None if nothing."""
+        """The functions that each replica calls with its elements; None if there are none."""
         if not any(self.maps):
             return None
         pairs = zip(self.maps, self.pipelines, strict=True)
@@ -99,7 +99,7 @@ class Feeding:
 
 
 class DistributedDataset:
-    """What each replica is given, step by step. Iterate over it: each step is one batch a replica.
+    """A dataset for all replicas. Iterate over it: each step is one batch a replica.
 
     Made by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. It takes no further
     transformations: apply them to the dataset.
@@ -111,7 +111,7 @@ class DistributedDataset:
     def __init__(
         self,
         strategy: StrategyContract,
-        feed: Callable[[], Feeding],
+        feed: Callable[[], ReplicaFeed],
         options: InputOptions,
         code: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
@@ -122,15 +122,15 @@ class DistributedDataset:
         # Where replicas are lost, others feed those that are left.
         self._feed = feed
         self._fed: Sequence[Replica] = ()
-        self._feeding_of_those: Feeding
+        self._feeding_of_those: ReplicaFeed
         # What replicas that read it themselves are sent, once that was made.
         self.plans: Any = None
         self.options = options
         self._feeding  # noqa: B018
 
     @property
-    def _feeding(self) -> Feeding:
-        """What feeds the replicas there are."""
+    def _feeding(self) -> ReplicaFeed:
+        """The feed of the current replicas."""
         replicas = self.strategy.replicas
         if self._fed is not replicas:
             self._code_fed = self._code()
@@ -140,8 +140,8 @@ class DistributedDataset:
             self._fed = replicas
         return self._feeding_of_those
 
-    def feeding_of_pass(self) -> Feeding:
-        """Return what feeds the replicas in a pass that begins now, by the functions as they are defined now."""
+    def feeding_of_pass(self) -> ReplicaFeed:
+        """Return the feed of the replicas for a pass that begins now, with the functions as they are defined now."""
         if self._code() != self._code_fed:
             # What is kept under the name of the functions as they were is not to be mixed with what is made now.
             self._fed = ()
@@ -169,7 +169,7 @@ class DistributedDataset:
 
     @property
     def sharding(self) -> Decision:
-        """The policy by which what is read is shared out over workers, and why."""
+        """The policy by which input is shared out over workers, and the reason for it."""
         return self._feeding.sharding
 
     @property
@@ -213,14 +213,14 @@ class DistributedDataset:
             return None
 
     def cardinality(self) -> int:
-        """The number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise.
+        """Return the number of steps; `UNKNOWN` (-2) or `INFINITE` (-1) otherwise.
 
         A function of whole batches that leaves some of them without any row makes as many steps fewer.
         """
         return self._feeding.cardinality()
 
     def explain(self) -> str:
-        """How the input is shared out, why so, and what each worker reads; of devices, what is left on the host."""
+        """Describe how the input is shared out and why, what each worker reads, and what devices leave on the host."""
         replicas = [replica.worker for replica in self.strategy.replicas]
         feeding = self._feeding
         shares = [
@@ -301,17 +301,17 @@ def _first_elements(node: Node, number: int) -> list[Any]:
 
 
 def of_dataset(strategy: StrategyContract, dataset: Dataset, options: InputOptions) -> DistributedDataset:
-    """A dataset's batches, each cut into one piece a replica; see `Strategy.distribute_dataset`."""
+    """Distribute a dataset, each batch cut into one piece a replica; see `Strategy.distribute_dataset`."""
     if options.replication_mode is InputReplicationMode.PER_REPLICA:
         raise ArgumentError(
             "distribute_dataset: replication_mode PER_REPLICA is for distribute_datasets_from_function; a dataset that "
             "is given is cut for all replicas"
         )
-    supplied = Supplied(dataset)
+    supplied = SuppliedDataset(dataset)
     return DistributedDataset(strategy, lambda: _feeding_of(strategy, supplied), options, lambda: supplied.code)
 
 
-def _feeding_of(strategy: StrategyContract, dataset: Supplied) -> Feeding:
+def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaFeed:
     given = dataset.options()
     # The spec is the same whatever a place for a shard is filled with.
     node = filled(dataset.node, 0, 1)
@@ -339,7 +339,7 @@ def _feeding_of(strategy: StrategyContract, dataset: Supplied) -> Feeding:
     def cardinality() -> int:
         return num_steps(pipelines, drops_uneven=bool(given.drop_uneven))
 
-    return Feeding(
+    return ReplicaFeed(
         pipelines,
         spec,
         length,

@@ -19,7 +19,7 @@ from daskdist.devices import Device, is_on_device, name_of, named
 from daskdist.errors import DaskdistError
 from daskdist.ops.map import spec_after
 from daskdist.passes.device_maps import without_device_maps
-from daskdist.strategy.replica.context import ReplicaContext, here
+from daskdist.strategy.replica.context import ReplicaContext, current_context
 from daskdist.strategy.values.device_arrays import put_on
 
 
@@ -42,7 +42,7 @@ class DeviceMaps:
         return bool(self.functions)
 
     def __call__(self, element: Any, replica_id: int, device: Device) -> Any:
-        """What they make of what a replica is given, on its device; in its thread, and its stream."""
+        """Call the functions with a replica's element, on its device, in its thread and stream."""
         for function in self.functions:
             if not device.is_host:
                 element = optree.tree_map(partial(put_on, device), element, none_is_leaf=True)
@@ -54,7 +54,7 @@ class DeviceMaps:
         return element
 
     def spec_after(self, spec: ElementSpec) -> ElementSpec:
-        """The spec of what they make of elements.
+        """Return the spec of elements after the functions.
 
         Raises
         ------
@@ -99,14 +99,14 @@ class MapsOnReplicas:
         self.__qualname__ = ", ".join(map(str, by_replica[0].functions))
 
     def __call__(self, element: Any) -> Any:
-        context = here.get()
+        context = current_context.get()
         if not isinstance(context, ReplicaContext):
             raise DaskdistError("what replicas call on their devices was called where there is none")
         number = context.replica_id_in_sync_group
         return self._by_replica[number](element, number, named(context.devices[0]))
 
 
-class Supplied(Dataset):
+class SuppliedDataset(Dataset):
     """A dataset as replicas are supplied from it: without the functions at its end that they call themselves.
 
     Parameters

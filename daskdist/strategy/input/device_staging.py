@@ -1,4 +1,4 @@
-"""Batches that lie on a replica's worker, put on its device: a few at a time, and the next ones ahead of use."""
+"""Copies of a worker's batches to a replica's device: a few at a time, and the next ones ahead of use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_ROWS: Final = 4
 _making: Final = threading.RLock()
 
 
-class RowsThere(NamedTuple):
+class StagedRows(NamedTuple):
     """The elements of some rows, on a device.
 
     Parameters
@@ -44,10 +44,10 @@ class RowsThere(NamedTuple):
     """
 
     rows: Rows
-    copies: _Copies
+    copies: _StagedCopies
 
     def item(self, place: int) -> Any:
-        """The leaves of an element; what devices lack is the host's.
+        """Return the leaves of an element; arrays of dtypes that the device lacks are on the host.
 
         Raises
         ------
@@ -57,10 +57,10 @@ class RowsThere(NamedTuple):
         return self.copies.item(self.rows, place)
 
 
-class _Copies:
+class _StagedCopies:
     # Of rows, to a device; it does not hold on to the rows.
-    def __init__(self, way: _Way) -> None:
-        self._way = way
+    def __init__(self, queue: _CopyQueue) -> None:
+        self._queue = queue
         self._lock = threading.Lock()
         # Where each of what was copied begins and stops: what is in use, and what comes after it.
         self._parts: list[tuple[int, int, ReplicaPart]] = []
@@ -71,12 +71,12 @@ class _Copies:
             if self._last[0] != place:
                 start, stop, part = self._part_of(rows, place)
                 if place == start:
-                    self._way.come_for(part)
+                    self._queue.note_use(part)
                 self._last = place, part.leaves(place - start)
                 if place == start and stop < len(rows):
                     # Where there is no room for those that come next they are copied when they are asked for.
                     with contextlib.suppress(NoRoomError):
-                        self._parts = [(start, stop, part), self._way.begin(rows, stop)]
+                        self._parts = [(start, stop, part), self._queue.begin(rows, stop)]
             return self._last[1]
 
     def _part_of(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
@@ -85,14 +85,14 @@ class _Copies:
                 return each
         # What is there has been used: its memory goes first.
         self._parts, self._last = [], (-1, None)
-        with self._way.timer.stalled():
+        with self._queue.timer.stalled():
             try:
                 found = self._begin_some(rows, place)
             except NoRoomError:
                 # What nobody has any more goes first.
                 gc.collect()
                 try:
-                    found = self._way.begin(rows, place, 1)
+                    found = self._queue.begin(rows, place, 1)
                 except NoRoomError as error:
                     raise error.as_user_error() from None
         self._parts = [found]
@@ -100,13 +100,13 @@ class _Copies:
 
     def _begin_some(self, rows: Rows, place: int) -> tuple[int, int, ReplicaPart]:
         try:
-            return self._way.begin(rows, place)
+            return self._queue.begin(rows, place)
         except NoRoomError:
             # There may be room for one alone.
-            return self._way.begin(rows, place, 1)
+            return self._queue.begin(rows, place, 1)
 
 
-class _Way:
+class _CopyQueue:
     # To one device: its pinned memory is for all calls on its replica.
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -149,7 +149,7 @@ class _Way:
             self.timer.add_bytes(part.num_bytes)
         return start, start + len(steps), part
 
-    def come_for(self, part: ReplicaPart) -> None:
+    def note_use(self, part: ReplicaPart) -> None:
         """Note that somebody has come for what is copied."""
         self.timer.add_times([part.times(self._copier.record_arrival())])
 
@@ -171,8 +171,8 @@ class _Way:
         return self._threads, number
 
 
-class Arrivals:
-    """What of a replica's rows is on its device, of the last of those that the worker has.
+class DeviceStaging:
+    """The copies, on a replica's device, of the rows that it used last.
 
     Parameters
     ----------
@@ -181,12 +181,12 @@ class Arrivals:
     """
 
     def __init__(self, device: Device) -> None:
-        self._way = _Way(device)
+        self._queue = _CopyQueue(device)
         self._lock = threading.Lock()
-        self._found: OrderedDict[int, tuple[weakref.ref[Rows], _Copies]] = OrderedDict()
+        self._found: OrderedDict[int, tuple[weakref.ref[Rows], _StagedCopies]] = OrderedDict()
 
     def __call__(self, result: Any) -> Any:
-        """Rows as those on the device; any other result as it is."""
+        """Return rows as `StagedRows`, and any other result as it is."""
         if not isinstance(result, Rows):
             return result
         key = id(result)
@@ -194,29 +194,29 @@ class Arrivals:
             known = self._found.pop(key, None)
             if known is None or known[0]() is not result:
                 # It goes with the rows, or when others have come.
-                known = weakref.ref(result, lambda _: self._found.pop(key, None)), _Copies(self._way)
+                known = weakref.ref(result, lambda _: self._found.pop(key, None)), _StagedCopies(self._queue)
             self._found[key] = known
             if len(self._found) > _MOST_ROWS:
                 self._found.popitem(last=False)
-        return RowsThere(result, known[1])
+        return StagedRows(result, known[1])
 
-    def figures(self) -> CopyStats:
-        """What came of the copies so far."""
-        return self._way.timer.stats()
+    def stats(self) -> CopyStats:
+        """Return the figures of the copies so far."""
+        return self._queue.timer.stats()
 
 
-def arrivals_of(name: str) -> Arrivals:
-    """What has arrived on a device in this process, by its name."""
+def staging_of(name: str) -> DeviceStaging:
+    """Return the staging of a device of this process, by its name."""
     # Of two threads that are the first to ask, neither may have one of its own.
     with _making:
         return _arrivals_of(name)
 
 
 @functools.lru_cache(maxsize=256)
-def _arrivals_of(name: str) -> Arrivals:
-    return Arrivals(named(name))
+def _arrivals_of(name: str) -> DeviceStaging:
+    return DeviceStaging(named(name))
 
 
-def figures_there(names: dict[str, list[str]], dask_worker: Any) -> CopyStats:
-    """What came of copies to devices so far, by the names of those of each worker; on a worker."""
-    return CopyStats.of(arrivals_of(name).figures() for name in names[dask_worker.address])
+def copy_stats_on_worker(names: dict[str, list[str]], dask_worker: Any) -> CopyStats:
+    """Return the figures of the copies to this worker's devices so far, whose names are given by worker."""
+    return CopyStats.of(staging_of(name).stats() for name in names[dask_worker.address])

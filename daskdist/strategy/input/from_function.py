@@ -1,4 +1,4 @@
-"""Distributed datasets of functions that make each input pipeline's own."""
+"""Distributed datasets made by a function, which makes the dataset of each input pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.input.backend import PipelineDataset
-from daskdist.strategy.input.dataset import DistributedDataset, Feeding
+from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline
@@ -27,7 +27,7 @@ from daskdist.strategy.replica.contract import StrategyContract
 def of_function(
     strategy: StrategyContract, dataset_fn: Callable[[InputContext], Any], options: InputOptions
 ) -> DistributedDataset:
-    """What replicas take in turn of the datasets that a function makes; see `Strategy`."""
+    """Distribute the datasets that a function makes; see `Strategy.distribute_datasets_from_function`."""
     if not callable(dataset_fn):
         raise ArgumentError(
             f"distribute_datasets_from_function: {type(dataset_fn).__name__} is no function; give one that takes an "
@@ -40,7 +40,7 @@ def of_function(
 
 def _feeding_of(
     strategy: StrategyContract, dataset_fn: Callable[[InputContext], Any], options: InputOptions, counter: PassCounter
-) -> Feeding:
+) -> ReplicaFeed:
     served = _served(strategy, options.replication_mode)
     num_replicas = strategy.num_replicas_in_sync
     contexts = [InputContext(len(served), number, num_replicas) for number in range(len(served))]
@@ -55,7 +55,7 @@ def _feeding_of(
     drops_uneven = any(each.summary.options.drop_uneven for each in made)
     turns = [(each.summary.cardinality, len(consumers)) for each, consumers in zip(made, served, strict=True)]
     is_always_full = drops_uneven or _come_out_even(turns)
-    return Feeding(
+    return ReplicaFeed(
         pipelines,
         spec,
         lambda num_rows: num_rows if is_always_full else None,

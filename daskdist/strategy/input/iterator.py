@@ -38,7 +38,7 @@ _NO_ROWS: Final = (Lane(None, ()), -1)
 _AT_ITS_END: Final = "the iterator is at its end; iterate over the dataset again for another pass"
 
 
-class _Feed:
+class _PipelineCursor:
     """The elements of one pipeline, a step at a time.
 
     Parameters
@@ -56,7 +56,7 @@ class _Feed:
         self.position = self.length = 0
 
     def next(self) -> list[tuple[Lane, int]] | None:
-        """Each replica's lane and its place in that; None at the end."""
+        """Return each replica's lane and its place in that; None at the end."""
         if self.position == self.length:
             try:
                 bundle = self.builder.pull()
@@ -75,7 +75,7 @@ class _Feed:
         return Lane(lane.ref, [place if place >= 0 and lengths[place] else -1 for place in lane.places])
 
 
-class _Feeds:
+class _JointCursor:
     """The steps of all pipelines, as places in blocks.
 
     Parameters
@@ -88,13 +88,13 @@ class _Feeds:
         Whether the end is before the first step in which a replica would have nothing.
     """
 
-    def __init__(self, feeds: list[_Feed], num_lanes: list[int], *, drops_uneven: bool) -> None:
+    def __init__(self, feeds: list[_PipelineCursor], num_lanes: list[int], *, drops_uneven: bool) -> None:
         self._feeds = feeds
         self._num_lanes = num_lanes
         self._drops_uneven = drops_uneven
 
     def next(self) -> tuple[list[tuple[Lane, int]], int]:
-        """Each replica's lane and its place in that, and how many have no rows; raises `OutOfRangeError` at the end."""
+        """Return each replica's lane and place, and how many have no rows; raise `OutOfRangeError` at the end."""
         while True:
             steps = [feed.next() for feed in self._feeds]
             if all(step is None for step in steps):
@@ -111,14 +111,14 @@ class _Feeds:
         return places, num_empty
 
     def close(self) -> None:
-        """Let go of what was read."""
+        """Drop the blocks that were read."""
         self._feeds = []
 
 
-class _Here(Iterator[Any]):
+class _HostSteps(Iterator[Any]):
     """Steps in this process: for each replica the leaves, on the host. It knows nothing of the iterator it is for."""
 
-    def __init__(self, feeds: _Feeds, caller: Caller, empty: Sequence[Any]) -> None:
+    def __init__(self, feeds: _JointCursor, caller: Caller, empty: Sequence[Any]) -> None:
         self._feeds = feeds
         self._caller = caller
         self._empty = empty
@@ -142,7 +142,7 @@ class _Here(Iterator[Any]):
 def ahead_of(
     source: Iterator[Any], devices: Sequence[Device], options: InputOptions, unit_bytes: int, **when: Any
 ) -> DevicePrefetch:
-    """Steps put on devices ahead of use, as options have it."""
+    """Return an iterator that puts steps on devices ahead of use, as the options say."""
     return DevicePrefetch(
         source,
         devices,
@@ -187,7 +187,7 @@ class DistributedIterator:
         self._specs = spec.leaves
         self._told = ReportedFailures()
         self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
-        feeds: list[_Feed] = []
+        feeds: list[_PipelineCursor] = []
         self._interpreters: list[Interpreter] = []
         self._num_steps = 0
         self.lock = RLock()
@@ -220,8 +220,8 @@ class DistributedIterator:
                 device_gathers=device_gathers(own, pipeline.primitive) if is_gathered_there else (),
                 as_views=self._is_here and not is_pinned,
             )
-            feeds.append(_Feed(builder, caller))
-        self._feeds = _Feeds(feeds, num_lanes, drops_uneven=drops_uneven)
+            feeds.append(_PipelineCursor(builder, caller))
+        self._feeds = _JointCursor(feeds, num_lanes, drops_uneven=drops_uneven)
         # Of the last step: the blocks its parts are in, and their handles and workers.
         self._refs: list[BlockRef | None] = [None] * num_replicas
         self._handles: tuple[Handle, ...] = ()
@@ -229,7 +229,7 @@ class DistributedIterator:
         self._empty = tuple(leaf.zeros() for leaf in spec.leaves) if num_replicas > 1 else ()
         self._ahead: DevicePrefetch | None = None
         if is_fed:
-            self._ahead = ahead_of(_Here(self._feeds, caller, self._empty), devices, options, caller.bundle_bytes)
+            self._ahead = ahead_of(_HostSteps(self._feeds, caller, self._empty), devices, options, caller.bundle_bytes)
         else:
             # The threads of a caller end with its iterator, closed or dropped.
             self._finalizer = Finalizer(self, caller.close)
@@ -247,7 +247,7 @@ class DistributedIterator:
             raise StopIteration from None
 
     def get_next(self) -> Any:
-        """The next step's values.
+        """Return the next step's values.
 
         Returns
         -------
@@ -297,14 +297,14 @@ class DistributedIterator:
             raise
 
     def get_next_as_optional(self) -> Optional:
-        """The next step's values, or at the end an `Optional` without."""
+        """Return the next step's values in an `Optional`, which is empty at the end."""
         try:
             return Optional(self.get_next(), self.element_spec, has_value=True)
         except OutOfRangeError:
             return Optional(None, self.element_spec)
 
     def stats(self) -> dict[str, Any]:
-        """What came of the pass so far.
+        """Return the figures of the pass so far.
 
         Returns
         -------

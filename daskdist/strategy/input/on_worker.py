@@ -22,14 +22,14 @@ from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.stream.interpreter import Interpreter
 from daskdist.execute.stream.local_iterator import rows_by
 from daskdist.ops.with_options import Options
-from daskdist.strategy.input.device_maps import DeviceMaps, Supplied
+from daskdist.strategy.input.device_maps import DeviceMaps, SuppliedDataset
 from daskdist.strategy.input.options import InputContext
 from daskdist.strategy.values.error_context import add_context
 
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What there is to know of a dataset without having it.
+    """The spec, cardinality, options and plan of a dataset that is elsewhere.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class DatasetSummary:
     device_maps: DeviceMaps
 
 
-def summary_of(dataset: Supplied) -> DatasetSummary:
+def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
     """Return the summary of a dataset; where that depends on a function, its first element is computed."""
 
     def caller() -> Any:
@@ -58,8 +58,10 @@ def summary_of(dataset: Supplied) -> DatasetSummary:
     return DatasetSummary(spec, dataset.cardinality(), options, tree(dataset.node), dataset.device_maps)
 
 
-def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worker: str | None = None) -> Supplied:
-    """The dataset that a function makes of an input pipeline.
+def make_dataset(
+    dataset_fn: Callable[[InputContext], Any], context: InputContext, worker: str | None = None
+) -> SuppliedDataset:
+    """Make the dataset of an input pipeline by a user's function.
 
     Raises
     ------
@@ -77,31 +79,33 @@ def made(dataset_fn: Callable[[InputContext], Any], context: InputContext, worke
             f"distribute_datasets_from_function: {getattr(dataset_fn, '__qualname__', dataset_fn)} returned "
             f"{type(dataset).__name__} for {where}; it is to return a daskdist Dataset"
         )
-    return Supplied(dataset)
+    return SuppliedDataset(dataset)
 
 
-def hold(_: Sequence[Any], dataset_fn: Callable[..., Any], context: InputContext, worker: str) -> Supplied:
-    """What `made` gives, in the form of a call: the dataset stays where it was made."""
-    return made(dataset_fn, context, worker)
+def make_on_worker(
+    _: Sequence[Any], dataset_fn: Callable[..., Any], context: InputContext, worker: str
+) -> SuppliedDataset:
+    """Make a dataset as `make_dataset` does, in the form of a call: the dataset stays where it was made."""
+    return make_dataset(dataset_fn, context, worker)
 
 
-def summary_on_worker(values: Sequence[Supplied]) -> DatasetSummary:
+def summary_on_worker(values: Sequence[SuppliedDataset]) -> DatasetSummary:
     """Return the summary of a dataset, on the worker that has it."""
     return summary_of(values[0])
 
 
-class Pass:
+class WorkerPass:
     """One pass over a dataset, by the engine of the process it is in."""
 
     def __init__(self, dataset: Dataset, epoch: Epoch) -> None:
         caller = local_caller(dataset.node, dataset.options().num_threads)
-        self._interpreter = _Noting(caller, budget_bytes=dataset.options().memory_budget_bytes)
+        self._interpreter = _SkipCollector(caller, budget_bytes=dataset.options().memory_budget_bytes)
         self._rows = rows_by(self._interpreter, dataset.primitive, epoch, lambda: _without_rows(dataset))
         self._rest: Rows | None = None
         Finalizer(self, self._interpreter.close)
 
     def pull(self, num_rows: int) -> Rows:
-        """The next elements, at most so many; none at the end."""
+        """Return the next elements, at most ``num_rows``; none at the end."""
         rows = next(self._rows, None) if self._rest is None else self._rest
         if rows is None:
             return Bundle(LONE, [])
@@ -116,7 +120,7 @@ def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginWorkerPass:
     """Begins passes over the one dataset there is.
 
     Parameters
@@ -127,11 +131,11 @@ class Begin:
 
     passes: PassNumber
 
-    def __call__(self, values: Sequence[Dataset], epoch: Epoch) -> Pass:
-        return Pass(values[0], self.passes.of(epoch))
+    def __call__(self, values: Sequence[Dataset], epoch: Epoch) -> WorkerPass:
+        return WorkerPass(values[0], self.passes.of(epoch))
 
 
-class _Noting(Interpreter):
+class _SkipCollector(Interpreter):
     # What is left out is told where the rows go.
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -180,7 +184,7 @@ class OnWorker(Source):
         return self.known.cardinality
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
-        return Stream(_nothing_here, self.name, self.held, Begin(self.passes))
+        return Stream(_nothing_here, self.name, self.held, BeginWorkerPass(self.passes))
 
     def __str__(self) -> str:
         return f"dataset_fn on {self.worker}:\n" + "\n".join(f"  {line}" for line in self.known.plan.splitlines())

@@ -1,4 +1,4 @@
-"""What functions that make a worker's dataset are told, and how replicas are to be fed."""
+"""`InputContext`, the argument of functions that make a worker's dataset, and `InputOptions`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from daskdist.errors import ArgumentError
 
 @dataclass(frozen=True)
 class InputContext:
-    """What a ``dataset_fn`` is told of the input pipeline that it makes the dataset of.
+    """The input pipeline that a ``dataset_fn`` makes a dataset for.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The rows of a global batch that are each replica's.
+        """Return the number of rows of a global batch that each replica has.
 
         Parameters
         ----------
@@ -62,7 +62,7 @@ class InputContext:
 
 
 class InputReplicationMode(enum.Enum):
-    """For what a ``dataset_fn`` makes a dataset each; values as in TensorFlow."""
+    """The unit that a ``dataset_fn`` makes a dataset for; values as in TensorFlow."""
 
     PER_WORKER = "PER_WORKER"
     """Each worker, whose replicas take its elements in turn."""
@@ -72,7 +72,7 @@ class InputReplicationMode(enum.Enum):
 
 @dataclass(frozen=True, init=False)
 class InputOptions:
-    """How replicas are fed. TensorFlow's options, which are the first four, have their names there too.
+    """The options of feeding replicas. The first four are TensorFlow's, and have TensorFlow's names too.
 
     Those are ``experimental_fetch_to_device`` and so on; they are also given by position, in TensorFlow's order.
 
@@ -187,7 +187,7 @@ def _mode(value: object) -> InputReplicationMode:
 
 
 def checked_options(options: object) -> InputOptions:
-    """Options as they were given; those of nobody's choice if None.
+    """Return the given options, or the default ones for None.
 
     Raises
     ------

@@ -43,7 +43,7 @@ class Pipeline:
 
     @cached_property
     def primitive(self) -> Primitive:
-        """What it comes down to."""
+        """The primitive that the pipeline is lowered to."""
         return plan(self.node)
 
     @property
@@ -57,7 +57,7 @@ class Pipeline:
         return all(each.is_listed for each in walk(self.node) if isinstance(each, Source))
 
     def splits_by_reader(self) -> Iterator[tuple[str | None, list[Split]]]:
-        """Each reader, and the splits it reads: of every source they take turns."""
+        """Yield each reader and the splits it reads; readers take the splits of every source in turn."""
         sources = list(read_by(self.node))
         for turn, reader in enumerate(self.readers):
             yield reader, [split for splits in sources for split in splits[turn :: len(self.readers)]]
@@ -89,7 +89,7 @@ class Cuts:
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Cuts | None:
-        """What a pipeline comes to; None where only its data tells."""
+        """Return the cuts of a pipeline; None where only its data tells."""
         if not isinstance(pipeline.node, Deal):
             return None
         source, rest = pipeline.node.source, 0
@@ -109,7 +109,7 @@ class Cuts:
 
     @property
     def num_full(self) -> int:
-        """Of the pieces of each batch but the last, how many have rows."""
+        """The number of pieces with rows in each batch but the last."""
         return num_pieces_with_rows(self.num_rows, self.num_pieces)
 
     @property
@@ -134,7 +134,7 @@ class Cuts:
         return -(-num_pieces // self.num_replicas) if self.num_full or num_last else 0
 
     def full(self, first: int, stop: int) -> Any:
-        """Whether each step from ``first`` to ``stop`` has rows for each replica, as ``(step, replica)``."""
+        """Return whether each step from ``first`` to ``stop`` has rows for each replica, as ``(step, replica)``."""
         batch, piece = np.divmod(np.arange(first * self.num_replicas, stop * self.num_replicas), self.num_pieces)
         has_rows = piece < self.num_full
         if self.num_batches != INFINITE:
@@ -144,7 +144,7 @@ class Cuts:
         return has_rows.reshape(-1, self.num_replicas)
 
     def steps(self) -> Iterator[tuple[Index, Index]]:
-        """The first and the last of steps in a row in which a replica has rows, as two arrays."""
+        """Yield the first and the last of each run of steps in which a replica has rows, as two arrays."""
         first, of_last = self.num_batches * self.num_pieces, num_pieces_with_rows(self.num_rest, self.num_pieces)
         if self.num_batches and self.num_full:
             # Batches whose pieces without rows do not fill a step follow on.
@@ -157,7 +157,7 @@ class Cuts:
 
 
 def num_steps(pipelines: Sequence[Pipeline], *, drops_uneven: bool = False) -> int:
-    """The steps that pipelines which each cut their own batches come to, where arithmetic tells; else UNKNOWN.
+    """Return the number of steps of pipelines that each cut their own batches; UNKNOWN where arithmetic does not tell.
 
     A step is one in which some piece has rows. Where uneven ones are dropped, they end before the first in which some
     piece has rows and another none.

@@ -1,32 +1,27 @@
-"""Passes that the replicas of one process make together: what is read is read once, and each takes its own part."""
+"""Passes that the replicas of one process make together: input is read once, and each replica takes its own part."""
 
 from __future__ import annotations
 
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Condition, RLock
 from typing import Any, Final
 
 import numpy as np
 
-from daskdist.core.array_pool import pooled_empty
-from daskdist.core.finalizer import Finalizer
-from daskdist.core.primitive import Epoch, Exhausted
+from daskdist.core.primitive import Epoch
 from daskdist.core.randomness.pass_numbers import later
 from daskdist.core.selection.block_ref import BlockRef
-from daskdist.devices import named
 from daskdist.errors import ArgumentError
-from daskdist.execute.callers.choose import local_caller
 from daskdist.execute.callers.compute_key import Fetch
-from daskdist.execute.stream.bundle_builder import BundleBuilder, Lane
+from daskdist.execute.stream.bundle_builder import Lane
 from daskdist.execute.stream.gather import Empty
-from daskdist.execute.stream.interpreter import Interpreter, logger
-from daskdist.execute.transfer.gather_on_device import device_gathers
-from daskdist.ops.with_options import Options, WithOptions, merged_options
-from daskdist.strategy.collectives.step_counts import Outside, Told, Unseen
+from daskdist.execute.stream.interpreter import logger
+from daskdist.strategy.collectives.step_counts import PeerPipelines, RemotePipeline, RemoteSteps
 from daskdist.strategy.input.pipeline import Cuts, Pipeline
+from daskdist.strategy.input.pipeline_reader import ComputedSteps, CountedSteps, PipelineReader
 
 # A replica that is ahead of one that makes no progress goes on by one stretch after so long: the other may be waiting
 # for it somewhere else.
@@ -40,8 +35,8 @@ _MOST_PASSES: Final = 16
 
 
 @dataclass(slots=True)
-class Part:
-    """What one replica is given in some consecutive steps.
+class StepSlice:
+    """The elements of one replica in some consecutive steps.
 
     Parameters
     ----------
@@ -59,146 +54,13 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes as long as it is kept."""
+        """The bytes that it takes while it is kept."""
         return 0 if self.ref is None else self.ref.nbytes
 
 
-class Flow:
-    """The elements of one pipeline, read in this process, a few steps at a time.
-
-    Parameters
-    ----------
-    pipeline
-        The pipeline; its order is the one it has where the order of elements is fixed, for others may read it too.
-    epoch
-        Which pass.
-    wanted
-        The replicas, of those that the pipeline serves, whose elements are put together.
-    is_alone
-        Whether there is one replica in all.
-    num_steps_ahead
-        Steps that are built ahead of use whatever that takes.
-    fetch
-        Brings what the cluster has, on a worker.
-    empty
-        Makes the arrays into which elements are copied; NumPy's if None.
-    devices
-        The names of the devices of the replicas that the pipeline serves, where elements are put on them.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        epoch: Epoch,
-        wanted: set[int],
-        *,
-        is_alone: bool,
-        num_steps_ahead: int = 1,
-        fetch: Fetch | None = None,
-        empty: Empty | None = None,
-        devices: Sequence[str] = (),
-    ) -> None:
-        options = merged_options(pipeline.node)
-        if options.deterministic is False:
-            pipeline = replace(pipeline, node=WithOptions(pipeline.node, Options(deterministic=True)))
-        self.caller = local_caller(pipeline.node, options.num_threads, fetch)
-        # The threads of a caller end with the pass, closed or dropped.
-        self.close = Finalizer(self, self.caller.close)
-        self.interpreter = Interpreter(self.caller, budget_bytes=pipeline.budget_bytes)
-        self.wanted = wanted
-        self._num_lanes = len(pipeline.consumers)
-        primitive = pipeline.primitive
-        # Devices of others may be none that there are here.
-        here = [named(name) if lane in wanted else None for lane, name in enumerate(devices)]
-        self._builder = BundleBuilder(
-            self.interpreter,
-            primitive,
-            epoch,
-            (None,) * self._num_lanes,
-            asks_lengths=not is_alone and pipeline.varies and not primitive.grouped,
-            num_steps_ahead=num_steps_ahead,
-            active=wanted,
-            empty=empty or pooled_empty,
-            device_gathers=device_gathers(here, primitive) if options.shuffle_on_device else (),
-            # Of those that are ahead blocks stay for the slowest.
-            as_views=empty is None and self._num_lanes <= 2,
-        )
-
-    @property
-    def limit_bytes(self) -> int:
-        """Bytes that may wait for a replica."""
-        return self.interpreter.bundles[None].limit_bytes
-
-    def pull(self) -> tuple[list[Lane], Any] | None:
-        """The lanes of the next steps, and whether each has rows in each step, as ``(step, lane)``; None at the end."""
-        try:
-            bundle = self._builder.pull()
-        except Exhausted:
-            return None
-        full = np.array([lane.places for lane in bundle.lanes]).T >= 0
-        for number, lane in enumerate(bundle.lanes):
-            if lane.lengths is not None:
-                lengths = np.append(self.caller.result(lane.lengths), 0)
-                full[:, number] &= lengths[np.asarray(lane.places)] > 0
-        return bundle.lanes, full
-
-
-class Known:
-    """In which steps a pipeline of somebody else has rows, by arithmetic."""
-
-    def __init__(self, cuts: Cuts) -> None:
-        self._cuts = cuts
-
-    def full(self, first: int, stop: int) -> Any:
-        """Whether each step has rows for each of its replicas, as ``(step, replica)``."""
-        return self._cuts.full(first, stop)
-
-    def is_over(self, step: int) -> bool:
-        """Whether there are no rows from a step on."""
-        return self._cuts.num_steps is not None and step >= self._cuts.num_steps
-
-
-class Counted:
-    """In which steps a pipeline of somebody else has rows, told by reading it: nothing else tells."""
-
-    def __init__(self, pipeline: Pipeline, epoch: Epoch, fetch: Fetch | None = None) -> None:
-        self._flow: Flow | None = Flow(pipeline, epoch, set(), is_alone=False, fetch=fetch)
-        self._num_lanes = len(pipeline.consumers)
-        self._full = np.zeros((0, self._num_lanes), bool)
-        self._first = 0
-
-    def full(self, first: int, stop: int) -> Any:
-        """As of `Known`; of steps before ``first`` nothing can be told after that."""
-        self._read_to(stop)
-        self._full, self._first = self._full[max(first - self._first, 0) :], max(first, self._first)
-        found = np.zeros((stop - first, self._num_lanes), bool)
-        known = self._full[: stop - first]
-        found[: len(known)] = known
-        return found
-
-    def is_over(self, step: int) -> bool:
-        """Whether there are no rows from a step on."""
-        self._read_to(step + 1)
-        return self._flow is None and step >= self._first + len(self._full)
-
-    def _read_to(self, stop: int) -> None:
-        while self._flow is not None and self._first + len(self._full) < stop:
-            pulled = self._flow.pull()
-            if pulled is None:
-                self.close()
-            else:
-                self._full = np.concatenate([self._full, pulled[1]])
-
-    def close(self) -> None:
-        """Stop reading."""
-        if self._flow is not None:
-            self._flow.close()
-            self._flow = None
-
-
 @dataclass(frozen=True)
-class Reading:
-    """What a pass is of.
+class SharedReadPlan:
+    """The pipelines of a pass, and how they are read.
 
     Parameters
     ----------
@@ -217,7 +79,7 @@ class Reading:
         The first pass of a call: of the pipeline, and then of each other one.
     fetch
         Brings what the cluster has, on a worker.
-    outside
+    peers
         Tells others what only this worker can tell, and asks them.
     empty
         Makes the arrays into which elements are copied; NumPy's if None.
@@ -226,13 +88,13 @@ class Reading:
     """
 
     pipeline: Pipeline
-    others: tuple[Cuts | Pipeline | Unseen, ...]
+    others: tuple[Cuts | Pipeline | RemotePipeline, ...]
     is_alone: bool
     drops_uneven: bool
     num_steps_ahead: int
     epochs: tuple[Epoch, ...]
     fetch: Fetch | None = None
-    outside: Outside | None = None
+    peers: PeerPipelines | None = None
     empty: Empty | None = None
     devices: tuple[str, ...] = ()
 
@@ -246,7 +108,7 @@ class SharedPass:
 
     Parameters
     ----------
-    reading
+    plan
         What it is of.
     iteration
         Which pass of the call, from 0 on.
@@ -254,23 +116,23 @@ class SharedPass:
         The replicas that may take part, by their place among those that the pipeline serves.
     """
 
-    def __init__(self, reading: Reading, iteration: int, lanes: Iterable[int]) -> None:
-        self._reading = reading
+    def __init__(self, plan: SharedReadPlan, iteration: int, lanes: Iterable[int]) -> None:
+        self._plan = plan
         self._iteration = iteration
-        self._queues: dict[int, deque[Part]] = {lane: deque() for lane in lanes}
+        self._queues: dict[int, deque[StepSlice]] = {lane: deque() for lane in lanes}
         self._begun: set[int] = set()
         self._ending: set[int] = set()
-        self._flow = Flow(
-            reading.pipeline,
-            later(reading.epochs[0], iteration),
+        self._reader = PipelineReader(
+            plan.pipeline,
+            later(plan.epochs[0], iteration),
             set(self._queues),
-            is_alone=reading.is_alone,
-            num_steps_ahead=reading.num_steps_ahead,
-            fetch=reading.fetch,
-            empty=reading.empty,
-            devices=reading.devices,
+            is_alone=plan.is_alone,
+            num_steps_ahead=plan.num_steps_ahead,
+            fetch=plan.fetch,
+            empty=plan.empty,
+            devices=plan.devices,
         )
-        self._watched: list[Known | Counted | Told] | None = None
+        self._watched: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
         self._num_steps = 0
         # What was read and is still to be handed on, from which place on; and whether there is no more to read.
         self._rest: tuple[list[Lane] | None, Any, int] | None = None
@@ -285,12 +147,12 @@ class SharedPass:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nobody left who takes part or may."""
+        """Whether no replica takes part any more, or may."""
         return not self._queues
 
     @property
     def num_bytes_for_late(self) -> int:
-        """What is kept for those that have not begun."""
+        """The bytes that are kept for replicas that have not begun."""
         with self._turn:
             return sum(self._kept_for(lane) for lane in self._queues if lane not in self._begun)
 
@@ -313,7 +175,7 @@ class SharedPass:
                 self._close()
 
     def wake(self, lane: int) -> None:
-        """Have a replica, which another thread takes parts for, wait for nobody any more: there is no more for it."""
+        """End the waiting of a replica, which another thread takes parts for: nothing more comes for it."""
         self._ending.add(lane)
         # Whoever has the turn looks before it waits; it may also be reading, which is not waited for.
         if self._turn.acquire(timeout=_WAKE_S):
@@ -322,12 +184,12 @@ class SharedPass:
             finally:
                 self._turn.release()
 
-    def parts(self, lane: int) -> Iterator[Part]:
-        """What a replica is given, in order; those that come from the same block together."""
+    def parts(self, lane: int) -> Iterator[StepSlice]:
+        """Yield the parts of a replica in order; elements of one block come together."""
         try:
             while (part := self._take(lane)) is not None:
                 if part.rows is None and part.ref is not None:
-                    part.rows = self._flow.caller.result(part.ref.handle)
+                    part.rows = self._reader.caller.result(part.ref.handle)
                 yield part
         finally:
             self.leave(lane)
@@ -338,7 +200,7 @@ class SharedPass:
             for lane in [each for each in self._queues if each not in self._begun]:
                 self._drop(lane)
 
-    def _take(self, lane: int) -> Part | None:
+    def _take(self, lane: int) -> StepSlice | None:
         queue = self._queues[lane]
         while True:
             if queue:
@@ -359,7 +221,7 @@ class SharedPass:
                 if self._is_asking:
                     self._turn.wait(_PATIENCE_S)
                     continue
-                if self._lead_bytes(lane) > self._flow.limit_bytes and self._waited(lane):
+                if self._lead_bytes(lane) > self._reader.limit_bytes and self._waited(lane):
                     continue
                 asked = self._pull()
                 self._is_asking = bool(asked)
@@ -378,7 +240,7 @@ class SharedPass:
                     bool(self._queues[lane])
                     or self._is_over
                     or lane in self._ending
-                    or self._lead_bytes(lane) <= self._flow.limit_bytes
+                    or self._lead_bytes(lane) <= self._reader.limit_bytes
                 ),
                 _PATIENCE_S,
             )
@@ -388,7 +250,7 @@ class SharedPass:
     def _kept_for(self, lane: int) -> int:
         return sum(part.num_bytes for part in tuple(self._queues[lane]))
 
-    def _ask(self, asked: Sequence[Told]) -> None:
+    def _ask(self, asked: Sequence[RemoteSteps]) -> None:
         # Without the turn: others may take what there is, or leave.
         failure: Exception | None = None
         try:
@@ -407,25 +269,25 @@ class SharedPass:
         self._failure, self._is_over = error, True
         self._turn.notify_all()
 
-    def _pull(self) -> list[Told]:
+    def _pull(self) -> list[RemoteSteps]:
         # What is to be asked first, if anything is.
-        if self.num_bytes_for_late > self._flow.limit_bytes:
+        if self.num_bytes_for_late > self._reader.limit_bytes:
             self.drop_late()
         try:
-            told = [each for each in self._others() if isinstance(each, Told)]
+            told = [each for each in self._others() if isinstance(each, RemoteSteps)]
             if self._rest is None:
                 self._read()
             if self._rest is None:
-                if asked := [each for each in told if not each.tells(self._num_steps)]:
+                if asked := [each for each in told if not each.is_known(self._num_steps)]:
                     return asked
                 if all(each.is_over(self._num_steps) for each in self._others()):
                     self._end()
                     return []
-                self._rest = None, np.zeros((_STEPS_AT_ONCE, len(self._reading.pipeline.consumers)), bool), 0
+                self._rest = None, np.zeros((_STEPS_AT_ONCE, len(self._plan.pipeline.consumers)), bool), 0
             lanes, full, begin = self._rest
             number = self._num_decided(full[begin:], told) if told else len(full) - begin
             if not number:
-                return [each for each in told if not each.tells(self._num_steps)]
+                return [each for each in told if not each.is_known(self._num_steps)]
             self._rest = (lanes, full, begin + number) if lanes and begin + number < len(full) else None
             self._hand_on(lanes, full[begin : begin + number], begin)
         except Exception as error:
@@ -434,28 +296,28 @@ class SharedPass:
 
     def _read(self) -> None:
         # The next steps of the pipeline, if there are any.
-        pulled = None if self._is_read else self._flow.pull()
-        outside = self._reading.outside
+        pulled = None if self._is_read else self._reader.pull()
+        peers = self._plan.peers
         if pulled is not None:
             self._rest = (*pulled, 0)
-            if outside is not None:
-                outside.add(self._iteration, self._num_steps, pulled[1])
+            if peers is not None:
+                peers.add(self._iteration, self._num_steps, pulled[1])
         elif not self._is_read:
             self._is_read = True
-            if outside is not None:
-                nothing = np.zeros((0, len(self._reading.pipeline.consumers)), bool)
-                outside.add(self._iteration, self._num_steps, nothing, is_over=True)
+            if peers is not None:
+                nothing = np.zeros((0, len(self._plan.pipeline.consumers)), bool)
+                peers.add(self._iteration, self._num_steps, nothing, is_over=True)
 
-    def _num_decided(self, full: Any, told: Sequence[Told]) -> int:
+    def _num_decided(self, full: Any, told: Sequence[RemoteSteps]) -> int:
         # Of some steps how many there is no need to ask about; an other worker may wait for this one to take those.
-        to_ask = np.flatnonzero(np.ones(len(full), bool) if self._reading.drops_uneven else ~full.any(axis=1))
+        to_ask = np.flatnonzero(np.ones(len(full), bool) if self._plan.drops_uneven else ~full.any(axis=1))
         if not len(to_ask):
             return len(full)
         if to_ask[0]:
             return int(to_ask[0])
-        if not all(each.tells(self._num_steps) for each in told):
+        if not all(each.is_known(self._num_steps) for each in told):
             return 0
-        return min(each.num_told(self._num_steps, len(full)) for each in told)
+        return min(each.num_known(self._num_steps, len(full)) for each in told)
 
     def _hand_on(self, lanes: list[Lane] | None, full: Any, begin: int) -> None:
         keep = self._steps(full)
@@ -468,13 +330,13 @@ class SharedPass:
                 places = np.where(full[:, number], lanes[number].places[begin : begin + len(full)], -1)
             places = places if are_all else places[: len(keep)][keep]
             if len(places):
-                queue.append(Part(None if lanes is None else lanes[number].ref, places.tolist()))
+                queue.append(StepSlice(None if lanes is None else lanes[number].ref, places.tolist()))
         self._turn.notify_all()
 
     def _steps(self, full: Any) -> Any:
         # Which of some steps there are: those in which any replica has rows.
         has_rows: Any = full.any(axis=1)
-        if self._reading.drops_uneven:
+        if self._plan.drops_uneven:
             first = self._num_steps
             everywhere = [full, *(each.full(first, first + len(full)) for each in self._others())]
             found = np.concatenate(everywhere, axis=1)
@@ -489,32 +351,34 @@ class SharedPass:
                 has_rows |= each.full(first, first + len(full)).any(axis=1)
         return has_rows
 
-    def _others(self) -> list[Known | Counted | Told]:
+    def _others(self) -> list[ComputedSteps | CountedSteps | RemoteSteps]:
         if self._watched is None:
-            reading = self._reading
-            self._watched = list(map(self._other, reading.others, reading.epochs[1:]))
+            plan = self._plan
+            self._watched = list(map(self._other, plan.others, plan.epochs[1:]))
         return self._watched
 
-    def _other(self, other: Cuts | Pipeline | Unseen, epoch: Epoch) -> Known | Counted | Told:
-        reading = self._reading
+    def _other(
+        self, other: Cuts | Pipeline | RemotePipeline, epoch: Epoch
+    ) -> ComputedSteps | CountedSteps | RemoteSteps:
+        plan = self._plan
         if isinstance(other, Cuts):
-            return Known(other)
+            return ComputedSteps(other)
         if isinstance(other, Pipeline):
-            return Counted(other, later(epoch, self._iteration), reading.fetch)
-        if reading.outside is None:
+            return CountedSteps(other, later(epoch, self._iteration), plan.fetch)
+        if plan.peers is None:
             raise ArgumentError(f"nobody here can tell of the pipeline of {other.worker}")
-        return Told(other, self._iteration, reading.outside)
+        return RemoteSteps(other, self._iteration, plan.peers)
 
     def _end(self) -> None:
         self._is_over = True
         self._turn.notify_all()
-        if num_skipped := self._flow.interpreter.num_skipped:
+        if num_skipped := self._reader.interpreter.num_skipped:
             logger.warning("left out %d elements in all", num_skipped)
 
     def _drop(self, lane: int) -> None:
         self._queues.pop(lane, None)
         self._begun.discard(lane)
-        self._flow.wanted.discard(lane)
+        self._reader.wanted.discard(lane)
 
     def _settle(self) -> None:
         # Nobody may come to take what is left; its threads are not to wait for that.
@@ -522,7 +386,7 @@ class SharedPass:
             try:
                 for part in queue:
                     if part.rows is None and part.ref is not None:
-                        part.rows = self._flow.caller.result(part.ref.handle)
+                        part.rows = self._reader.caller.result(part.ref.handle)
             except Exception:
                 # It reads for itself, and finds so too.
                 self._drop(lane)
@@ -530,46 +394,46 @@ class SharedPass:
 
     def _close(self) -> None:
         for each in self._watched or ():
-            if isinstance(each, Counted):
+            if isinstance(each, CountedSteps):
                 each.close()
-        self._flow.close()
+        self._reader.close()
 
 
-class Meeting:
-    """Where the replicas of one process come together that one call gives parts of the same pipeline.
+class SharedReader:
+    """The shared passes of the replicas of one process that read the same pipeline in one call.
 
     Parameters
     ----------
-    reading
+    plan
         What they are given.
     lanes
         Those replicas, by their place among those that the pipeline serves.
     """
 
-    def __init__(self, reading: Reading, lanes: Iterable[int]) -> None:
-        self._reading = reading
-        self.node = reading.pipeline.node
+    def __init__(self, plan: SharedReadPlan, lanes: Iterable[int]) -> None:
+        self._plan = plan
+        self.node = plan.pipeline.node
         self._present = set(lanes)
         self._num_lanes = len(self._present)
         self._passes: dict[int, SharedPass] = {}
         self._lock = RLock()
 
     def begin(self, lane: int, iteration: int) -> SharedPass:
-        """The pass that a replica is to take part in."""
+        """Return the pass that a replica takes part in."""
         with self._lock:
             self._tidy()
             found = self._passes.get(iteration)
             if found is not None and found.begin(lane):
                 return found
             is_shared = found is None and len(self._passes) < _MOST_PASSES
-            made = SharedPass(self._reading, iteration, self._present if is_shared else {lane})
+            made = SharedPass(self._plan, iteration, self._present if is_shared else {lane})
             made.begin(lane)
             if is_shared:
                 self._passes[iteration] = made
             return made
 
     def wake(self, lane: int) -> None:
-        """Have a replica, which another thread takes parts for, wait for nobody any more."""
+        """End the waiting of a replica, which another thread takes parts for."""
         for each in list(self._passes.values()):
             each.wake(lane)
 
@@ -580,8 +444,8 @@ class Meeting:
             for each in self._passes.values():
                 each.leave(lane)
             self._tidy()
-        if self._reading.outside is not None:
-            self._reading.outside.leave(lane, self._num_lanes)
+        if self._plan.peers is not None:
+            self._plan.peers.leave(lane, self._num_lanes)
 
     def _tidy(self) -> None:
         self._passes = {number: each for number, each in self._passes.items() if not each.is_done}

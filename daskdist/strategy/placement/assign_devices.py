@@ -1,4 +1,4 @@
-"""Which devices each worker's replicas have, of what the workers see: no two workers one, if that can be.
+"""The assignment of devices to the replicas of each worker, without sharing a device between workers if possible.
 
 All of it is pure: what workers see is asked for elsewhere.
 """
@@ -18,7 +18,7 @@ _OPERATION: Final = "MultiWorkerMirroredStrategy"
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """What a worker sees of devices other than its processors.
+    """The devices, other than processors, that a worker sees.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def assign_devices(
     wanted: Sequence[int | None],
     share_devices: bool = False,
 ) -> list[tuple[str, ...]]:
-    """The names of the devices of each worker's replicas.
+    """Return the names of the devices of each worker's replicas.
 
     Parameters
     ----------

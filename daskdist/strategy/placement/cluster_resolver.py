@@ -35,7 +35,7 @@ _EXAMPLE: Final = "write it like 'tcp://127.0.0.1:8786'"
 
 @dataclass(frozen=True)
 class ClusterResolver:
-    """Where a cluster comes from, and what is to be there before a strategy is made on it.
+    """The source of a cluster, and the workers to wait for before a strategy is made on it.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def connect(
     num_workers: Callable[[], int | None] = lambda: None,
     num_threads: int = 1,
 ) -> tuple[Client, list[Worker]]:
-    """A client of the cluster, and its workers, ordered by name.
+    """Return a client of the cluster, and its workers ordered by name.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`DeviceAssignment`: which worker and device each replica sits on."""
+"""`DeviceAssignment`: the worker and the device of each replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from daskdist.devices import device, name_of, present
 from daskdist.errors import ArgumentError
 from daskdist.strategy.placement.assign_devices import assign_devices
-from daskdist.strategy.placement.probe import check_there, probe_devices
+from daskdist.strategy.placement.probe import check_devices_on_workers, probe_devices
 from daskdist.strategy.placement.replica_counts import (
     Counts,
     ReplicasPerWorker,
@@ -28,7 +28,7 @@ _EXAMPLE: Final = 'DeviceAssignment([("0", "CPU:0"), ("1", "CPU:0")])'
 
 @dataclass(frozen=True, init=False)
 class DeviceAssignment:
-    """Which worker and device each replica sits on, in the order of their ids.
+    """The worker and the device of each replica, in the order of their ids.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class DeviceAssignment:
 
     @property
     def num_workers(self) -> int:
-        """How many workers are named."""
+        """The number of workers that are named."""
         return len({worker for worker, _ in self.replicas})
 
     @property
@@ -72,7 +72,7 @@ class DeviceAssignment:
         return max(map(names.count, names))
 
     def on(self, workers: Sequence[Worker]) -> list[tuple[str, str]]:
-        """The address of the worker, and the device, of each replica.
+        """Return the address of the worker and the device of each replica.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class DeviceAssignment:
         return pairs
 
     def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
-        """The same, once the workers have been asked for the devices; raises as `on` and `check_there` do.
+        """Return the same as `on`, after asking workers for the devices; raise as `check_devices_on_workers` does.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class DeviceAssignment:
             Two workers see one device in what they are to have, and are not to share it.
         """
         pairs = self.on(workers)
-        check_there(client, workers, pairs)
+        check_devices_on_workers(client, workers, pairs)
         if not share_devices:
             _check_not_shared(client, workers, pairs)
         return pairs
@@ -131,7 +131,7 @@ class PerWorker:
 
     @property
     def num_workers(self) -> int | None:
-        """For how many workers numbers are given, or there are devices in this process; None for any."""
+        """The number of workers that numbers are given for, or that this process has devices for; None for any."""
         if self.counts is None or isinstance(self.counts, int):
             num_devices = len(present())
             return max(1, num_devices // (self.counts or 1)) if num_devices else None
@@ -146,9 +146,9 @@ class PerWorker:
         return max(counts.values() if isinstance(counts, dict) else counts)
 
     def slots(self, client: Any, workers: Sequence[Worker], share_devices: bool = False) -> list[tuple[str, str]]:
-        """The address of the worker, and the device, of each replica.
+        """Return the address of the worker and the device of each replica.
 
-        Raises as `num_replicas_on`, `assign_devices` and `check_there` do.
+        Raises as `num_replicas_on`, `assign_devices` and `check_devices_on_workers` do.
         """
         numbers: Sequence[int | None] = [None] * len(workers)
         if self.counts is not None:
@@ -160,7 +160,7 @@ class PerWorker:
             taking, probe_devices(client, taking), [numbers[number] for number in with_some], share_devices
         )
         pairs = [(worker.address, name) for worker, own in zip(taking, names, strict=True) for name in own]
-        check_there(client, taking, pairs)
+        check_devices_on_workers(client, taking, pairs)
         return pairs
 
 
@@ -168,7 +168,7 @@ def placing(
     device_assignment: DeviceAssignment | None,
     num_replicas_per_worker: ReplicasPerWorker | None,
 ) -> DeviceAssignment | PerWorker:
-    """Where replicas are to be, said in one way or the other; on each worker's devices if in none.
+    """Return the placement of replicas by the argument that is given; on each worker's devices if none is.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def placing(
 
 
 def checked_share(share_devices: Any) -> bool:
-    """Whether devices may be shared.
+    """Return whether devices may be shared.
 
     Raises
     ------

@@ -55,7 +55,7 @@ class ListedDevices(tuple[ListedDevice, ...]):
 
 
 def list_devices(client: Any = None) -> ListedDevices:
-    """The devices that replicas can be on.
+    """List the devices that replicas can be on.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def list_devices(client: Any = None) -> ListedDevices:
 
 
 async def listed() -> list[ListedDevice]:
-    """The devices of this worker; in a thread, as the libraries of devices take long to load."""
+    """Return the devices of this worker; in a thread, as the libraries of devices take long to load."""
     return await asyncio.to_thread(_listed)
 
 

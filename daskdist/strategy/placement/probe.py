@@ -1,4 +1,4 @@
-"""What a process sees of devices, asked on workers."""
+"""Queries of the devices that workers see."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from daskdist.strategy.placement.replica_counts import Worker
 _DASK_CUDA: Final = ("dask_cuda", "CPUAffinity")
 
 
-async def look(dask_worker: Any) -> VisibleDevices:
-    """What this worker sees; in a thread, as the libraries of devices take long to load."""
+async def visible_on_worker(dask_worker: Any) -> VisibleDevices:
+    """Return the devices that this worker sees; in a thread, as the libraries of devices take long to load."""
     return await asyncio.to_thread(_look, dask_worker)
 
 
@@ -33,8 +33,8 @@ def _look(worker: Any) -> VisibleDevices:
     )
 
 
-async def missing(names: Mapping[str, Sequence[str]], dask_worker: Any) -> list[tuple[str, str]]:
-    """Which of the devices named for this worker, by its address, cannot be used on it, and why."""
+async def missing_on_worker(names: Mapping[str, Sequence[str]], dask_worker: Any) -> list[tuple[str, str]]:
+    """Return the devices, of those named for this worker's address, that it cannot use, each with the reason."""
     return await asyncio.to_thread(_missing, names[dask_worker.address])
 
 
@@ -43,14 +43,14 @@ def _missing(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def probe_devices(client: Any, workers: Sequence[Worker]) -> list[VisibleDevices]:
-    """What workers see."""
+    """Return the devices that each worker sees."""
     addresses = [each.address for each in workers]
-    found = client.run(look, workers=addresses) if addresses else {}
+    found = client.run(visible_on_worker, workers=addresses) if addresses else {}
     return [found[each] for each in addresses]
 
 
-def check_there(client: Any, workers: Sequence[Worker], slots: Sequence[tuple[str, str]]) -> None:
-    """See that the devices of replicas can be used on their workers.
+def check_devices_on_workers(client: Any, workers: Sequence[Worker], slots: Sequence[tuple[str, str]]) -> None:
+    """Check that the devices of replicas can be used on their workers.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def check_there(client: Any, workers: Sequence[Worker], slots: Sequence[tuple[st
     for address, name in slots:
         if not named(name).is_host:
             names.setdefault(address, []).append(name)
-    found = client.run(missing, names, workers=list(names)) if names else {}
+    found = client.run(missing_on_worker, names, workers=list(names)) if names else {}
     for worker in workers:
         for name, why in found.get(worker.address, ()):
             raise UnknownDeviceError(

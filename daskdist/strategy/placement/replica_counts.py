@@ -1,4 +1,4 @@
-"""How many replicas each worker of a cluster has: as many on all, or so many on each."""
+"""The number of replicas of each worker of a cluster: one number for all, or one for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARGUMENT = "num_replicas_per_worker"
 
 @dataclass(frozen=True)
 class Worker:
-    """What is to be known of a worker.
+    """The address, name and threads of a worker.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Worker:
 
 
 def as_counts(wanted: ReplicasPerWorker) -> Counts:
-    """``num_replicas_per_worker``, checked as far as that can be done without the workers.
+    """Check ``num_replicas_per_worker`` as far as is possible without the workers, and return it.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def _is_sequence(wanted: Any) -> bool:
 
 
 def num_replicas_on(workers: Sequence[Worker], counts: Counts) -> list[int]:
-    """The replicas of each worker.
+    """Return the number of replicas of each worker.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def _by_name(workers: Sequence[Worker], counts: dict[str, int]) -> list[int]:
 
 
 def places_of(workers: Sequence[Worker]) -> dict[str, int]:
-    """Where in a sequence each worker is, by its name and by its address.
+    """Return the place of each worker in a sequence, by its name and by its address.
 
     >>> places_of([Worker("tcp://a:1", "alice", 2)])
     {'alice': 0, 'tcp://a:1': 0}
@@ -128,7 +128,7 @@ def places_of(workers: Sequence[Worker]) -> dict[str, int]:
 
 
 def names_of(workers: Sequence[Worker]) -> str:
-    """Workers as a message lists them.
+    """Return the names of workers as a message lists them.
 
     >>> names_of([Worker("tcp://a:1", "alice", 2), Worker("tcp://b:1", "tcp://b:1", 1)])
     'alice (tcp://a:1), tcp://b:1'

@@ -20,7 +20,7 @@ _TOTALS: Final = {ReduceOp.SUM: ("sum", "add"), ReduceOp.PROD: ("prod", "multipl
 
 
 def reduction_on(device: Device, op: Op) -> Reduction:
-    """The record of a reduction, of arrays of a device.
+    """Return the record of a reduction for arrays of a device.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def _named(device: Any, op: ReduceOp) -> Reduction:
 
 
 def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
-    """Partial results, each on another device, made one on the first of those by its library; None if it does not."""
+    """Combine partial results of several devices on the first of those by its library; return None if it cannot."""
     if not isinstance(op, ReduceOp):
         return None
     if op is not ReduceOp.MEAN:
@@ -80,7 +80,7 @@ def _by_library(device: Device, how: str, arrays: Sequence[Any]) -> Any:
 
 
 def cast(xp: Any, array: Any, dtype: np.dtype[Any]) -> Any:
-    """An array of a namespace in one of NumPy's dtypes; as it is if it is of that."""
+    """Return an array of a namespace in one of NumPy's dtypes; the same object if it has that dtype."""
     return array if dtype_of(array) == dtype else xp.astype(array, getattr(xp, dtype.name))
 
 

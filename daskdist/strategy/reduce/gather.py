@@ -20,7 +20,7 @@ from daskdist.strategy.values.wiring import filled
 
 @dataclass(frozen=True)
 class Gather:
-    """What puts values together along an axis, where they are brought.
+    """The function that concatenates values along an axis on the worker they are brought to.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class Gather:
     def __call__(
         self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], leaves: list[list[Any]]
     ) -> FlatResult:
-        """From wired values: for each leaf those of the replicas, in order."""
+        """Concatenate wired values: for each leaf those of the replicas, in order."""
         return FlatResult.of([concatenated(values, self.axis) for values in filled(results, picks, leaves)])
 
 
 def concatenated(values: Sequence[Any], axis: int, operation: str = "gather") -> Any:
-    """Arrays of replicas, one after the other along an axis.
+    """Concatenate arrays of replicas along an axis.
 
     Raises
     ------

@@ -23,7 +23,7 @@ _FEW_ROWS: Final = 128
 
 
 def reduce_rows(ufunc: np.ufunc, array: np.ndarray[Any, Any], axis: int | tuple[int, ...]) -> Any:
-    """As ``ufunc.reduce(array, axis)``, with an error that does not grow with the number of rows.
+    """Reduce as ``ufunc.reduce(array, axis)`` does, with an error that does not grow with the number of rows.
 
     Parameters
     ----------

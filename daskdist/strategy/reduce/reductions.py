@@ -1,4 +1,4 @@
-"""Reductions: what is done on a replica, how two partial results combine, and what is made of the last."""
+"""Reductions: a partial result on each replica, the combination of two, and the result made of the last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Op: TypeAlias = "ReduceOp | Reduction | Callable[[Any, Any], Any]"
 
 
 class ReduceOp(enum.Enum):
-    """How values of replicas become one.
+    """A named reduction of the values of replicas.
 
     >>> ReduceOp.of("max")
     <ReduceOp.MAX: 'MAX'>
@@ -35,7 +35,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, value: object) -> ReduceOp:
-        """An operation, from itself or its name in any case."""
+        """Return an operation from itself or its name in any case."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str) and (found := cls._member_map_.get(value.upper())) is not None:
@@ -47,7 +47,7 @@ class ReduceOp(enum.Enum):
 
 
 def as_it_is(partial: Any) -> Any:
-    """The last partial result, as most reductions give it."""
+    """Return the last partial result, which most reductions return as it is."""
     return partial
 
 
@@ -97,7 +97,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Ufunc:
-    """What a NumPy function of two arguments makes of a replica's array.
+    """The partial result of a replica's array by a NumPy function of two arguments.
 
     Parameters
     ----------
@@ -123,13 +123,13 @@ class Ufunc:
 
 @functools.cache
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of sums and products of an integer or bool one."""
+    """Return the dtype of sums and products of an integer or bool dtype."""
     return np.result_type(dtype, np.uint64 if dtype.kind == "u" else np.int64)
 
 
 @dataclass(frozen=True)
 class RowByRow:
-    """What any associative function makes of a replica's array: rows are taken in pairs, then what came of those."""
+    """The partial result of a replica's array by any associative function: of pairs of rows, then of results."""
 
     function: Callable[[Any, Any], Any]
 
@@ -142,7 +142,7 @@ class RowByRow:
 
 
 def in_pairs(function: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
-    """Rows made one: pairs of neighbours, then what came of those."""
+    """Reduce rows to one: pairs of neighbours first, then pairs of the results."""
     while len(rows) > 1:
         pairs = [function(rows[k], rows[k + 1]) for k in range(0, len(rows) - 1, 2)]
         rows = pairs + rows[len(pairs) * 2 :]
@@ -150,7 +150,7 @@ def in_pairs(function: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
 
 
 def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without axes it has.
+    """Return a shape without some of its axes.
 
     >>> without((2, 3, 4), (0, -1))
     (3,)
@@ -163,6 +163,7 @@ def without(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> tuple[int, .
 
 
 def num_rows(shape: tuple[int, ...], axis: int | tuple[int, ...]) -> int:
+    """Return the number of rows of a shape along axes."""
     return shape[axis] if isinstance(axis, int) else math.prod([shape[each] for each in axis])
 
 
@@ -220,7 +221,7 @@ OF_EQUALS: Final = frozenset({ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX})
 
 
 def checked_op(value: object) -> Op:
-    """A reduction, from what `Strategy.reduce` was given.
+    """Return a reduction from the argument of `Strategy.reduce`.
 
     Raises
     ------
@@ -244,7 +245,7 @@ def checked_op(value: object) -> Op:
 
 
 def reduction_of(op: Op) -> Reduction:
-    """The record of a reduction."""
+    """Return the record of a reduction."""
     if isinstance(op, ReduceOp):
         return REDUCTIONS[op]
     if isinstance(op, Reduction):
@@ -255,14 +256,14 @@ def reduction_of(op: Op) -> Reduction:
 
 
 def name_of(op: Op) -> str:
-    """A reduction as messages call it."""
+    """Return the name of a reduction in messages."""
     if isinstance(op, ReduceOp):
         return op.name
     return "the reduction" if isinstance(op, Reduction) else str(getattr(op, "__name__", type(op).__name__))
 
 
 def checked_axis(axis: Any) -> Axis:
-    """The axis or axes a reduction was given; no axes are None.
+    """Check the axis or axes of a reduction and return them; None for no axes.
 
     Raises
     ------

@@ -67,7 +67,7 @@ class NoRows:
     device: Device | None = None
 
     def partial(self, reduction: Reduction, axis: Axis) -> Any:
-        """What stands for the rows there are not."""
+        """Return the partial result of no rows."""
         row: Any = np.ones(self.one_row, self.dtype)
         like = host_nest(reduction.chunk(row if self.device is None else self.device.put(row), axis))
         parts, treespec = optree.tree_flatten(like, none_is_leaf=True)
@@ -115,7 +115,7 @@ class Fold:
     operation: str = "reduce"
 
     def chunks(self, results: Sequence[Any], picks: Sequence[tuple[int, Extract]], replicas: list[Any] | None) -> Any:
-        """From the values of replicas: for each a wired list of leaves; None where each has one, which is picked."""
+        """Fold values of replicas: a wired list of leaves for each, or None where each has one extracted leaf."""
         columns: Iterable[Sequence[Any]]
         if replicas is None:
             columns = [[pick(results[number]) for number, pick in picks]]
@@ -127,7 +127,7 @@ class Fold:
         return self._fold(reduction, [[self._chunk(reduction, leaf) for leaf in column] for column in columns])
 
     def partials(self, results: Sequence[Any]) -> Any:
-        """From partial results."""
+        """Fold partial results."""
         return self._fold(reduction_of(self.op), zip(*results, strict=True))
 
     def _chunk(self, reduction: Reduction, value: Any) -> tuple[tuple[int, ...], Any]:
@@ -337,7 +337,7 @@ def check_shapes(shapes: Sequence[tuple[int, ...]], axis: Axis) -> None:
 
 @functools.lru_cache(maxsize=64)
 def list_spec(num_leaves: int) -> Any:
-    """The structure of a list of so many leaves."""
+    """Return the structure of a list of ``num_leaves`` leaves."""
     return optree.tree_structure([0] * num_leaves, none_is_leaf=True)
 
 
@@ -349,7 +349,7 @@ _HERE: Final = frozenset({np.ndarray, int, float, bool, complex, np.float32, np.
 def groups_of(
     workers: tuple[str | None, ...], *, in_order: bool, at_once: int = 1
 ) -> tuple[tuple[str | None, tuple[int, ...]], ...]:
-    """Which replicas are combined first: for each group its worker and their numbers.
+    """Return the groups of replicas that are combined first: for each its worker and the numbers of the replicas.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where a function is: on a replica, between them, or nowhere; and what a replica does with the others."""
+"""`ReplicaContext`: the current replica or cross-replica scope, and its collectives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GIVEN: Final = LEAVES - {type(None)}
 
 
 class ReplicaContext:
-    """What a function knows that runs on a replica, and how it works together with the other replicas.
+    """The replica that a function runs on, and its collectives with the other replicas.
 
     Not made directly: `get_replica_context` gives it.
 
@@ -274,7 +274,7 @@ def _with_own_copies(nest: Any, but_of: str | None = None) -> Any:
 
 
 class CrossReplicaScope:
-    """Where a strategy is current, and no replica's function runs."""
+    """A scope in which a strategy is current and no replica's function runs."""
 
     def __init__(self, strategy: Any, *, is_merge_call: bool = False) -> None:
         self.strategy = strategy
@@ -282,22 +282,22 @@ class CrossReplicaScope:
 
 
 # What of these this is in; None outside of them.
-here: ContextVar[ReplicaContext | CrossReplicaScope | None] = ContextVar("daskdist context", default=None)
+current_context: ContextVar[ReplicaContext | CrossReplicaScope | None] = ContextVar("daskdist context", default=None)
 
 
 @contextlib.contextmanager
 def cross_replica_scope(strategy: StrategyContract, *, is_merge_call: bool = False) -> Iterator[None]:
     """Make a strategy current in a ``with`` block: that of a scope, or of a function that `merge_call` calls."""
-    token = here.set(CrossReplicaScope(strategy, is_merge_call=is_merge_call))
+    token = current_context.set(CrossReplicaScope(strategy, is_merge_call=is_merge_call))
     try:
         yield
     finally:
-        here.reset(token)
+        current_context.reset(token)
 
 
 def current_replica() -> ReplicaContext | None:
-    """The replica whose function this is in, if any."""
-    found = here.get()
+    """Return the replica whose function is running here, if any."""
+    found = current_context.get()
     return found if type(found) is ReplicaContext else None
 
 
@@ -310,7 +310,7 @@ def check_in_program(operation: str) -> None:
         A replica calls it, in a function that `Strategy.run` or `ReplicaContext.merge_call` calls. Each replica would
         take a step of its own there, and the others would never see that step.
     """
-    found = here.get()
+    found = current_context.get()
     if found is None or (type(found) is CrossReplicaScope and not found.is_merge_call):
         return
     if type(found) is CrossReplicaScope:
@@ -324,12 +324,12 @@ def check_in_program(operation: str) -> None:
 
 
 def is_free_for(strategy: Any) -> bool:
-    """Whether no replica's function runs here, and no scope of another strategy is open."""
-    found = here.get()
+    """Return whether no replica's function runs here, and no scope of another strategy is open."""
+    found = current_context.get()
     return found is None or (type(found) is CrossReplicaScope and found.strategy is strategy)
 
 
 def current_scope_strategy() -> StrategyContract | None:
-    """The strategy of the scope this is in, if any."""
-    found = here.get()
+    """Return the strategy of the current scope, if any."""
+    found = current_context.get()
     return found.strategy if type(found) is CrossReplicaScope else None

@@ -19,15 +19,15 @@ class CurrentGroup:
 
     Parameters
     ----------
-    team
+    group
         The replicas to begin with.
     backend
         Tells which are left.
     """
 
-    def __init__(self, team: ReplicaGroup, backend: Backend) -> None:
+    def __init__(self, group: ReplicaGroup, backend: Backend) -> None:
         # Replaced as a whole where replicas are lost.
-        self.now = team
+        self.now = group
         self._backend = backend
         self._sizes_before: tuple[int, ...] = ()
         self._lost: tuple[str | None, ...] = ()
@@ -49,8 +49,8 @@ class CurrentGroup:
             self._is_recovering = True
             try:
                 failed: Exception | None = None
-                while (team := self._backend.recover(self.now)) is not self.now:
-                    self._replace(team)
+                while (group := self._backend.recover(self.now)) is not self.now:
+                    self._replace(group)
                     try:
                         align()
                         failed = None
@@ -62,14 +62,14 @@ class CurrentGroup:
             finally:
                 self._is_recovering = False
 
-    def _replace(self, team: ReplicaGroup) -> None:
+    def _replace(self, group: ReplicaGroup) -> None:
         before = self.now
-        lost = [worker for worker in before.workers if worker not in team.workers]
+        lost = [worker for worker in before.workers if worker not in group.workers]
         self._sizes_before += (len(before.replicas),)
         self._lost += tuple(lost)
-        self.now = team
+        self.now = group
         told = [f"lost {each}, and with it replica {', '.join(map(str, before.members(each)))}" for each in lost]
-        logger.warning("%s; %d of %d replicas are left", "; ".join(told), len(team.replicas), len(before.replicas))
+        logger.warning("%s; %d of %d replicas are left", "; ".join(told), len(group.replicas), len(before.replicas))
 
     @property
     def has_shrunk(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a function of a dataset sees of the strategy that it refers to, where it runs in another process."""
+"""The view of a strategy that a function of a dataset has where it runs in another process."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from daskdist.execute.callers.live_workers import LiveWorkers
 from daskdist.execute.callers.submit import Picks, Submit
 from daskdist.execute.messages.pickling import describe_unpicklable, dumps_on_host, type_name
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.input.replica_iterator import Fed
+from daskdist.strategy.input.replica_plans import DatasetArgument
 from daskdist.strategy.reduce.tree import Prepared
 from daskdist.strategy.status import WorkerStatus
 from daskdist.strategy.steps.calls import Call, Result
@@ -124,7 +124,9 @@ class ClusterBackend:
         columns, common, own = _wired(packed, len(workers))
         columns = list(map(self._own_column, columns))
         settings = to_send()
-        is_loop = any(type(leaf) is PerReplica and not leaf.spread and type(leaf.values[0]) is Fed for leaf in leaves)
+        is_loop = any(
+            type(leaf) is PerReplica and not leaf.spread and type(leaf.values[0]) is DatasetArgument for leaf in leaves
+        )
         name = f"{LOOP if is_loop else ''}{operation}-{getattr(fn, '__name__', type(fn).__name__)}"
         capture = current_capture()
         # In a function, before its first step: it may be called as often as a step.
@@ -400,7 +402,7 @@ class ClusterBackend:
             if left == team:
                 break
             try:
-                self.streams.part_from(live_workers.lost)
+                self.streams.end_waiting_for(live_workers.lost)
                 # What is under way changes variables.
                 self.streams.become(left)
                 self.objects.clear()

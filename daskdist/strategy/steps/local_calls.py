@@ -15,7 +15,8 @@ from daskdist.devices import DeviceStream, are_loaded, named
 from daskdist.errors import CollectiveError
 from daskdist.strategy.collectives.rendezvous import Rendezvous
 from daskdist.strategy.group import Replica
-from daskdist.strategy.input.replica_iterator import Plan, fed
+from daskdist.strategy.input.replica_iterator import replica_iterators
+from daskdist.strategy.input.replica_plans import ReplicaPlan
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.remote.call_function import call_on_replica
 from daskdist.strategy.values.per_replica import PerReplica
@@ -156,12 +157,15 @@ class Calls:
         own = [leaf.values[number] if isinstance(leaf, PerReplica) else leaf for leaf in self._leaves]
         error = None
         try:
-            if not self._streams and Plan not in map(type, own):
+            if not self._streams and ReplicaPlan not in map(type, own):
                 # Neither a stream nor an iterator to open and to close.
                 args, kwargs = self._treespec.unflatten(own)
                 self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
             else:
-                with self._callers_stream(number), fed(own, self._treespec, replica, number) as (args, kwargs):
+                with (
+                    self._callers_stream(number),
+                    replica_iterators(own, self._treespec, replica, number) as (args, kwargs),
+                ):
                     self._results[number] = call_on_replica(self._fn, args, kwargs, replica, context)
         except BaseException as raised:
             error = self._errors[number] = raised

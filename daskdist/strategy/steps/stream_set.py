@@ -144,7 +144,7 @@ class StreamSet:
                 self._streams[address].append("team", team)
         self.kick()
 
-    def part_from(self, lost: Sequence[str]) -> None:
+    def end_waiting_for(self, lost: Sequence[str]) -> None:
         """End all waiting for workers that are lost."""
         why = Failed(Failure.of(ClusterError(f"lost {', '.join(lost)}, which a call needs; make it anew")), None)
         with self.lock:

@@ -49,7 +49,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
             self.settle()
 
     def result(self) -> Any:
-        """The value, waited for."""
+        """Wait for the value and return it."""
         return results_of([self])[0]
 
     @property
@@ -58,11 +58,11 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         return self.source is None
 
     def can_be_given_to(self, caller: ResultSource) -> bool:
-        """Whether a call of this caller can have the value."""
+        """Return whether a call of this caller can use the value."""
         return self.source is None or are_on_one_cluster(self.caller, caller)
 
     def settle(self) -> None:
-        """Have what was done to other values done where they are, with calls that go there, or else here."""
+        """Compute the operations on other values where those are, by a call there, or else here."""
         if not isinstance(self.source, Applied):
             return
         wiring = Wiring()
@@ -186,7 +186,7 @@ _PLAIN: Final = frozenset({AsyncValue, int, float, np.float32, np.float64})
 
 
 def as_it_is_now(value: Any) -> Any:
-    """A value that a later change of the array does not reach: calls are sent after they are made."""
+    """Return a copy that later changes of an array do not reach, since calls are sent after they are made."""
     if isinstance(value, np.ndarray):
         # Also one that is read-only: it may be a view, or become writeable again.
         return value.copy("K")
@@ -197,18 +197,19 @@ def as_it_is_now(value: Any) -> Any:
 
 
 def are_on_one_cluster(one: ResultSource, other: ResultSource) -> bool:
+    """Return whether calls of two sources take each other's results."""
     return one is other or one.client is other.client
 
 
 def workers_needed(value: Any) -> Any:
-    # Those without which it does not come; what tells them, for as long as there is one.
+    """Return the workers without which a value does not come, or the object that knows them; ``()`` if it is here."""
     if not isinstance(value, AsyncValue) or value.source is None:
         return ()
     return value.caller.live_workers
 
 
 def persisted_value(graph: Any, key: Any, workers: Any, *, rename: dict[str, str] | None = None) -> Any:
-    # What Dask's `persist` leaves: a future, or where it had no cluster the value.
+    """Return a value that Dask's ``persist`` left in a graph: a future, or without a cluster the value itself."""
     name, number = key
     found = graph[(rename or {}).get(name, name), number]
     if is_unfinished_task(found):

@@ -17,12 +17,12 @@ from daskdist.strategy.values.wiring import PendingValue, Wiring, filled_on_host
 
 
 class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
-    """What values and nests of values have in common as Dask collections: a key for each."""
+    """The base of values and nests of values as Dask collections, with a key for each value."""
 
     __slots__ = ()
 
     def values_by_key(self) -> dict[Any, Any]:
-        """By key, each value, which may be asynchronous, in order."""
+        """Return each value, which may be asynchronous, by its key, in order."""
         raise NotImplementedError
 
     def __dask_graph__(self) -> Any:

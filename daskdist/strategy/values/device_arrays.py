@@ -33,7 +33,7 @@ class Placed:
     partial: Any
 
     def here(self) -> Any:
-        """The same in arrays of the host."""
+        """Return the partial result in arrays of the host."""
         return host_nest(self.partial)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ def _as_it_is(partial: Any) -> Any:
 
 
 def host_nest(nest: Any) -> Any:
-    """A nest with its arrays of devices as NumPy's; the very same where it has none."""
+    """Return a nest with its arrays of devices as NumPy arrays; the same object where it has none."""
     if not are_loaded():
         return nest
     leaves, treespec = optree.tree_flatten(nest, none_is_leaf=True)
@@ -58,7 +58,7 @@ def host_nest(nest: Any) -> Any:
 
 
 def host_array(value: Any) -> Any:
-    """An array of a device as NumPy's; whatever else it is, as it is."""
+    """Return an array of a device as a NumPy array, and any other value as it is."""
     device = device_of(value)
     if device is None:
         return value
@@ -89,13 +89,13 @@ def in_stream_of(device: Device) -> Iterator[None]:
 
 
 def catch_up(device: Device) -> None:
-    """Have the stream of a device's replica go on after what this thread's own has been given: others look at that."""
+    """Make the stream of a device's replica wait for this thread's own stream, whose results others read."""
     with device.using():
         stream_of(device).wait(device.current_stream().record())
 
 
 def moved(array: Any, device: Device) -> Any:
-    """An array of the host or of any device on a device, in whose stream this is; as it is where it is there."""
+    """Return an array on a device, whose stream is current; the same object if it is there."""
     source = device_of(array)
     if source == device:
         return array
@@ -117,7 +117,7 @@ def moved(array: Any, device: Device) -> Any:
 
 
 def moved_nest(nest: Any, device: Device) -> Any:
-    """A nest with its arrays on a device, in whose stream this is, but those that it lacks the dtype of."""
+    """Return a nest with its arrays on a device, whose stream is current, except arrays of dtypes that it lacks."""
 
     def leaf_there(leaf: Any) -> Any:
         if isinstance(leaf, (np.ndarray, np.generic)):
@@ -128,7 +128,7 @@ def moved_nest(nest: Any, device: Device) -> Any:
 
 
 def home_of(devices: Sequence[Device | None]) -> Device | None:
-    """Where values of several places are made one: on the first one's device; None for the host, if one is there."""
+    """Return the device on which values combine: that of the first; None if one of them is on the host."""
     first = devices[0]
     if first is None or any(each is None or each.kind != first.kind for each in devices):
         return None
@@ -136,7 +136,7 @@ def home_of(devices: Sequence[Device | None]) -> Device | None:
 
 
 def own_copy(value: Any, like: Any, *, is_own: bool) -> Any:
-    """What several replicas are given, for one of them alone: on the device of what that gave, or on the host.
+    """Return one replica's own copy of a shared result: on the device of its contribution, or on the host.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def own_copy(value: Any, like: Any, *, is_own: bool) -> Any:
 
 
 def called_on_device(function: np.ufunc, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A function of NumPy's of arrays, some of them of a device, by that of its namespace."""
+    """Call a NumPy function on arrays, some of them on a device, by the function of the device's namespace."""
     device = next(device for device in map(device_of, args) if device is not None)
     there = getattr(device.namespace, function.__name__, function)
     with in_stream_of(device):

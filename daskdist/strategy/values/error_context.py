@@ -1,4 +1,4 @@
-"""Where an error of a user's function was raised, told in its message."""
+"""Context that is added to the message of an error of a user's function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a value on a cluster comes from: the result of a call, and what takes it out of that."""
+"""The source of a value on a cluster: the result of a call, and the extraction of a part of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ExtractFromRows:
 
 @lru_cache(maxsize=2**14)
 def pick_from_rows(place: int, leaf: int, is_writable: bool = False) -> ExtractFromRows:
-    """One leaf of one element of a block; places begin anew in each block, and so it was as a rule made before."""
+    """Return the extraction of one leaf of one element; cached, as places begin at 0 in each block."""
     return ExtractFromRows(place, leaf, is_writable)
 
 
@@ -66,7 +66,7 @@ class ExtractAll:
 # Not frozen: each step makes some, and that takes three times as long.
 @dataclass(slots=True)
 class FlatResult:
-    """What a function gave on a replica, as leaves."""
+    """The value that a function returned on a replica, as leaves."""
 
     leaves: list[Any]
     treespec: Any
@@ -153,11 +153,11 @@ class PerReplicaRef(NamedTuple):
     is_step: bool = False
 
     def pick(self, number: int) -> Extract:
-        """What takes out the part of one replica."""
+        """Return the extraction of one replica's part."""
         return self.picks[number] if isinstance(self.picks, tuple) else self.picks
 
     def part(self, number: int) -> Remote:
-        """The part of one replica."""
+        """Return one replica's part."""
         step = self.handles if self.is_step else ()
         return Remote(self.handles[number], self.pick(number), self.workers[number], step)
 

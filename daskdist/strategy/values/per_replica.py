@@ -28,7 +28,7 @@ class DistributedValues(NoSingleValue):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """One for each replica, in replica order."""
+        """The value of each replica, in replica order."""
         raise NotImplementedError
 
 
@@ -45,6 +45,7 @@ class PerReplica(ValueCollection, DistributedValues):
     It is a Dask collection with a key a replica: ``dask.compute(value)`` gives a `PerReplica` of values that are here,
     and ``value.persist()`` one of values that are computed where they are; arrays of devices are NumPy's in both.
 
+    >>> import numpy as np
     >>> PerReplica([np.array([1, 2]), np.array([3])])
     PerReplica:{
       0: array([1, 2]),
@@ -66,7 +67,7 @@ class PerReplica(ValueCollection, DistributedValues):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """One for each replica, in replica order."""
+        """The value of each replica, in replica order."""
         spread = self.spread
         if spread is not None:
             parts = map(spread.part, range(len(spread.workers)))
@@ -105,12 +106,12 @@ class PerReplica(ValueCollection, DistributedValues):
         return self._name
 
     def number(self) -> int:
-        """How many there are."""
+        """Return the number of values."""
         spread = self.spread
         return len(self.values if spread is None else spread.workers)
 
     def can_be_given_to(self, caller: ResultSource) -> bool:
-        """Whether a call of this caller can have the values, which come from one place."""
+        """Return whether a call of this caller can use the values, which come from one place."""
         spread = self.spread
         if spread is not None:
             return are_on_one_cluster(spread.caller, caller)
@@ -142,7 +143,7 @@ def _summaries(values: Sequence[Any]) -> list[Summary]:
 
 
 def summary(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Summary:
-    """The summary of a wired value."""
+    """Return the summary of a wired value."""
     return Summary.of(filled(results, picks, nest))
 
 

@@ -1,4 +1,4 @@
-"""What replicas give as one nest of `PerReplica`, and one replica's part of such a nest."""
+"""Nests of `PerReplica` made of the values of replicas, and one replica's part of such a nest."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from daskdist.strategy.values.per_replica import PerReplica
 
 
 def component(nest: Any, replica: int) -> Any:
-    """A nest as one replica sees it: every `PerReplica` in it replaced by that replica's value."""
+    """Return a nest as one replica sees it: with that replica's value in place of each `PerReplica`."""
     return optree.tree_map(
         lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, nest, none_is_leaf=True
     )
 
 
 def regroup(results: Sequence[Any], *, always: bool = False) -> Any:
-    """Results of all replicas, of one structure, as one nest of `PerReplica`.
+    """Return results of all replicas, of one structure, as one nest of `PerReplica`.
 
     An object all share comes bare, unless ``always``.
     """

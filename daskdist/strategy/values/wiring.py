@@ -74,7 +74,7 @@ class Expression:
 
 @dataclass
 class Wiring:
-    """What nests with asynchronous values in them need, so that they can be filled elsewhere.
+    """The results that nests with asynchronous values need to be filled elsewhere.
 
     Parameters
     ----------
@@ -94,13 +94,13 @@ class Wiring:
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def wire(self, nest: Any) -> Any:
-        """The nest with slots and expressions for its asynchronous values."""
+        """Return the nest with slots and expressions for its asynchronous values."""
         if isinstance(nest, PendingValue):
             return self.wire_leaf(nest)
         return optree.tree_map(self.wire_leaf, nest, none_is_leaf=True)
 
     def wire_leaf(self, leaf: Any) -> Any:
-        """A leaf, or the slot or expression for it."""
+        """Return a leaf, or the slot or expression for it."""
         if not isinstance(leaf, PendingValue):
             if type(leaf) is Remote:
                 return self.slot(leaf.handle, leaf.pick)
@@ -124,7 +124,7 @@ class Wiring:
         return kind(map(self._wire_arg, arg)) if kind is tuple or kind is list else self.wire_leaf(arg)
 
     def slot(self, handle: Handle, pick: Any, worker: str | None = None) -> Slot:
-        """The slot for a part of a result, which was asked of a worker."""
+        """Return the slot for a part of a result that a worker was asked for."""
         handles, picks = self.handles, self.picks
         place = len(handles)
         number = self._numbers.setdefault(id(handle), place)
@@ -137,17 +137,17 @@ class Wiring:
 
 
 def filled(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], nest: Any) -> Any:
-    """A wired nest, made whole where its parts are."""
+    """Return a wired nest filled with parts of results."""
     return fill(nest, [pick(results[number]) for number, pick in picks])
 
 
 def filled_on_host(results: Sequence[Any], picks: Sequence[tuple[int, Extract]], value: Any) -> Any:
-    """A wired value; an array of a device as NumPy's, for Dask takes it anywhere."""
+    """Return a wired value filled; an array of a device as NumPy's, since Dask takes it anywhere."""
     return host_array(filled(results, picks, value))
 
 
 def fill(nest: Any, parts: Sequence[Any]) -> Any:
-    """A wired nest with its parts in place."""
+    """Return a wired nest with its parts in place."""
     kind = type(nest)
     if kind is Slot:
         return parts[nest.number]
@@ -165,7 +165,7 @@ def fill(nest: Any, parts: Sequence[Any]) -> Any:
 
 @with_short_traceback
 def results_of(values: Sequence[Any]) -> list[Any]:
-    """The values of several, of which asynchronous ones are waited for and fetched together."""
+    """Return several values; wait for the asynchronous ones and fetch them together."""
     wiring = Wiring()
     wired = wiring.wire(list(values))
     if wiring.caller is not None:
@@ -207,5 +207,5 @@ def _fetch(wiring: Wiring, caller: ResultSource) -> list[Any]:
 
 
 def pick_all(results: Sequence[Any], picks: Sequence[Extract]) -> list[Any]:
-    """Some parts of the one result there is."""
+    """Return several parts of the only result."""
     return [pick(results[0]) for pick in picks]

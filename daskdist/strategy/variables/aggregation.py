@@ -1,4 +1,4 @@
-"""When and how the copies of a variable that replicas have are made one."""
+"""When and how the replicas' copies of a variable are made one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _E = TypeVar("_E", bound="_Named")
 class _Named(enum.Enum):
     @classmethod
     def of(cls: type[_E], value: object) -> _E:
-        """A member, from itself or its name in any case."""
+        """Return a member from itself or its name in any case."""
         if isinstance(value, cls):
             return value
         found = cls.__members__.get(value.upper()) if isinstance(value, str) else None
@@ -23,7 +23,7 @@ class _Named(enum.Enum):
 
 
 class VariableAggregation(_Named):
-    """What becomes of the values that replicas assign to a variable.
+    """The aggregation of the values that replicas assign to a variable.
 
     NONE: they are to be the same. SUM, MEAN: the variable is assigned their sum or mean. ONLY_FIRST_REPLICA: it is
     assigned that of replica 0.

@@ -19,7 +19,7 @@ NUMBERS: Final = (bool, int, float, complex)
 
 @dataclass(frozen=True)
 class CopyLayout:
-    """What a variable's value is, but for its numbers.
+    """The structure, shapes and dtypes of a variable's value.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class CopyLayout:
 
     @classmethod
     def of(cls, value: Any) -> CopyLayout:
-        """The layout of a value."""
+        """Return the layout of a value."""
         leaves, treespec = optree.tree_flatten(value, none_is_leaf=True)
         if not leaves or not all(map(is_array, leaves)):
             specs = [_spec_of_framework(leaf) for leaf in leaves]
@@ -50,7 +50,7 @@ class CopyLayout:
         return len(self.specs) if self.treespec is not None else 1
 
     def packed(self, leaves: Sequence[Any]) -> Any:
-        """The value that leaves are of."""
+        """Return the value that has these leaves."""
         return leaves[0] if self.treespec is None else optree.tree_unflatten(self.treespec, leaves)
 
 
@@ -67,7 +67,7 @@ def _spec_of_framework(leaf: Any) -> TensorSpec | None:
 
 
 def frozen(leaf: Any) -> Any:
-    """A leaf that is a variable's own: if it is an array nobody is to change it."""
+    """Return a variable's own leaf, read-only if it is an array."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         leaf = np.asarray(leaf)
         leaf.flags.writeable = False
@@ -75,14 +75,14 @@ def frozen(leaf: Any) -> Any:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is numbers."""
+    """Return whether a leaf is a number or an array of numbers."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return leaf.dtype.kind in "biufc"
     return isinstance(leaf, NUMBERS)
 
 
 def of_numbers(value: Any) -> Any:
-    """Lists of Python numbers as an array; what else there is as it is."""
+    """Return a list of Python numbers as an array, and any other value as it is."""
     if not isinstance(value, (list, tuple)) or not all(type(leaf) in NUMBERS for leaf in optree.tree_leaves(value)):
         return value
     try:
@@ -94,14 +94,14 @@ def of_numbers(value: Any) -> Any:
 
 
 def with_dtype(value: Any, dtype: Any) -> Any:
-    """A nest with its arrays of a dtype; as it is if that is None."""
+    """Return a nest with its arrays in a dtype; as it is if that is None."""
     if dtype is None:
         return value
     return optree.tree_map(lambda leaf: np.asarray(leaf, dtype) if is_array(leaf) else leaf, value, none_is_leaf=True)
 
 
 def leaves_like(layout: CopyLayout, value: Any, what: str) -> list[Any]:
-    """The leaves of a value that is of the structure of a layout.
+    """Return the leaves of a value that has the structure of a layout.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def leaves_like(layout: CopyLayout, value: Any, what: str) -> list[Any]:
 
 
 def as_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """Leaves with what can be made an array here made one: other variables, arrays of frameworks.
+    """Convert leaves to arrays where that is possible here: other variables, arrays of frameworks.
 
     Arrays of devices stay there.
     """

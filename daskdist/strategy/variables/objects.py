@@ -35,13 +35,13 @@ _FOR_GOOD: Final = (*PLAIN, type(None), type, FunctionType, BuiltinFunctionType,
 
 
 def parts_of(value: Any) -> set[int]:
-    """By identity, an object that can be changed in place, and of a nest of such objects each."""
+    """Return the identities of an object that can be changed in place, and of the objects in a nest."""
     parts = (value, *optree.tree_leaves(value))
     return {id(each) for each in parts if not isinstance(each, _FOR_GOOD)}
 
 
 def copied(value: Any, what: str) -> Any:
-    """An object of which a replica has one that nobody else has.
+    """Return a deep copy of an object, for one replica alone.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def copied(value: Any, what: str) -> Any:
 
 
 def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaContext, value: Any) -> Any:
-    """What all replicas assign made one, for this replica alone; all call this.
+    """Aggregate the objects that all replicas assign; each replica calls this, and gets its own result.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _on_device_of(replica: ReplicaContext, value: Any) -> Any:
 
 @dataclass
 class _Box:
-    """What a replica assigns, and what tells it from other things."""
+    """The object that a replica assigns, and its digest."""
 
     value: Any
     digest: bytes
@@ -109,7 +109,7 @@ class _Box:
 
 @dataclass(frozen=True)
 class AgreedObjects(Agreed):
-    """That all replicas give the same object; where that is one that several have, it becomes one for each."""
+    """The check that all replicas give the same object; one that several share is copied for each."""
 
     def shapes(self, given: Any) -> Any:
         return None

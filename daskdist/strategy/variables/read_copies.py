@@ -1,4 +1,4 @@
-"""The values of a nest, as what is done with those of all replicas takes them."""
+"""The leaves of a nest with variables, for operations on the values of all replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daskdist.strategy.variables.variable import Variable
 
 
 def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
-    """The leaves of a nest and its structure, with the copies of a variable in its place.
+    """Return the leaves of a nest and its structure, with the copies of each variable in its place.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def with_copies(operation: str, token: str, nest: Any) -> tuple[list[Any], Any]:
 
 
 def has_variables(leaf: Any) -> bool:
-    """Whether a leaf is a `PerReplica` of which some values are variables."""
+    """Return whether a leaf is a `PerReplica` of which some values are variables."""
     return type(leaf) is PerReplica and leaf.spread is None and Variable in set(map(type, leaf.values))
 
 

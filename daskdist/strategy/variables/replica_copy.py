@@ -1,4 +1,4 @@
-"""A replica's copy of a variable: what it may be, and what is done with it where the replica is."""
+"""A replica's copy of a variable, and the functions that read and change it where the replica is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReplicaCopy:
 
     @property
     def is_own(self) -> bool:
-        """Whether it need not be what other replicas have."""
+        """Whether it may differ from the copies of other replicas."""
         if self.replica.updates_alone or self.replica.num_replicas_in_sync == 1:
             return True
         return self.variable.synchronization is VariableSynchronization.ON_READ
@@ -79,7 +79,7 @@ class ReplicaCopy:
         return leaves if self.variable.layout.treespec is None else list(map(host_array, leaves))
 
     def checked(self, how: str, value: Any) -> list[Any]:
-        """The leaves of a value as arrays of the host or of a device, or the object, if the variable can have it."""
+        """Return the leaves of a value as arrays of the host or a device, or the object; refuse what does not fit."""
         layout = self.variable.layout
         if layout.treespec is None:
             self._check_change(how)
@@ -137,7 +137,7 @@ class ReplicaCopy:
 
 
 def own_object(value: Any, what: str) -> Any:
-    """An object that is to be a replica's; of another variable the value, which stays that one's too."""
+    """Return an object for a replica: of another variable a copy of its value, else the object."""
     return copied(value.read_value(), what) if isinstance(value, VariableRecord) else value
 
 
@@ -181,7 +181,7 @@ def _listed(leaves: list[Any]) -> FlatResult:
 
 
 def make_on_replica(variable: VariableRecord, make: Callable[[], Any], dtype: str | None) -> FlatResult:
-    """Have a function make what a variable is to begin with."""
+    """Call a function that makes the initial value of a variable."""
     copy = _required_copy(variable)
     replica = copy.replica
     value, layout = None, CopyLayout(None)
@@ -218,12 +218,12 @@ def _for_program(copy: ReplicaCopy) -> FlatResult:
 
 
 def read_on_replica(variable: VariableRecord, is_asked: bool = True) -> FlatResult:
-    """The leaves of a replica's copy; None for each where it is not asked for."""
+    """Return the leaves of a replica's copy; None for each if the replica is not asked."""
     return _for_program(_required_copy(variable)) if is_asked else _listed([None] * variable.layout.num_leaves)
 
 
 def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
-    """The leaves of a replica's copies; what objects have in common, such as a model and its optimizer, they keep."""
+    """Return the leaves of a replica's copies; what objects share, as a model and its optimizer do, stays shared."""
     found = [_required_copy(each).host_leaves for each in variables]
     objects = [number for number, each in enumerate(variables) if each.layout.treespec is None]
     # What cannot be copied does not leave the worker either.
@@ -248,7 +248,7 @@ def write_on_replica(variable: VariableRecord, how: str, leaves: list[Any]) -> F
 
 
 def align_on_replica(variable: VariableRecord) -> FlatResult:
-    """Have all replicas have what the first one has."""
+    """Assign the first replica's value to all replicas."""
     copy = _required_copy(variable)
     replica = copy.replica
     if replica.num_replicas_in_sync > 1:
@@ -260,7 +260,7 @@ def align_on_replica(variable: VariableRecord) -> FlatResult:
 
 
 def state_on_replica(variable: VariableRecord) -> FlatResult:
-    """What a replica has, in arrays that can be saved."""
+    """Return a replica's value in arrays that can be saved."""
     value = variable.layout.packed(_required_copy(variable).host_leaves)
     if variable.layout.treespec is None:
         value = value.state_dict() if hasattr(value, "state_dict") else value
@@ -275,7 +275,7 @@ def state_on_replica(variable: VariableRecord) -> FlatResult:
 
 
 def restore_on_replica(variable: VariableRecord, state: FlatResult) -> FlatResult:
-    """Give a replica what was saved."""
+    """Restore a replica's value from its saved state."""
     copy = _required_copy(variable)
     value = variable.layout.packed(copy.host_leaves)
     (saved,) = state.leaves

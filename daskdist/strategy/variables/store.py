@@ -1,4 +1,4 @@
-"""What replicas keep from call to call: the states of variables, in the process that the replicas are in."""
+"""`VariableStore`: the states of variables that replicas of a process keep from call to call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class VariableStore:
         self._states: dict[int, dict[int, Any]] = {}
 
     def get(self, variable: VariableRecord, replica: int) -> Any:
-        """The state of a variable on a replica.
+        """Return the state of a variable on a replica.
 
         Raises
         ------
@@ -42,7 +42,7 @@ class VariableStore:
             ) from None
 
     def others(self, variable: VariableRecord, replica: int) -> list[Any]:
-        """The states of a variable on the other replicas of this process."""
+        """Return the states of a variable on the other replicas of this process."""
         states = dict(self._states.get(variable.key.number, {}))
         return [state for other, state in states.items() if other != replica]
 
@@ -51,10 +51,10 @@ class VariableStore:
         self._states.setdefault(variable.key.number, {})[replica] = state
 
     def lend(self, variable: VariableRecord, replica: int) -> None:
-        """Be told that a state, an object, may be changed in place."""
+        """Note that a state, an object, may be changed in place."""
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Have replicas go by other numbers, given by those that they had."""
+        """Give replicas new numbers, by their old ones."""
         for number, states in self._states.items():
             self._states[number] = {numbers[replica]: state for replica, state in states.items()}
 

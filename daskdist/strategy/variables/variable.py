@@ -1,4 +1,4 @@
-"""`Variable`: what replicas keep from call to call."""
+"""`Variable`: a value that replicas keep from call to call."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     # --- what is done with it ---
 
     def read_value(self) -> Any:
-        """Its value as it is now.
+        """Return the current value.
 
         Returns
         -------
@@ -282,7 +282,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     value = read_value
 
     def numpy(self) -> Any:
-        """Its value as it is now, waited for, in arrays of the host."""
+        """Wait for the current value; return it in arrays of the host."""
         return optree.tree_map(
             lambda leaf: leaf.result() if isinstance(leaf, AsyncValue) else host_array(leaf),
             self.read_value(),
@@ -290,7 +290,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         )
 
     def assign(self, value: Any) -> Any:
-        """Give it another value.
+        """Assign another value.
 
         Parameters
         ----------
@@ -415,7 +415,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         return layout.packed([each.values[0] for each in found])
 
     def state_dict(self) -> dict[str, Any]:
-        """Its value as it is now, in arrays that are here, as `Checkpoint` saves it.
+        """Return the current value in arrays that are here, as `Checkpoint` saves it.
 
         Returns
         -------
@@ -438,7 +438,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         return {"value": strategy.local_results(found[0])[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give it the value that `state_dict` gave.
+        """Assign a value that `state_dict` returned.
 
         Raises
         ------
@@ -466,7 +466,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
     # --- where it is ---
 
     def _strategy_in_use(self) -> StrategyContract:
-        """The strategy, in whose program this is."""
+        """Return the strategy to use: that of the current scope, or the variable's own."""
         scope = current_scope_strategy()
         # On a worker it is known in what replicas have called between them.
         strategy = scope if scope is not None and scope.internals.token == self.token else self._strategy

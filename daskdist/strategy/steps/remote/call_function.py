@@ -10,7 +10,7 @@ import optree
 
 from daskdist.devices import are_loaded, named
 from daskdist.strategy.group import Replica
-from daskdist.strategy.replica.context import ReplicaContext, here
+from daskdist.strategy.replica.context import ReplicaContext, current_context
 from daskdist.strategy.values.device_arrays import host_nest, in_stream_of, put_on
 from daskdist.strategy.values.error_context import add_context
 from daskdist.strategy.values.flat import LEAVES
@@ -34,7 +34,7 @@ def call_on_replica(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], replica: Replica, context: ReplicaContext
 ) -> Any:
     """Call a user's function as one replica does, where that is."""
-    token = here.set(context)
+    token = current_context.set(context)
     device = named(replica.device)
     try:
         if device.is_host:
@@ -54,4 +54,4 @@ def call_on_replica(
         )
         raise
     finally:
-        here.reset(token)
+        current_context.reset(token)

@@ -327,7 +327,7 @@ class StepsOnWorker:
                 executor.put(partial(store.drop_of, replica, numbers))
 
     def _lost(self, addresses: Sequence[str], why: Failed) -> None:
-        self._mailbox.part_from(self._token, addresses)
+        self._mailbox.end_waiting_for(self._token, addresses)
         for cells in list(self._cells.values()):
             for cell in cells.values():
                 if cell.origin in addresses:

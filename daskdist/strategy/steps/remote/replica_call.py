@@ -17,8 +17,8 @@ from daskdist.execute.callers.fetch import WorkerFetch
 from daskdist.execute.messages.pickling import ForDevices
 from daskdist.strategy.collectives.mailbox import Mailbox
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.input.device_staging import arrivals_of
-from daskdist.strategy.input.replica_iterator import Around, fed
+from daskdist.strategy.input.device_staging import staging_of
+from daskdist.strategy.input.replica_iterator import WorkerServices, replica_iterators
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.replica.contract import StrategyContract
 from daskdist.strategy.steps.remote.call_function import call_on_replica
@@ -62,7 +62,7 @@ class ReplicaSlot:
         token = self.token
 
         def strategy() -> StrategyContract:
-            return self.cross_replica(mailbox.team(token), mailbox.store(token), self.number)
+            return self.cross_replica(mailbox.group(token), mailbox.store(token), self.number)
 
         return ReplicaContext(
             self.number,
@@ -81,7 +81,7 @@ class ReplicaSlot:
         CollectiveError
             It is one.
         """
-        team, store = mailbox.teams.get(self.token), mailbox.store(self.token)
+        team, store = mailbox.groups.get(self.token), mailbox.store(self.token)
         if store is not None and store.lost:
             raise CollectiveError(f"run: lost {', '.join(store.lost)} before this call was made; make it anew")
         if team is not None and len(team.replicas) != self.num_replicas:
@@ -109,14 +109,16 @@ def call_replica(
         slot.check(mailbox)
         device = named(slot.replica.device)
         if not device.is_host:
-            results = list(map(arrivals_of(slot.replica.device), results))
+            results = list(map(staging_of(slot.replica.device), results))
         results = [each.on(device) if type(each) is ForDevices else _for_reading(each) for each in results]
         given = filled(results[1:], picks, leaves)
 
-        def around() -> Around:
-            return Around(WorkerFetch(mailbox.worker), mailbox.board, partial(mailbox.ask, (slot.token, step)))
+        def services() -> WorkerServices:
+            return WorkerServices(
+                WorkerFetch(mailbox.worker), mailbox.step_counts, partial(mailbox.ask_steps, (slot.token, step))
+            )
 
-        with fed(given, treespec, slot.replica, slot.number, around) as (args, kwargs):
+        with replica_iterators(given, treespec, slot.replica, slot.number, services) as (args, kwargs):
             context = slot.context(mailbox, step)
             returned = FlatResult.of(call_on_replica(results[0], args, kwargs, slot.replica, context))
             del args, kwargs

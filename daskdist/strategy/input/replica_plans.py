@@ -1,0 +1,319 @@
+"""Plans by which replicas read their own parts of a distributed dataset that is given to `Strategy.run`."""
+
+from __future__ import annotations
+
+import json
+import uuid
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, count, zip_longest
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+import optree
+
+from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.functions.user_function import UserFunction
+from daskdist.core.node import walk
+from daskdist.core.primitive import Epoch, Read
+from daskdist.core.spec import ElementSpec, PerReplicaSpec
+from daskdist.devices import Device, named
+from daskdist.errors import ArgumentError
+from daskdist.execute.callers.compute_key import is_future
+from daskdist.execute.messages.pickling import futures_in
+from daskdist.execute.transfer.copier import pinned_empty
+from daskdist.ops.nested import Expansion
+from daskdist.ops.with_options import merged_options
+from daskdist.passes.autoshard import read_by
+from daskdist.strategy.collectives.step_counts import RemotePipeline
+from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
+from daskdist.strategy.input.device_maps import DeviceMaps
+from daskdist.strategy.input.iterator import DistributedIterator
+from daskdist.strategy.input.on_worker import OnWorker
+from daskdist.strategy.input.options import InputOptions
+from daskdist.strategy.input.pipeline import Cuts, Pipeline
+from daskdist.strategy.input.shared_reader import SharedReader, SharedReadPlan
+from daskdist.strategy.replica.contract import StrategyContract
+from daskdist.strategy.values.extract import ExtractAll, PerReplicaRef
+from daskdist.strategy.values.flat import flattened
+from daskdist.strategy.values.per_replica import PerReplica
+
+# Where the replicas of one process come together, by the call, the worker and the pipeline; each goes with the last of
+# its iterators.
+_shared_readers: Final[weakref.WeakValueDictionary[tuple[str, str | None, int], SharedReader]] = (
+    weakref.WeakValueDictionary()
+)
+_opening: Final = Lock()
+_INSTEAD: Final = (
+    "make the datasets on their workers, with distribute_datasets_from_function, or iterate over the distributed "
+    "dataset here and give run each step"
+)
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """The plan by which the replicas of one input pipeline read their own parts of a distributed dataset.
+
+    Parameters
+    ----------
+    read_plan
+        The plan of their input pipeline, and of the others that decide how many steps there are.
+    number
+        Which input pipeline that is.
+    first_replica
+        The first replica that it serves; the others follow.
+    spec
+        The spec of what a replica is given, whatever its length along the first axis.
+    element_spec
+        The same as users see it.
+    options
+        How the replicas are fed.
+    maps
+        What they call with what they are given, on their devices.
+    """
+
+    read_plan: SharedReadPlan
+    number: int
+    first_replica: int
+    spec: ElementSpec
+    element_spec: Any
+    options: InputOptions
+    maps: DeviceMaps
+
+    @cached_property
+    def no_rows(self) -> list[Any]:
+        """The leaves of a replica's element in a step for which it has no rows."""
+        return [] if self.read_plan.is_alone else [leaf.zeros() for leaf in self.spec.leaves]
+
+    @cached_property
+    def empty(self) -> Any:
+        """The element of a replica in a step for which it has no rows."""
+        return None if self.read_plan.is_alone else self.spec.structure.pack(self.no_rows)
+
+
+@dataclass(frozen=True)
+class DatasetPlans:
+    """The plans for a distributed dataset.
+
+    Parameters
+    ----------
+    plans
+        One for each of its input pipelines.
+    futures
+        By key, what of its data lies on the cluster already.
+    referenced
+        By key, what its functions refer to on the cluster.
+    """
+
+    plans: list[ReplicaPlan]
+    futures: dict[Any, Any]
+    referenced: dict[Any, Any]
+
+
+class DatasetArgument(NamedTuple):
+    """The argument that a replica is sent in the place of a distributed dataset.
+
+    Parameters
+    ----------
+    plan
+        Its plan, the same for every call.
+    turn
+        Which call this is, and the numbers of its first pass for each input pipeline.
+    held
+        The dataset, where it is on the worker already.
+    """
+
+    plan: Any
+    turn: Any
+    held: Any
+
+
+def with_plans(
+    strategy: StrategyContract, leaves: list[Any], treespec: Any
+) -> tuple[list[Any], Any, list[SharedReader]]:
+    """Replace distributed datasets among the arguments of `run` by plans; return also the readers to keep meanwhile.
+
+    Raises
+    ------
+    ArgumentError
+        One is of another strategy, or is an iterator, or cannot be read by the replicas themselves.
+    """
+    kinds = {type(leaf) for leaf in leaves}
+    if DistributedIterator in kinds:
+        raise ArgumentError(
+            "run: an iterator over a distributed dataset stays in its program; give the distributed dataset itself, "
+            "of which each replica has an iterator then, or what next() gives"
+        )
+    if DistributedDataset not in kinds:
+        return leaves, treespec, []
+    readers: list[SharedReader] = []
+
+    def plan(leaf: Any) -> Any:
+        return _dataset_argument(strategy, leaf, readers) if type(leaf) is DistributedDataset else leaf
+
+    return *flattened(treespec.unflatten(map(plan, leaves))), readers
+
+
+def _dataset_argument(
+    strategy: StrategyContract, dataset: DistributedDataset, readers: list[SharedReader]
+) -> DatasetArgument:
+    if dataset.strategy is not strategy:
+        raise ArgumentError(
+            "run: a distributed dataset is of another strategy; distribute the dataset with the one that is to run"
+        )
+    # First: where replicas are lost, or functions are defined again, it has other plans.
+    feeding = dataset.feeding_of_pass()
+    pipelines = feeding.pipelines
+    found: DatasetPlans | None = dataset.plans
+    if found is None:
+        found = dataset.plans = plans_of(strategy, dataset, feeding)
+    plans: Sequence[Any] = found.plans
+    if found.futures or found.referenced:
+        plans = strategy.internals.input.with_kept_blocks(plans, found.futures, found.referenced)
+    # Not before it is known that there will be a call.
+    token = uuid.uuid4().hex
+    epochs = feeding.begin_pass()
+    turn = f"{token}:{json.dumps(epochs)}"
+    by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
+    held: Any = None
+    if isinstance(pipelines[0].node, OnWorker):
+        handles = [pipeline.node.held for pipeline in pipelines for _ in pipeline.consumers]  # type: ignore[attr-defined]
+        workers = tuple(replica.worker for replica in strategy.replicas)
+        held = PerReplica.of(PerReplicaRef(strategy.internals.backend, handles, ExtractAll(), workers))
+    elif strategy.workers == (None,):
+        # Replicas of this process, which may come one after the other, find what was read for them.
+        devices = [named(replica.device) for replica in strategy.replicas]
+        for plan in plans:
+            own = devices[plan.first_replica : plan.first_replica + len(plan.read_plan.pipeline.consumers)]
+            readers.append(shared_reader(token, None, plan, pinned(plan, in_pass(plan, epochs), own)))
+    return DatasetArgument(PerReplica(by_replica), turn, held)
+
+
+def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: ReplicaFeed) -> DatasetPlans:
+    pipelines = feeding.pipelines
+    futures: dict[Any, Any] = {}
+    referenced: dict[Any, Any] = {}
+    if strategy.workers != (None,):
+        for pipeline in pipelines:
+            futures |= _futures_of(pipeline)
+            referenced |= _futures_around(pipeline)
+    num_replicas = strategy.num_replicas_in_sync
+    # Anew: what was found out of them here need not travel.
+    fresh = [
+        Pipeline(
+            None if isinstance(each.node, OnWorker) else each.node,  # type: ignore[arg-type]
+            each.readers,
+            each.consumers,
+            each.varies,
+        )
+        for each in pipelines
+    ]
+    first_replicas = accumulate((len(each.consumers) for each in pipelines), initial=0)
+    step_sources = list(map(_step_source, pipelines, fresh, count(), first_replicas)) if len(pipelines) > 1 else []
+    if strategy.workers != (None,):
+        for pipeline, step_source in zip_longest(pipelines, step_sources):
+            _check_located(strategy, pipeline, step_source)
+    plans, first_replica = [], 0
+    for number, pipeline in enumerate(fresh):
+        others = tuple(step_source for place, step_source in enumerate(step_sources) if place != number)
+        read_plan = SharedReadPlan(
+            pipeline,
+            others,
+            num_replicas == 1,
+            feeding.drops_uneven,
+            dataset.options.per_replica_buffer_size,
+            ((0,),) * len(fresh),
+        )
+        replicas = strategy.replicas[first_replica : first_replica + len(pipeline.consumers)]
+        if dataset.options.fetch_to_device:
+            read_plan = replace(read_plan, devices=tuple(replica.device for replica in replicas))
+        spec = _spec_of_one(dataset.known_element_spec)
+        maps = feeding.maps[number]
+        plans.append(ReplicaPlan(read_plan, number, first_replica, feeding.spec, spec, dataset.options, maps))
+        first_replica += len(pipeline.consumers)
+    return DatasetPlans(plans, futures, referenced)
+
+
+def _step_source(
+    pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int
+) -> Cuts | Pipeline | RemotePipeline:
+    # What tells others in which steps a pipeline has rows.
+    known = Cuts.of(pipeline)
+    if known is not None:
+        return known
+    if not isinstance(pipeline.node, OnWorker):
+        return fresh
+    num_replicas, num_elements = len(pipeline.consumers), pipeline.node.cardinality
+    if num_elements != UNKNOWN:
+        return Cuts(1, num_elements, 0, 1, num_replicas)
+    return RemotePipeline(pipeline.node.worker, number, tuple(range(first_replica, first_replica + num_replicas)))
+
+
+def _check_located(
+    strategy: StrategyContract, pipeline: Pipeline, step_source: Cuts | Pipeline | RemotePipeline | None
+) -> None:
+    # Whoever reads a file is to have it. What the data alone tells, all workers read.
+    locations = merged_options(pipeline.node).locations
+    if locations is None:
+        return
+    addresses = strategy.internals.input.addresses(locations)
+    readers = strategy.workers if isinstance(step_source, Pipeline) else dict.fromkeys(pipeline.consumers)
+    for split in (split for splits in read_by(pipeline.node) for split in splits if split.path):
+        there = addresses(split.path)
+        lacking = [str(worker) for worker in readers if worker not in there]
+        if there and lacking:
+            raise ArgumentError(
+                f"run: {split.path} is on disks of some workers only (Options.locations: {', '.join(there)}), and "
+                f"replicas on {', '.join(lacking)} would read it themselves; {_INSTEAD}"
+            )
+    for node in walk(pipeline.node):
+        if isinstance(node, Expansion) and node.reads_files is not False:
+            raise ArgumentError(
+                "run: files of the distributed dataset are on disks of some workers only (Options.locations), and "
+                f"which files the function of {node.name} reads is known when they are read; {_INSTEAD}"
+            )
+
+
+def _futures_of(pipeline: Pipeline) -> dict[Any, Any]:
+    sources = [node.lower(()) for node in walk(pipeline.node) if not node.inputs]
+    graphs = [source.graph for source in sources if isinstance(source, Read) and source.graph is not None]
+    tasks = (task for graph in graphs for task in graph().values())
+    return {task.key: task for task in tasks if is_future(task)}
+
+
+def _futures_around(pipeline: Pipeline) -> dict[Any, Any]:
+    functions = [each for node in walk(pipeline.node) for each in vars(node).values() if isinstance(each, UserFunction)]
+    return futures_in(functions) if functions else {}
+
+
+def _spec_of_one(element_spec: Any) -> Any:
+    return optree.tree_map(lambda leaf: leaf.specs[0] if isinstance(leaf, PerReplicaSpec) else leaf, element_spec)
+
+
+def in_pass(plan: ReplicaPlan, epochs: Sequence[Epoch]) -> SharedReadPlan:
+    """Return the plan of the pipelines in a pass, given the numbers of the pass for each of them."""
+    own = epochs[plan.number]
+    others = [epoch for number, epoch in enumerate(epochs) if number != plan.number]
+    return replace(plan.read_plan, epochs=(own, *others))
+
+
+def pinned(plan: ReplicaPlan, read_plan: SharedReadPlan, devices: Sequence[Device]) -> SharedReadPlan:
+    """Return the plan with elements put together in pinned memory, from which devices copy, if they go to devices."""
+    first = devices[0]
+    if not plan.options.fetch_to_device or any(each.is_host or each.kind != first.kind for each in devices):
+        return read_plan
+    return replace(read_plan, empty=pinned_empty(first))
+
+
+def shared_reader(token: str, worker: str | None, plan: ReplicaPlan, read_plan: SharedReadPlan) -> SharedReader:
+    """Return the reader that the replicas of this process share in a call; make it for the first of them."""
+    key = token, worker, plan.number
+    with _opening:
+        found = _shared_readers.get(key)
+        if found is None:
+            consumers = read_plan.pipeline.consumers
+            found = SharedReader(read_plan, [lane for lane, each in enumerate(consumers) if each == worker])
+            _shared_readers[key] = found
+        return found
