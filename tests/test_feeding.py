@@ -895,7 +895,7 @@ def test_no_consumer_is_forgotten_where_two_come_at_once():
     assert {first, second, third} <= set(channel.consumers)
 
 
-# --- replica_iterator on replicas ---
+# --- iterators on replicas ---
 
 
 def passes_of(iterator, num_passes):
