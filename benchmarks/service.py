@@ -50,17 +50,20 @@ class Size:
     ----------
     pipelines
         The elements of each pipeline.
+    peer
+        Those of the peer: of small rows it gives a thousand a second.
     repeats
         How often each thing is timed.
     """
 
     pipelines: ServiceSize
+    peer: ServiceSize
     repeats: int = 3
 
 
 SIZES: Final = {
-    "full": Size(ServiceSize(4_000, 400_000, 2_000)),
-    "small": Size(ServiceSize(40, 20_000, 20), 1),
+    "full": Size(ServiceSize(4_000, 400_000, 2_000), ServiceSize(2_000, 4_000, 2_000)),
+    "small": Size(ServiceSize(40, 20_000, 20), ServiceSize(40, 100, 20), 1),
 }
 
 
@@ -310,14 +313,14 @@ def lost_and_doubled(numbers: Iterable[int], num_elements: int) -> tuple[int, in
 
 def against(size: Size, names: Iterable[str], key: str, python: str) -> Iterator[Figure]:
     """The same pipelines in both, in turns."""
-    with Peer(SERVICES[key], python, json.dumps(asdict(size.pipelines))) as peer:
+    with Peer(SERVICES[key], python, json.dumps(asdict(size.peer))) as peer:
         for name in names:
             yield from _PEER_CASES[name](size, peer)
 
 
 def speed_against(name: str, target: float | None, size: Size, peer: Peer) -> Iterator[Figure]:
     """One and two consumers."""
-    num_elements = getattr(size.pipelines, f"num_{name}")
+    num_ours, num_theirs = (getattr(each, f"num_{name}") for each in (size.pipelines, size.peer))
     unit, scale = ("M rows/s", 1e6) if name == "rows" else ("elements/s", 1)
     client, pool = two_workers(), two_consumers()
     read_by(pool, 1, name, size, client)
@@ -330,7 +333,7 @@ def speed_against(name: str, target: float | None, size: Size, peer: Peer) -> It
             },
             size.repeats,
         )
-        ours, theirs = (num_elements / min(seconds[each]) / scale for each in ("ours", "theirs"))
+        ours, theirs = num_ours / min(seconds["ours"]) / scale, num_theirs / min(seconds["theirs"]) / scale
         what = f"{name}, {num_consumers} consumers"
         yield Figure(what, ours, unit, theirs, f"{peer.name} {peer.version}", target, on="ratio")
 
