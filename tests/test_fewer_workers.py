@@ -461,7 +461,7 @@ def test_a_worker_that_is_started_anew_at_its_address_is_lost_too(strategy_of, a
     worker = strategy.workers[number]
     start_anew(strategy, worker)
     # Who is there has nothing of what the replica had.
-    with pytest.raises((*LOST, errors.ArgumentError), match=f"lost {worker}|the worker was started anew"):
+    with pytest.raises((*LOST, errors.ArgumentError), match=f"lost {worker}|the worker was restarted"):
         strategy.local_results(strategy.run(step))
     assert worker not in strategy.workers
     assert strategy.local_results(strategy.run(step)) == (2.0, 2.0)

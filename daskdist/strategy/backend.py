@@ -82,7 +82,7 @@ class Backend(ResultSource, Protocol):
     """
 
     def call_replicas(
-        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: ReplicaGroup
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
     ) -> Sequence[Handle]:
         """Call a function on every replica.
 
@@ -94,7 +94,7 @@ class Backend(ResultSource, Protocol):
             The function.
         leaves, treespec
             Those of its positional and keyword arguments; each `PerReplica` stands for the replica's own value.
-        team
+        group
             The replicas.
 
         Returns
@@ -146,14 +146,14 @@ class Backend(ResultSource, Protocol):
         """Return whether workers may be lost; `recover` tells."""
         ...
 
-    def recover(self, team: ReplicaGroup) -> ReplicaGroup:
-        """Return the replicas to go on with: those on the workers that are left, or the team itself if none is lost.
+    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the replicas to go on with: those on the workers that are left, or the group itself if none is lost.
 
         Calls on the workers that are left are over by then, and what needs the others has failed.
         """
         ...
 
-    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
+    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
         ...
 

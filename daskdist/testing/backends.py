@@ -112,10 +112,12 @@ class BackendLaws:
     def test_calls_between_replicas(self) -> None:
         with _program(self) as program:
             handles = program.run(_number, 10)
-            total = program.backend.call(_total_of, list(handles), 100, worker=program.team.worker_of[-1], name="total")
+            total = program.backend.call(
+                _total_of, list(handles), 100, worker=program.group.worker_of[-1], name="total"
+            )
             expected = 100 + sum(10 + replica for replica in range(program.size))
             check(program.backend.result(total) == expected, "of the results of all replicas")
-            more = program.backend.call(_add, [total], 1, worker=program.team.worker_of[0], name="add")
+            more = program.backend.call(_add, [total], 1, worker=program.group.worker_of[0], name="add")
             check(program.backend.results([more, total]) == [expected + 1, expected], "of the result of such a call")
 
     def test_structures(self) -> None:
@@ -178,18 +180,18 @@ class BackendLaws:
     def test_status_is_of_all_workers_and_counts_steps(self) -> None:
         with _program(self) as program:
             for number in range(3):
-                workers = program.backend.status(program.team)
-                check([status.address for status in workers] == [*dict.fromkeys(program.team.worker_of)], f"{workers}")
+                workers = program.backend.status(program.group)
+                check([status.address for status in workers] == [*dict.fromkeys(program.group.worker_of)], f"{workers}")
                 replicas = [replica for status in workers for replica in status.replicas]
                 check(sorted(replicas) == list(range(program.size)), f"{replicas} of {program.size} replicas")
                 devices = [device for status in workers for device in status.devices]
-                check(devices == [program.team.replicas[replica].device for replica in replicas], f"{devices}")
+                check(devices == [program.group.replicas[replica].device for replica in replicas], f"{devices}")
                 check({status.state for status in workers} == {"idle"}, f"nothing is under way: {workers}")
                 check({status.num_steps_sent for status in workers} == {number}, f"{number} steps were sent: {workers}")
                 check({status.num_steps_in_flight for status in workers} == {0}, f"all are over: {workers}")
                 program.results(program.run(_number, 10))
             program.backend.close()
-            check({status.state for status in program.backend.status(program.team)} == {"closed"}, "after close")
+            check({status.state for status in program.backend.status(program.group)} == {"closed"}, "after close")
 
     # --- drop and close ---
 
@@ -222,9 +224,13 @@ class BackendLaws:
     def test_without_a_loss_the_replicas_stay(self) -> None:
         with _program(self) as program:
             check(not program.backend.in_doubt, "nothing failed, and workers are in doubt")
-            check(program.backend.recover(program.team) is program.team, "no worker is lost, and the replicas changed")
+            check(
+                program.backend.recover(program.group) is program.group, "no worker is lost, and the replicas changed"
+            )
             program.error_of(lambda: program.run(_fail, "no such label"))
-            check(program.backend.recover(program.team) is program.team, "no worker is lost, and the replicas changed")
+            check(
+                program.backend.recover(program.group) is program.group, "no worker is lost, and the replicas changed"
+            )
             check(not program.backend.in_doubt, "all workers are there, and they are in doubt")
             check(program.results(program.run(_total, np.ones(3))) == [3.0] * program.size, "afterwards")
 
@@ -244,8 +250,8 @@ class BackendLaws:
             program.backend.close()
             calls: list[Callable[[], Sequence[Handle]]] = [
                 lambda: program.run(_number, 10),
-                lambda: [program.backend.call(_total_of, [], 0, worker=program.team.worker_of[0], name="total")],
-                lambda: [program.backend.call(_add, [call[0]], 1, worker=program.team.worker_of[0], name="add")],
+                lambda: [program.backend.call(_total_of, [], 0, worker=program.group.worker_of[0], name="total")],
+                lambda: [program.backend.call(_add, [call[0]], 1, worker=program.group.worker_of[0], name="add")],
             ]
             for number, make in enumerate(calls):
                 error = program.error_of(make)
@@ -258,8 +264,8 @@ class _Program:
         self._opened = laws.opened()
 
     def __enter__(self) -> _Program:
-        self.backend, self.team = self._opened.__enter__()
-        self.size = len(self.team.replicas)
+        self.backend, self.group = self._opened.__enter__()
+        self.size = len(self.group.replicas)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -267,7 +273,7 @@ class _Program:
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Sequence[Handle]:
         leaves, treespec = flattened((args, {}), _LEAVES)
-        return self.backend.call_replicas("run", fn, leaves, treespec, self.team)
+        return self.backend.call_replicas("run", fn, leaves, treespec, self.group)
 
     def results(self, handles: Sequence[Handle]) -> list[Any]:
         results = self.backend.results(list(handles))
@@ -276,11 +282,11 @@ class _Program:
         ]
 
     def values(self, handles: Sequence[Handle]) -> Any:
-        return ReturnedValues(self.backend).of_all(handles, self.team)
+        return ReturnedValues(self.backend).of_all(handles, self.group)
 
     def values_of_one(self, handles: Sequence[Handle]) -> PerReplica:
         # The structure of the result is fixed here, because a failed call reports none.
-        return ReturnedValues(self.backend).columns(handles, 1, self.team)[0]
+        return ReturnedValues(self.backend).columns(handles, 1, self.group)[0]
 
     def here(self, value: PerReplica) -> list[Any]:
         return results_of(value.values)

@@ -53,9 +53,9 @@ class SimulatedWorkers(Strategy):
 
     def __init__(self, num_replicas: Sequence[int]) -> None:
         replicas = [Replica(f"worker-{w}", f"CPU:{k}") for w, number in enumerate(num_replicas) for k in range(number)]
-        team = ReplicaGroup(new_token(), tuple(replicas))
-        backend = LocalBackend(weakref.ref(self), team.replicas, VariableStore(team.token))
-        super().__init__(team, backend, _SimulatedInput(backend))
+        group = ReplicaGroup(new_token(), tuple(replicas))
+        backend = LocalBackend(weakref.ref(self), group.replicas, VariableStore(group.token))
+        super().__init__(group, backend, _SimulatedInput(backend))
 
 
 class _SimulatedInput(LocalInput):

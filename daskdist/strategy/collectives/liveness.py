@@ -179,7 +179,7 @@ class StepStatusQuery:
 
     @property
     def is_answered(self) -> bool:
-        """Whether there are answers that nobody has looked at yet."""
+        """Return whether there are answers that nobody has looked at yet."""
         return self._asked is not None and self._asked.done()
 
     def absent(self, waited_for: Sequence[str], end: float) -> list[int] | None:

@@ -138,11 +138,11 @@ class PeerPipelines:
     ask: AskSteps
 
     def add(self, iteration: int, first: int, full: Any, *, is_over: bool = False) -> None:
-        """As of `StepCounts`, of the pipeline that is read here."""
+        """Call the method of `StepCounts` for the pipeline that is read here."""
         self.step_counts.add((self.token, self.number), iteration, first, full, is_over=is_over)
 
     def leave(self, lane: int, num_lanes: int) -> None:
-        """As of `StepCounts`, of the pipeline that is read here."""
+        """Call the method of `StepCounts` for the pipeline that is read here."""
         self.step_counts.leave((self.token, self.number), lane, num_lanes)
 
 

@@ -53,7 +53,7 @@ class Pipeline:
 
     @property
     def is_listed(self) -> bool:
-        """Whether all that it reads comes in splits that can be looked at."""
+        """Return whether all that it reads comes in splits that can be looked at."""
         return all(each.is_listed for each in walk(self.node) if isinstance(each, Source))
 
     def splits_by_reader(self) -> Iterator[tuple[str | None, list[Split]]]:

@@ -147,7 +147,7 @@ class SharedPass:
 
     @property
     def is_done(self) -> bool:
-        """Whether no replica takes part any more, or may."""
+        """Return whether no replica takes part any more, or may."""
         return not self._queues
 
     @property

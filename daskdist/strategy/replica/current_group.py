@@ -86,7 +86,7 @@ class CurrentGroup:
         if self.had(size):
             return ClusterError(
                 f"{operation}: lost {', '.join(map(str, self._lost))}, and a PerReplica of {size} values is for the "
-                f"{size} replicas there were, of which {now} {'is' if now == 1 else 'are'} left; make it anew: a "
+                f"{size} replicas there were, of which {now} {'is' if now == 1 else 'are'} left; create it again: a "
                 "distributed dataset that is iterated over again gives each of them its part"
             )
         return ArgumentError(

@@ -84,7 +84,7 @@ class ClusterBackend:
         fn: Callable[..., Any],
         leaves: Sequence[Any],
         treespec: Any,
-        team: ReplicaGroup,
+        group: ReplicaGroup,
     ) -> Call:
         """Call a function on every replica.
 
@@ -96,7 +96,7 @@ class ClusterBackend:
             The function.
         leaves, treespec
             Those of its positional and keyword arguments; each `PerReplica` stands for the replica's own value.
-        team
+        group
             The replicas.
 
         Returns
@@ -111,7 +111,7 @@ class ClusterBackend:
         ClusterError
             A worker is lost.
         """
-        workers = [str(worker) for worker in team.worker_of]
+        workers = [str(worker) for worker in group.worker_of]
         kept = [each for leaf in leaves if type(leaf) is PerReplica for each in _kept_of(leaf)]
         streams = self.streams
         function = self.objects(fn, lambda: f"{operation}: the function {getattr(fn, '__qualname__', fn)}")
@@ -133,13 +133,13 @@ class ClusterBackend:
         if operation == "run" and (capture is None or not capture.num_steps):
             streams.wait_for_room()
         with streams.lock:
-            streams.check_open(team.workers)
+            streams.check_open(group.workers)
             streams.check_there(columns)
             with streams.closed_if_interrupted():
                 call = streams.new_call(workers, (*columns, *kept), name, is_step=operation == "run")
                 number = call.record.number
-                for worker in team.workers:
-                    members = team.members(worker)
+                for worker in group.workers:
+                    members = group.members(worker)
                     reference = streams.object_reference(worker, function)
                     for column in columns:
                         for member in members:
@@ -366,22 +366,22 @@ class ClusterBackend:
 
     # --- life ---
 
-    def open(self, team: ReplicaGroup, opened: contextlib.ExitStack) -> None:
-        """Open the streams to the workers of a team.
+    def open(self, group: ReplicaGroup, opened: contextlib.ExitStack) -> None:
+        """Open the streams to the workers of a group.
 
         Parameters
         ----------
-        team
+        group
             The replicas.
         opened
             Closes what belongs to the strategy: the connection and the cluster, if it made those.
         """
-        self._token = team.token
-        self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, team.token, opened))
+        self._token = group.token
+        self._end = Finalizer(self, end_unused, ClusterUse(self.streams, self._submit, group.token, opened))
         try:
-            self.client.run(install, self._cross_replica, workers=list(team.workers))
-            note_in_use(self.client, team.token, team.workers)
-            self.streams.open(team)
+            self.client.run(install, self._cross_replica, workers=list(group.workers))
+            note_in_use(self.client, group.token, group.workers)
+            self.streams.open(group)
         except BaseException:
             self.close()
             raise
@@ -391,22 +391,22 @@ class ClusterBackend:
         """Return whether something failed since it was last seen which workers are there."""
         return self.live_workers.in_doubt and self.client.status == "running"
 
-    def recover(self, team: ReplicaGroup) -> ReplicaGroup:
+    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
         """Go on with the workers that are left, once what was sent before is over; return the replicas there."""
         live_workers = self.live_workers
         while len(lost := self._missing()) < len(live_workers.present):
             live_workers.drop(lost)
             left = replace(
-                team, replicas=tuple([each for each in team.replicas if each.worker in live_workers.present])
+                group, replicas=tuple([each for each in group.replicas if each.worker in live_workers.present])
             )
-            if left == team:
+            if left == group:
                 break
             try:
                 self.streams.end_waiting_for(live_workers.lost)
                 # What is under way changes variables.
                 self.streams.become(left)
                 self.objects.clear()
-                note_in_use(self.client, team.token, left.workers)
+                note_in_use(self.client, group.token, left.workers)
                 return left
             except (ClusterError, OSError):
                 if not self._missing():
@@ -414,7 +414,7 @@ class ClusterBackend:
                 # Another one is lost meanwhile.
         # All are there; or nobody is left, and calls say so.
         live_workers.in_doubt = False
-        return team
+        return group
 
     def _missing(self) -> list[str]:
         # Those that take part, and are not there or were started anew.
@@ -424,9 +424,9 @@ class ClusterBackend:
         """Have replicas drop a variable once the calls before are over; sent along with other news."""
         self.streams.dropped_variables.append(variable)
 
-    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
+    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included."""
-        return self.streams.status(team)
+        return self.streams.status(group)
 
     def finish(self) -> None:
         """Send what waits, and wait until all is over."""

@@ -51,7 +51,7 @@ class LocalBackend:
         self._under_way: dict[Calls, tuple[bool, str]] = {}
 
     def call_replicas(
-        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, team: ReplicaGroup
+        self, operation: str, fn: Callable[..., Any], leaves: Sequence[Any], treespec: Any, group: ReplicaGroup
     ) -> list[Any]:
         """Call a function on every replica; give what they return, and raise what one of them raised."""
         if self._is_closed:
@@ -114,11 +114,11 @@ class LocalBackend:
         """Drop what replicas keep of a variable."""
         self.store.drop((variable,))
 
-    def recover(self, team: ReplicaGroup) -> ReplicaGroup:
-        """Return the team: replicas of this process are not lost."""
-        return team
+    def recover(self, group: ReplicaGroup) -> ReplicaGroup:
+        """Return the group: replicas of this process are not lost."""
+        return group
 
-    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
+    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of this process."""
         under_way = list(self._under_way.items())
         now = time.monotonic()
@@ -130,8 +130,8 @@ class LocalBackend:
             ]
         )
         num_in_flight = sum(is_step for _, (is_step, _) in under_way)
-        replicas = tuple(range(len(team.replicas)))
-        devices = tuple([each.device for each in team.replicas])
+        replicas = tuple(range(len(group.replicas)))
+        devices = tuple([each.device for each in group.replicas])
         state = "closed" if self._is_closed else state_of(running, num_in_flight)
         return (WorkerStatus(None, replicas, devices, state, running, self._num_steps, num_in_flight),)
 

@@ -74,7 +74,7 @@ class Stream:
     async def open(
         cls,
         address: str,
-        team: ReplicaGroup,
+        group: ReplicaGroup,
         client: Client,
         receive: Callable[[Stream, list[Any]], None],
         broken: Callable[[Stream, str], None],
@@ -82,7 +82,7 @@ class Stream:
         """Connect to a worker, and have it know the replicas."""
         comm, is_relayed = await connect_to_worker(address, client)
         try:
-            await comm.write({"op": OPERATION, "reply": False, "team": pickle.dumps(team)})
+            await comm.write({"op": OPERATION, "reply": False, "group": pickle.dumps(group)})
             # From then on it takes results of other workers.
             await comm.read()
         except BaseException:

@@ -83,17 +83,17 @@ class StreamSet:
 
     # --- open and close ---
 
-    def open(self, team: ReplicaGroup) -> None:
-        """Open a stream to each worker of a team.
+    def open(self, group: ReplicaGroup) -> None:
+        """Open a stream to each worker of a group.
 
         Raises
         ------
         OSError
             A worker cannot be reached.
         """
-        self.client.sync(self._open, team)
+        self.client.sync(self._open, group)
 
-    async def _open(self, team: ReplicaGroup) -> None:
+    async def _open(self, group: ReplicaGroup) -> None:
         reference = weakref.ref(self)
 
         def receive(stream: Stream, messages: list[Any]) -> None:
@@ -106,7 +106,7 @@ class StreamSet:
             if own is not None:
                 own._broken(stream, why)
 
-        opening = [Stream.open(each, team, self.client, receive, broken) for each in team.workers]
+        opening = [Stream.open(each, group, self.client, receive, broken) for each in group.workers]
         found = await asyncio.gather(*opening, return_exceptions=True)
         opened = [each for each in found if isinstance(each, Stream)]
         for each in found:
@@ -134,19 +134,19 @@ class StreamSet:
                     self._record_outcome(record, place, None, failed)
         self._wake()
 
-    def become(self, team: ReplicaGroup) -> None:
+    def become(self, group: ReplicaGroup) -> None:
         """Tell the workers that are left which replicas there are now, once what was sent before is over."""
         self.finish()
         with self.lock:
             # What failed because of the loss was told.
             self._failures.forget_before(next(self._numbers))
-            for address in team.workers:
-                self._streams[address].append("team", team)
+            for address in group.workers:
+                self._streams[address].append("group", group)
         self.kick()
 
     def end_waiting_for(self, lost: Sequence[str]) -> None:
         """End all waiting for workers that are lost."""
-        why = Failed(Failure.of(ClusterError(f"lost {', '.join(lost)}, which a call needs; make it anew")), None)
+        why = Failed(Failure.of(ClusterError(f"lost {', '.join(lost)}, which a call needs; make it again")), None)
         with self.lock:
             for address, stream in self._streams.items():
                 if stream.is_open and address not in lost:
@@ -447,7 +447,7 @@ class StreamSet:
                     stream.append("ping", now)
                     stream.outbox.kick()
 
-    def status(self, team: ReplicaGroup) -> tuple[WorkerStatus, ...]:
+    def status(self, group: ReplicaGroup) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, lost ones included; the others are asked, for a second at most."""
         with self.lock:
             now = time.monotonic()
@@ -456,7 +456,7 @@ class StreamSet:
                 stream.append("ping", now)
         with contextlib.suppress(ClusterError):
             self.wait(lambda: all(each.running_at >= now or not each.is_open for each in asked), _LOOK_EVERY_S)
-        return worker_statuses(self._streams.values(), list(self._under_way.values()), team, is_closed=self._is_closed)
+        return worker_statuses(self._streams.values(), list(self._under_way.values()), group, is_closed=self._is_closed)
 
     def wait_for_room(self) -> None:
         """Wait until fewer calls of `run` are under way than ``daskdist.max-steps-in-flight``, and few bytes unsent."""
@@ -521,7 +521,7 @@ class StreamSet:
 
     def _lost_with(self, result: Result) -> ClusterError:
         self.live_workers.in_doubt = True
-        return ClusterError(f"lost {result.worker}, which has a result that was asked for; make it anew")
+        return ClusterError(f"lost {result.worker}, which has a result that was asked for; make it again")
 
     def raise_failed(self, failed: Failed) -> None:
         """Raise the error of a call, which is not raised a second time by itself."""
@@ -564,7 +564,7 @@ class StreamSet:
 
     def without_lost(self, what: Any) -> ClusterError:
         """Return the error of something that needs a worker without which the others went on."""
-        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; make it anew")
+        return ClusterError(f"lost {', '.join(self.live_workers.lost)}, which {what} needs; make it again")
 
 
 async def _beat(reference: weakref.ref[StreamSet]) -> None:

@@ -14,7 +14,7 @@ from daskdist.strategy.steps.stream import Stream
 
 
 def worker_statuses(
-    streams: Iterable[Stream], under_way: Collection[Record], team: ReplicaGroup, *, is_closed: bool
+    streams: Iterable[Stream], under_way: Collection[Record], group: ReplicaGroup, *, is_closed: bool
 ) -> tuple[WorkerStatus, ...]:
     """Return the status of each worker.
 
@@ -24,17 +24,19 @@ def worker_statuses(
         The streams to the workers.
     under_way
         The calls that are not over.
-    team
+    group
         The replicas there are.
     is_closed
         Whether the strategy is closed.
     """
     num_calls, num_steps = _num_left(under_way, steps_only=False), _num_left(under_way, steps_only=True)
-    return tuple([_status(each, team, num_calls[each.address], num_steps[each.address], is_closed) for each in streams])
+    return tuple(
+        [_status(each, group, num_calls[each.address], num_steps[each.address], is_closed) for each in streams]
+    )
 
 
-def _status(stream: Stream, team: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
-    members = team.members(stream.address)
+def _status(stream: Stream, group: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
+    members = group.members(stream.address)
     if stream.is_open:
         running = tuple(
             [RunningCall(number, name.removeprefix(LOOP), so_far) for number, name, so_far in stream.running]
@@ -45,7 +47,7 @@ def _status(stream: Stream, team: ReplicaGroup, num_calls: int, num_steps: int, 
     return WorkerStatus(
         address=stream.address,
         replicas=tuple(members),
-        devices=tuple([team.replicas[number].device for number in members]),
+        devices=tuple([group.replicas[number].device for number in members]),
         state="closed" if is_closed else state,
         running=running,
         num_steps_sent=stream.num_steps,

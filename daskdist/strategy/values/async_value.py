@@ -54,7 +54,7 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
 
     @property
     def is_here(self) -> bool:
-        """Whether the value is in this process."""
+        """Return whether the value is in this process."""
         return self.source is None
 
     def can_be_given_to(self, caller: ResultSource) -> bool:

@@ -46,7 +46,7 @@ class ReplicaCopy:
 
     @property
     def is_own(self) -> bool:
-        """Whether it may differ from the copies of other replicas."""
+        """Return whether it may differ from the copies of other replicas."""
         if self.replica.updates_alone or self.replica.num_replicas_in_sync == 1:
             return True
         return self.variable.synchronization is VariableSynchronization.ON_READ
@@ -67,7 +67,7 @@ class ReplicaCopy:
 
     @property
     def is_shared(self) -> bool:
-        """Whether another replica of this process has the very same object, or something in it."""
+        """Return whether another replica of this process has the very same object, or something in it."""
         (own,) = self.leaves
         others = self._store.others(self.variable, self.replica.replica_id_in_sync_group)
         return any(parts_of(own) & parts_of(each) for (each,) in others)
@@ -150,7 +150,7 @@ def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
     Raises
     ------
     ArgumentError
-        The replica has none: its strategy is closed, its worker was started anew, or it is of another strategy.
+        The replica has none: its strategy is closed, its worker was restarted, or it is of another strategy.
     """
     replica = current_replica()
     if replica is None:
@@ -158,7 +158,7 @@ def copy_on_replica(variable: VariableRecord) -> ReplicaCopy | None:
     store = replica.store()
     if store is None:
         raise ArgumentError(
-            f"{variable.name}: its worker knows nothing of it; its strategy is closed, or the worker was started anew"
+            f"{variable.name}: its worker knows nothing of it; its strategy is closed, or the worker was restarted"
         )
     if store.token != variable.token:
         raise ArgumentError(

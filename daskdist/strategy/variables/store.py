@@ -38,7 +38,7 @@ class VariableStore:
         except KeyError:
             raise ArgumentError(
                 f"{variable.name}: replica {replica} has no value of it; what it was to begin with could not be made, "
-                "or its worker was started anew since"
+                "or its worker was restarted since"
             ) from None
 
     def others(self, variable: VariableRecord, replica: int) -> list[Any]:

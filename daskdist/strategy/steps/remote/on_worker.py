@@ -122,7 +122,7 @@ class StepsOnWorker:
     ----------
     mailbox
         The worker's part in what replicas do together.
-    team
+    group
         The replicas of the strategy.
     comm
         The stream.
@@ -135,7 +135,7 @@ class StepsOnWorker:
     def __init__(
         self,
         mailbox: Mailbox,
-        team: ReplicaGroup,
+        group: ReplicaGroup,
         comm: Comm,
         peers: Peers,
         keys: DataKeys,
@@ -143,7 +143,7 @@ class StepsOnWorker:
     ) -> None:
         self.worker: Worker = mailbox.worker
         self._mailbox = mailbox
-        self._token = team.token
+        self._token = group.token
         self._comm = comm
         self._peers = peers
         self._keys = keys
@@ -174,12 +174,12 @@ class StepsOnWorker:
             "drop-objects": self._drop_objects,
             "drop-variables": self._drop_variables,
             "lost": self._lost,
-            "team": self._set_team,
+            "group": self._set_team,
             "key-failed": self._key_failed,
             "fail": self._fail,
             "ping": self._ping,
         }
-        self._set_team(team)
+        self._set_team(group)
 
     async def serve(self) -> None:
         """Handle messages until the stream is closed, then free everything of the strategy."""
@@ -215,14 +215,14 @@ class StepsOnWorker:
 
     # --- what the program says ---
 
-    def _set_team(self, team: ReplicaGroup) -> None:
-        members = team.members(self.worker.address)
+    def _set_team(self, group: ReplicaGroup) -> None:
+        members = group.members(self.worker.address)
         while len(self._executors) < len(members):
             self._executors.append(Executor(f"daskdist replica {members[len(self._executors)]}", self._enter))
-        self._mailbox.register(team, VariableStore)
+        self._mailbox.register(group, VariableStore)
         self._slots = {
             number: (
-                ReplicaSlot(team.token, team.replicas[number], number, len(team.replicas), self._cross_replica),
+                ReplicaSlot(group.token, group.replicas[number], number, len(group.replicas), self._cross_replica),
                 executor,
             )
             for number, executor in zip(members, self._executors, strict=True)
@@ -244,7 +244,7 @@ class StepsOnWorker:
             if replica not in self._slots:
                 # A thread of the program had still the replicas before some were lost.
                 error = CollectiveError(
-                    f"run: a call for replica {replica}, of which there are fewer now; make it anew"
+                    f"run: a call for replica {replica}, of which there are fewer now; make it again"
                 )
                 cell.set(Failed(Failure.of(error), None))
                 self._tell_outcome(number, replica, cell.get(), is_urgent=True)

@@ -81,12 +81,12 @@ class ReplicaSlot:
         CollectiveError
             It is one.
         """
-        team, store = mailbox.groups.get(self.token), mailbox.store(self.token)
+        group, store = mailbox.groups.get(self.token), mailbox.store(self.token)
         if store is not None and store.lost:
-            raise CollectiveError(f"run: lost {', '.join(store.lost)} before this call was made; make it anew")
-        if team is not None and len(team.replicas) != self.num_replicas:
+            raise CollectiveError(f"run: lost {', '.join(store.lost)} before this call was made; make it again")
+        if group is not None and len(group.replicas) != self.num_replicas:
             raise CollectiveError(
-                f"run: a call for {self.num_replicas} replicas, of which {len(team.replicas)} are left; make it anew"
+                f"run: a call for {self.num_replicas} replicas, of which {len(group.replicas)} are left; make it again"
             )
 
     def leave(self, mailbox: Mailbox, step: int, error: BaseException | None) -> None:

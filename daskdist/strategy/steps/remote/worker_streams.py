@@ -50,8 +50,8 @@ class StreamsOfWorker:
         worker.metrics["daskdist_replicas"] = self._num_replicas
         worker.metrics["daskdist_running"] = self._running
 
-    async def _serve(self, comm: Comm, team: bytes) -> Any:
-        known: ReplicaGroup = pickle.loads(team)
+    async def _serve(self, comm: Comm, group: bytes) -> Any:
+        known: ReplicaGroup = pickle.loads(group)
         steps = self.by_token[known.token] = StepsOnWorker(
             self._mailbox, known, comm, self._peers, self._keys, self._cross_replica
         )
