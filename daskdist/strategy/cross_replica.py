@@ -71,7 +71,7 @@ class _StoreOfAll(VariableStore):
         self._note(variable, replica)
 
     def lend(self, variable: VariableRecord, replica: int) -> None:
-        # What another one has in common with it, as an optimizer has with a model, changes too.
+        # Objects that share parts with it, as an optimizer does with a model, change too.
         for each in (variable, *self._objects.get(replica, ())):
             self._note(each, replica)
 
@@ -86,7 +86,7 @@ class _StoreOfAll(VariableStore):
         own = self.get(variable, replica)
         if not variable.is_mirrored:
             return own
-        # What all are to have is the very same: it is pickled once.
+        # The same object for all replicas is pickled once.
         first = self.get(variable, 0)
         return first if all(map(_is_same, first, own)) else own
 
@@ -135,7 +135,7 @@ class _MergeCallsOnWorker:
 
     def collect(self, given: Any) -> list[tuple[VariableRecord, list[Any]]]:
         if self._backend.is_between:
-            # Of replicas that it calls itself, all are here.
+            # All replicas that it calls itself are here.
             return []
         leaves = (leaf for leaf in optree.tree_leaves(given) if isinstance(leaf, VariableRecord))
         apart = list({each.key.number: each for each in leaves if not each.is_mirrored}.values())

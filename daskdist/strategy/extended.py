@@ -395,7 +395,7 @@ class Alone:
         """Call the function."""
         replica = current_replica()
         if replica is not None:
-            # Of the replica in this call.
+            # The flag is the replica's, for this call.
             replica.updates_alone = True
         return self.__wrapped__(*args, **kwargs)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from daskdist.errors import CollectiveError
 
-# What of a call on the replicas of a strategy: the strategy's token and the number of the step.
+# A call on the replicas of a strategy: the strategy's token and the number of the step.
 Step = tuple[str, int]
 
 

@@ -15,7 +15,7 @@ from daskdist.strategy.collectives.rendezvous import left_error
 from daskdist.strategy.group import ReplicaGroup, Step, lost_worker_error
 
 LOOK_EVERY_S: Final = 0.3
-# What is not busy answers sooner.
+# A worker that is not busy answers sooner.
 _SOON_S: Final = 2.0
 _NANNY_WITHIN_S: Final = 1.0
 # Who says nothing for so long, and has no nanny that answers, is lost, its machine say: those that wait for it are told
@@ -33,7 +33,7 @@ class LostWorker(NamedTuple):
 async def _within(most_s: float, asked: Awaitable[Any]) -> tuple[bool, Any]:
     # Not `asyncio.wait_for`, which waits for what it cancels: to connect may go on for half a minute all the same.
     task = asyncio.ensure_future(asked)
-    # What comes of it may be of use to nobody: who waits may have gone, too.
+    # Retrieve its exception: the waiter may have gone.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     done, _ = await asyncio.wait([task], timeout=most_s)
     if done:
@@ -73,7 +73,7 @@ class PeerQueries:
     async def _answer(self, address: str, operation: str, message: Mapping[str, Any]) -> Any:
         now = time.monotonic()
         before = self._silent.get(address)
-        # Of a silence after which nobody has asked for a while it is not known whether it has gone on.
+        # A silence counts anew if nobody has asked for a while: the worker may have answered meanwhile.
         since = now if before is None or now > before.until + _FORGOTTEN_AFTER_S else before.since
         rest = since + _LOST_AFTER_S - now
         # The last time as long as it takes: what is asked later is known later.
@@ -106,7 +106,7 @@ class PeerQueries:
         return answer if is_there or not is_last else LostWorker(f"no answer for {_LOST_AFTER_S:g} s")
 
     async def _ask_nanny(self, address: str, most_s: float) -> tuple[bool, LostWorker | None]:
-        # What ends, the scheduler hears of. Where a nanny watches a process, it tells that the machine is there.
+        # The scheduler knows of workers that ended. The answer of a nanny shows that the machine is there.
         watched = {"msg": {"op": "identity"}, "workers": [address], "nanny": True, "on_error": "ignore"}
         try:
             _, answers = await _within(most_s, self.worker.scheduler.broadcast(**watched))
@@ -221,7 +221,7 @@ class StepStatusQuery:
         suspects: dict[str, Any] = {}
         for address, answer in answers.items():
             if address not in waited_for:
-                # What it has to give has come.
+                # Its messages have come.
                 absent += () if answer is None or type(answer) is LostWorker else StepStatus(*answer).absent
                 continue
             if type(answer) is LostWorker:
@@ -234,7 +234,7 @@ class StepStatusQuery:
                 raise CollectiveError(failed)
             absent += late
             if gone:
-                # What it sent before may be on its way.
+                # Its earlier messages may be in flight.
                 if self._suspects.get(address) == gone:
                     raise left_error(self._name, dict(gone))
                 suspects[address] = gone

@@ -51,11 +51,11 @@ class Mailbox:
         self.groups: dict[str, ReplicaGroup] = {}
         self.stores: dict[str, ReplicaStore] = {}
         self._rendezvous: dict[Step, Rendezvous] = {}
-        # Of calls that are over on a replica, how, in words; where they raised, or where somebody met.
+        # step -> replica -> exit reason; kept of calls that raised, or in which replicas met.
         self._over: OrderedDict[Step, dict[int, str]] = OrderedDict()
         # The last call that is over, by strategy and replica: calls of a replica are made in their order.
         self._ended: dict[tuple[str, int], int] = {}
-        # What came, by its step, the turn of the collective, what part of that it is, and who sent it.
+        # Received messages: step -> (turn of the collective, part of it, sender) -> data.
         self._mail: dict[Step, dict[tuple[int, str, str], Any]] = {}
         # By step, the workers to which something could not be sent, and why.
         self._unsent: dict[Step, dict[str, str]] = {}
@@ -89,7 +89,7 @@ class Mailbox:
             over = self._how_over(key)
             members = () if group is None else group.members(self.worker.address)
             absent, failed = (members, None) if rendezvous is None else rendezvous.state(turn)
-            # Who is over will not come, whether that is told yet or not.
+            # A replica that is over will not come, reported or not.
             absent = [each for each in absent if each not in over]
             if (key, asker) in self._on_its_way:
                 over, failed = {}, None
@@ -103,7 +103,7 @@ class Mailbox:
         return dict.fromkeys(ended, HAS_ENDED) | self._over.get(key, {})
 
     def _are_over(self, key: Step) -> bool:
-        # Whether no replica is left here in a call.
+        # True if no replica here is still in the call.
         group = self.groups.get(key[0])
         return group is None or self._how_over(key).keys() >= set(group.members(self.worker.address))
 
@@ -269,7 +269,7 @@ class Mailbox:
                         inquiry = StepStatusQuery(self.queries, key, turn, name, group, on_answer=self._wake)
                     if absent := inquiry.absent(missing, end):
                         raise late_error(name, absent, most)
-                    # That may lie behind, where an answer is long in coming.
+                    # The query's time may have passed, if an answer is slow.
                     look = max(inquiry.next_at, time.monotonic() + _LOOK_AGAIN_S)
         finally:
             if inquiry is not None:

@@ -32,7 +32,7 @@ _OF_ELEMENTS: Final[dict[Any, Any]] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PROD: np.multiply,
 }
-# Of floats these are what NumPy's functions of the names do.
+# For floats these equal NumPy's functions.
 _OF_FLOATS: Final[dict[Any, Any]] = {ReduceOp.SUM: operator.add, ReduceOp.PROD: operator.mul}
 _FLOATS: Final = frozenset({np.float32, np.float64})
 # Numbers of which loops have many, losses and counts, and what makes them NumPy's. But for a mean's they are partial
@@ -126,7 +126,7 @@ class AllReduce:
     def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
         """Combine two partial results into the arrays of the received one, which nobody else has."""
         function = _OF_ELEMENTS[self.op]
-        # What a replica gave twice came once.
+        # An array that a replica gave twice was received once.
         times = Counter(id(_array(value)) for _, value in partials[received])
         found = []
         for (shape, one), (_, other) in zip(*partials, strict=True):
@@ -162,7 +162,7 @@ class AllReduce:
 
 
 def _array(partial: Any) -> Any:
-    # That of a mean is a total, its count and its dtype.
+    # The partial result of a mean is a total, its count and its dtype.
     return partial[0] if isinstance(partial, tuple) else partial
 
 
@@ -193,7 +193,7 @@ class AllGather:
 
     def shapes(self, given: tuple[list[Any], Any]) -> Any:
         leaves, treespec = given
-        # What may differ along the axis is seen when they are put together.
+        # Lengths along the axis are checked when the values are concatenated.
         shapes = [_Axes(np.ndim(leaf), np.shape(leaf)) for leaf in leaves]
         return shapes[0] if treespec.is_leaf() else (str(treespec), shapes)
 
@@ -288,7 +288,7 @@ def _merged(given: Sequence[Any]) -> Any:
 
 
 def _is_one(values: Sequence[Any]) -> bool:
-    # What is text or None is no value of a replica, if it is the same on all; nor is a variable of them all.
+    # Equal text, None, and the same variable on all replicas are one value, not one per replica.
     first, *rest = values
     if hasattr(type(first), "read_value"):
         # Others may give arrays.

@@ -14,11 +14,11 @@ from daskdist.errors import CollectiveError
 
 # Calls of a replica that a message shows.
 _NUM_SHOWN: Final = 8
-# How often one that waits looks after replicas of other processes.
+# Seconds between two looks of a waiter at replicas of other processes.
 _LOOK_EVERY_S: Final = 0.3
-# How long it waits at a time for what they answer, when its time is over.
+# Seconds between looks for their answers, when its time is over.
 _ANSWER_S: Final = 0.02
-# What others are told of a replica that is over, and of one that met with a failure of what all do together.
+# Exit reasons that others are told: the replica is over, or a collective of all failed.
 HAS_ENDED: Final = "has ended"
 _RAISED: Final = f"raised {CollectiveError.__name__}: "
 
@@ -100,7 +100,7 @@ class CallSignature:
 @dataclass(eq=False)
 class _Round:
     given: dict[int, tuple[Collective, Any]] = field(default_factory=dict)
-    # For each that waits a lock that is held; one that is let go of has it look again. Quicker than a condition, which
+    # One pre-acquired lock per waiter; releasing it wakes that waiter. Quicker than a condition, which
     # all would have to take in turn when it is told of.
     gates: list[Any] = field(default_factory=list)
     is_over: bool = False
@@ -127,13 +127,13 @@ class Rendezvous:
         self.members = tuple(members)
         self._exchange = exchange
         self._waits = waits
-        # What is no time is refused at once, though hardly anybody waits for so long.
+        # Refuse an invalid setting at once, before anybody has to wait.
         collective_s()
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(members, 0)
         self._orders: dict[int, deque[Collective]] = {number: deque(maxlen=_NUM_SHOWN) for number in members}
         self._rounds: dict[int, _Round] = {}
-        # Who has left, and because of what.
+        # replica -> exit reason of those that have left.
         self._left: dict[int, BaseException | str | None] = {}
         # Why turns came to nothing; and what replicas of this process alone know of.
         self._failed: dict[int, str] = {}
@@ -173,7 +173,7 @@ class Rendezvous:
                 raise
         if turn_round.error is not None:
             raise _again(turn_round.error) if not is_last else turn_round.error
-        # What one alone gives may come back as it is.
+        # The value of a lone replica may come back as it is.
         return turn_round.result, len(self.members) == 1 and self._exchange is not None
 
     def leave(self, number: int, error: BaseException | str | None = None) -> bool:
@@ -235,7 +235,7 @@ class Rendezvous:
     def _await(self, number: int, turn_round: _Round, turn: int, collective: Collective, gate: Any) -> None:
         since = time.monotonic()
         if not self._left and not self._is_closed:
-            # Who leaves from now on lets go of the gate.
+            # A replica that leaves from now on releases the gate.
             gate.acquire(timeout=_LOOK_EVERY_S)
         if turn_round.is_over:
             return
@@ -276,7 +276,7 @@ def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> C
     failed = {number: text for number, error in errors.items() if (text := _failure(error)) is not None}
     own = {number: error for number, error in errors.items() if number not in failed}
     if failed and all(error is None or error == HAS_ENDED for error in own.values()):
-        # What befell the others, all are told alike.
+        # All replicas are told the same failure.
         return CollectiveError(next(iter(failed.values())))
     told = []
     # Not what others met with because of those.
@@ -288,7 +288,7 @@ def left_error(name: str, errors: Mapping[int, BaseException | str | None]) -> C
 
 
 def _failure(error: BaseException | str | None) -> str | None:
-    # Of one that met with a failure of what all do together, that.
+    # Return the failure of the collective that the replica took part in.
     if isinstance(error, CollectiveError):
         return str(error)
     return error.removeprefix(_RAISED) if isinstance(error, str) and error.startswith(_RAISED) else None

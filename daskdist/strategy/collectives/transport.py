@@ -26,11 +26,11 @@ _MOST_AT_ONCE: Final = 8
 _MOST_WHOLE: Final = 2
 # Messages that go from each to all, and those that go in a tree: in one turn all go one of the ways.
 _WAYS: Final = {"values": 0, "part": 0, "up": 1, "down": 1}
-# Those that say of which call they are.
+# Kinds of messages that carry the signature of their call.
 _ABOUT: Final = frozenset({"values", "up"})
-# How often others are asked where one waits for a replica of its own process.
+# Seconds between queries of others while waiting for a replica of the own process.
 _LOOK_EVERY_S: Final = 1.0
-# What is smaller goes along in the message: a frame of its own has a header, which takes longer than to copy it.
+# Smaller buffers go along in the message: a frame of their own has a header, which costs more than a copy.
 _SMALL_BYTES: Final = 2**16
 
 
@@ -79,7 +79,7 @@ class Transport:
 
     def __call__(self, turn: int, collective: Collective, signature: CallSignature, partial: Any) -> Any:
         """Return the result of the partial results of all workers."""
-        # What leaves the process leaves the device.
+        # Data that leaves the process leaves the device.
         partial = host_nest(partial)
         if isinstance(collective, Merge) or len(self._group.workers) > _MOST_AT_ONCE:
             return self._in_a_tree(turn, collective, signature, partial)
@@ -142,7 +142,7 @@ class Transport:
             _check(signature, other)
         values = [own if number == self._own else came[number][1] for number in numbers]
         if len(values) == 2 and isinstance(collective, AllReduce) and collective.is_large(own):
-            # What came is nobody else's.
+            # Received arrays belong to nobody else.
             return collective.combined_in_place(values, numbers.index(others[0]))
         return collective.combined(values)
 
@@ -183,7 +183,7 @@ class Transport:
     ) -> list[ThreadFuture[None]]:
         token, step = self._key
         kind = part.partition(" ")[0]
-        # As it is now: it is sent by and by, and the replica may change what it has given as soon as it has a result.
+        # Pickle now: sending takes a while, and the replica may change its value as soon as it has a result.
         try:
             pickled, buffers = pickle_with_buffers((signature, data) if kind in _ABOUT else data)
         except Exception as error:
@@ -225,7 +225,7 @@ def _check(one: CallSignature, other: CallSignature) -> None:
 
 
 def _outcome(function: Callable[..., Any], *args: Any, before: Any) -> Any:
-    # Of what failed, that: others wait for it.
+    # Return the exception as a value: peers are waiting for a message.
     if isinstance(before, Failure):
         return before
     try:

@@ -101,7 +101,7 @@ class ClusterInput:
             start += len(block)
             future = self._submit.place(copy.deepcopy(block) if is_shared else block, worker)
             blocks.append(PlacedArray(future.key, future, len(block), block.nbytes))
-        # Of the contents, for they are not at hand later.
+        # A token of the contents, which are not at hand later.
         token = tokenize(node.structure, node.leaves)
         return MakeNumpyDataset(start, node.spec, Placing(tuple(blocks), token))
 

@@ -119,11 +119,11 @@ class DistributedDataset:
         # Tokens of the functions that it calls, which change where one is defined again.
         self._code = code
         self._code_fed: tuple[str, ...] = ()
-        # Where replicas are lost, others feed those that are left.
+        # Called again where replicas are lost, to feed those that are left.
         self._feed = feed
         self._fed: Sequence[Replica] = ()
         self._feeding_of_those: ReplicaFeed
-        # What replicas that read it themselves are sent, once that was made.
+        # The `DatasetPlans` for replicas that read it themselves, once they are made.
         self.plans: Any = None
         self.options = options
         self._feeding  # noqa: B018
@@ -143,7 +143,7 @@ class DistributedDataset:
     def feeding_of_pass(self) -> ReplicaFeed:
         """Return the feed of the replicas for a pass that begins now, with the functions as they are defined now."""
         if self._code() != self._code_fed:
-            # What is kept under the name of the functions as they were is not to be mixed with what is made now.
+            # Data kept under the tokens of the old functions must not mix with data made now.
             self._fed = ()
         return self._feeding
 
@@ -242,7 +242,7 @@ class DistributedDataset:
         )
 
     def _left_on_the_host(self) -> list[str]:
-        # Of replicas on devices; nothing to say where that is nothing.
+        # For replicas on devices; empty if nothing stays on the host.
         there = [device for each in self.strategy.replicas if not (device := named(each.device)).is_host]
         spec = self._feeding.spec
         left = [
@@ -268,7 +268,7 @@ class DistributedDataset:
 
 
 def _lacking(leaf: TensorSpec, devices: Sequence[Device]) -> str:
-    # What of a leaf it is that some devices do not have; "" if nothing.
+    # The part of a leaf that some devices do not have; "" if none.
     if not devices:
         return ""
     if isinstance(leaf, DatasetSpec):

@@ -25,7 +25,7 @@ logger: Final = logging.getLogger("daskdist")
 _UNIT_BYTES: Final = 4 * MIB
 _MOST_STEPS: Final = 64
 _MOST_THREADS: Final = 8
-# Where there is no room for several, so many are copied alone before it is tried again: each try takes long.
+# Batches copied alone after there was no room for several; trying again takes long.
 _NUM_ALONE: Final = 32
 # Rows whose last elements stay on the device though they may not be used again.
 _MOST_ROWS: Final = 4
@@ -58,11 +58,11 @@ class StagedRows(NamedTuple):
 
 
 class _StagedCopies:
-    # Of rows, to a device; it does not hold on to the rows.
+    # Copies of rows to a device; it does not keep the rows alive.
     def __init__(self, queue: _CopyQueue) -> None:
         self._queue = queue
         self._lock = threading.Lock()
-        # Where each of what was copied begins and stops: what is in use, and what comes after it.
+        # (start, stop, part) of each copy: the one in use, and the one after it.
         self._parts: list[tuple[int, int, ReplicaPart]] = []
         self._last: tuple[int, Any] = -1, None
 
@@ -74,7 +74,7 @@ class _StagedCopies:
                     self._queue.note_use(part)
                 self._last = place, part.leaves(place - start)
                 if place == start and stop < len(rows):
-                    # Where there is no room for those that come next they are copied when they are asked for.
+                    # Without room for the next ones, they are copied when they are asked for.
                     with contextlib.suppress(NoRoomError):
                         self._parts = [(start, stop, part), self._queue.begin(rows, stop)]
             return self._last[1]
@@ -83,13 +83,13 @@ class _StagedCopies:
         for each in self._parts:
             if each[0] <= place < each[1]:
                 return each
-        # What is there has been used: its memory goes first.
+        # The present copies have been used: free their memory first.
         self._parts, self._last = [], (-1, None)
         with self._queue.timer.stalled():
             try:
                 found = self._begin_some(rows, place)
             except NoRoomError:
-                # What nobody has any more goes first.
+                # Free unused objects first.
                 gc.collect()
                 try:
                     found = self._queue.begin(rows, place, 1)
@@ -113,7 +113,7 @@ class _CopyQueue:
         self._copier = Copier(device, 2, _UNIT_BYTES)
         self._lock = threading.Lock()
         self._has_said = False
-        # How many more are copied alone, as there was no room for several.
+        # The number of batches still to be copied alone, as there was no room for several.
         self._num_alone = 0
         self._alive: set[UnitLifetime] = set()
         self.timer = CopyTimer()
@@ -142,7 +142,7 @@ class _CopyQueue:
                 self._num_alone = _NUM_ALONE
                 self._say(error)
                 raise error.with_traceback(None) from None
-            # What is ahead and in use, of each of the rows that are looked after.
+            # Each of the kept rows has one copy in use and one ahead.
             if len(self._alive) > 2 * _MOST_ROWS + 1:
                 self.timer.note_growth()
             self._copier.copy(layout, buffer, part, self._with_threads)
@@ -207,7 +207,7 @@ class DeviceStaging:
 
 def staging_of(name: str) -> DeviceStaging:
     """Return the staging of a device of this process, by its name."""
-    # Of two threads that are the first to ask, neither may have one of its own.
+    # Two threads that ask first must get the same object.
     with _making:
         return _arrivals_of(name)
 

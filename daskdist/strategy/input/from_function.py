@@ -69,7 +69,7 @@ def _feeding_of(
 
 
 def _counters_in(function: Any) -> list[PassCounter]:
-    # Of datasets that it refers to. Their copies on workers know nothing of the iterations that there were before.
+    # The counters of datasets that it refers to. Their copies on workers do not know of earlier iterations.
     values: list[Any] = []
     while isinstance(function, partial):
         values += [*function.args, *function.keywords.values()]
@@ -85,7 +85,7 @@ def _counters_in(function: Any) -> list[PassCounter]:
 
 
 def _counted_by(counter: PassCounter, node: Node) -> Node:
-    # What is on a worker is counted here, by one counter for all workers.
+    # Passes over datasets on workers are counted here, by one counter for all workers.
     return replace(node, passes=PassNumber(counter)) if isinstance(node, OnWorker) else node
 
 
@@ -121,7 +121,7 @@ def _is_like(spec: ElementSpec, other: ElementSpec) -> bool:
 
 
 def _come_out_even(turns: Sequence[tuple[int, int]]) -> bool:
-    # Whether there is an element for every replica in every step.
+    # True if there is an element for every replica in every step.
     if all(number == INFINITE for number, _ in turns):
         return True
     is_known = all(number >= 0 and number % each == 0 for number, each in turns)

@@ -178,7 +178,7 @@ class DistributedIterator:
         self.element_spec = element_spec
         # Tells what came of copies that the replicas' workers make.
         self._copied = copied
-        # What replicas make of what they are given.
+        # The functions that replicas call with their elements.
         self._mapped = mapped
         # Raises the failure of a call at which nobody has looked.
         self._at_end = at_end
@@ -195,7 +195,7 @@ class DistributedIterator:
         num_replicas = sum(num_lanes)
         self._is_writable = any(merged_options(pipeline.node).writable for pipeline in pipelines)
         self._is_here = pipelines[0].consumers[0] is None
-        # Who brings values here that are looked at.
+        # The backend that fetches values that are looked at.
         self._backend = caller.backend
         is_fed = options.fetch_to_device and not all(device.is_host for device in devices)
         # Any device of a kind copies from what is pinned for one of them.
@@ -206,7 +206,7 @@ class DistributedIterator:
             first = sum(num_lanes[: len(feeds)])
             own = devices[first : first + len(pipeline.consumers)]
             is_gathered_there = is_fed and bool(merged_options(pipeline.node).shuffle_on_device)
-            # What a function gave, or the pieces of that: only they tell whether a step has rows.
+            # For datasets of a function, only the elements tell whether a step has rows.
             asks_lengths = num_replicas > 1 and pipeline.varies and not pipeline.primitive.grouped
             here = pooled_empty if self._is_here else None
             builder = BundleBuilder(
@@ -222,7 +222,7 @@ class DistributedIterator:
             )
             feeds.append(_PipelineCursor(builder, caller))
         self._feeds = _JointCursor(feeds, num_lanes, drops_uneven=drops_uneven)
-        # Of the last step: the blocks its parts are in, and their handles and workers.
+        # The blocks of the last step's parts, and their handles and workers.
         self._refs: list[BlockRef | None] = [None] * num_replicas
         self._handles: tuple[Handle, ...] = ()
         self._workers: tuple[str | None, ...] = ()
@@ -274,7 +274,7 @@ class DistributedIterator:
 
     def _next(self) -> Any:
         if self._failure:
-            # What failed is not passed over in silence the next time.
+            # Raise the failure again, rather than pass over it in silence.
             raise self._failure[0](*self._failure[1])
         try:
             value = self._step()
@@ -347,17 +347,17 @@ class DistributedIterator:
         if rows is None:
             raise OutOfRangeError(_AT_ITS_END)
         self._num_steps += 1
-        # Those that are not put on devices.
+        # The leaves that are not put on devices.
         return [list(map(writable, leaves)) for leaves in rows] if self._is_writable else rows
 
     def _handed_out(self, rows: Sequence[Sequence[Any]]) -> Any:
-        # What each replica is given, as the program gets it.
+        # The elements of all replicas in the form that the program gets.
         if len(rows) == 1:
             return self._structure.pack(rows[0])
         return self._structure.pack([PerReplica(column) for column in zip(*rows, strict=True)])
 
     def _spread(self, places: Sequence[tuple[Lane, int]]) -> list[PerReplica]:
-        # As `_leaves`, of all replicas.
+        # The same as `_leaves`, for all replicas.
         refs = self._refs
         if any(lane.ref is not ref for (lane, _), ref in zip(places, refs, strict=True)):
             refs = self._refs = [lane.ref for lane, _ in places]
@@ -387,7 +387,7 @@ class DistributedIterator:
 
 
 def _made_of(error: Exception) -> tuple[type[Exception], tuple[Any, ...]]:
-    # What makes an equal error anew, without the traceback.
+    # The type and arguments of an equal error, without the traceback.
     try:
         type(error)(*error.args)
     except Exception:

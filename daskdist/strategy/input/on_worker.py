@@ -136,7 +136,7 @@ class BeginWorkerPass:
 
 
 class _SkipCollector(Interpreter):
-    # What is left out is told where the rows go.
+    # Collects notes of skipped elements, which are reported where the rows go.
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._notes: list[Skipped] = []

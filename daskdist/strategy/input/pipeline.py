@@ -192,7 +192,7 @@ def _length(node: Node) -> int | None:
 
 
 def _num_covered(stretches: Sequence[tuple[Index, Index]]) -> int:
-    # How many numbers are in some stretch from a first to a last one.
+    # The number of integers that are in some stretch from a first to a last one.
     if not stretches:
         return 0
     firsts, lasts = (np.concatenate(column) for column in zip(*stretches, strict=True))

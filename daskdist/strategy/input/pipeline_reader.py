@@ -79,7 +79,7 @@ class PipelineReader:
             active=wanted,
             empty=empty or pooled_empty,
             device_gathers=device_gathers(here, primitive) if options.shuffle_on_device else (),
-            # Of those that are ahead blocks stay for the slowest.
+            # Blocks of replicas that are ahead stay for the slowest.
             as_views=empty is None and self._num_lanes <= 2,
         )
 

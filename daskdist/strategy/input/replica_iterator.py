@@ -60,12 +60,12 @@ class ReplicaIterator(Iterator[Any]):
         # Counted within the call.
         self._iteration = 0
         self._device = device
-        # What puts elements on the device, in this pass.
+        # The iterator that puts elements on the device, in this pass.
         self._ahead: DevicePrefetch | None = None
         self._num_elements = 0
         self._is_over = False
         self._told = ReportedFailures()
-        # Whether the error that is raised is of an element behind which there are others.
+        # True if the raised error is of one element, and others follow it.
         self._goes_on = False
         self.lock = RLock()
         self._elements: Iterator[Any] = self._pass()
@@ -89,7 +89,7 @@ class ReplicaIterator(Iterator[Any]):
             self._is_over = True
             raise
         except Exception as error:
-            # What failed is not passed over in silence the next time, unless that is behind it.
+            # Raise the failure again the next time, unless the iterator is past it.
             if not self._goes_on:
                 self._elements = _Failed(error)
             self._goes_on = False
@@ -211,7 +211,7 @@ def _elements(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int
 
 
 def _steps(plan: ReplicaPlan, reader: SharedReader, lane: int, iteration: int) -> Iterator[Any]:
-    # As `_elements`: the leaves, for the one replica that there is.
+    # The same as `_elements`, as leaves for the one replica.
     parts = reader.begin(lane, iteration).parts(lane)
     try:
         for part in parts:
@@ -284,7 +284,7 @@ def _iterator(
     token, _, numbers = given.turn.partition(":")
     read_plan = in_pass(plan, [(tuple(each), *rest) for each, *rest in json.loads(numbers)])
     if services is not None:
-        # Those that ask are other threads; the settings of the call count for them, too.
+        # Other threads ask; the settings of the call hold for them too.
         within = contextvars.copy_context()
         ask = services.ask
         peers = PeerPipelines(token, plan.number, services.step_counts, lambda *args: within.copy().run(ask, *args))

@@ -239,7 +239,7 @@ def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: R
 def _step_source(
     pipeline: Pipeline, fresh: Pipeline, number: int, first_replica: int
 ) -> Cuts | Pipeline | RemotePipeline:
-    # What tells others in which steps a pipeline has rows.
+    # The object that tells others in which steps a pipeline has rows.
     known = Cuts.of(pipeline)
     if known is not None:
         return known

@@ -134,10 +134,10 @@ class SharedPass:
         )
         self._watched: list[ComputedSteps | CountedSteps | RemoteSteps] | None = None
         self._num_steps = 0
-        # What was read and is still to be handed on, from which place on; and whether there is no more to read.
+        # The lanes and steps that were read and are not handed on yet, and from which place on.
         self._rest: tuple[list[Lane] | None, Any, int] | None = None
         self._is_read = False
-        # Whether one of those that take part is waiting for what another worker tells.
+        # True while a replica waits for the answer of another worker.
         self._is_asking = False
         self._is_over = False
         self._failure: Exception | None = None
@@ -232,7 +232,7 @@ class SharedPass:
         return max((self._kept_for(each) for each in self._begun if each != lane), default=0)
 
     def _waited(self, lane: int) -> bool:
-        # Whether the others came nearer.
+        # True if the others came nearer.
         self._num_waiting += 1
         try:
             return self._turn.wait_for(
@@ -265,12 +265,12 @@ class SharedPass:
             self._turn.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        # What came before it is handed out first.
+        # Parts that came before it are handed out first.
         self._failure, self._is_over = error, True
         self._turn.notify_all()
 
     def _pull(self) -> list[RemoteSteps]:
-        # What is to be asked first, if anything is.
+        # Returns the remote pipelines that must be asked first.
         if self.num_bytes_for_late > self._reader.limit_bytes:
             self.drop_late()
         try:
@@ -309,7 +309,7 @@ class SharedPass:
                 peers.add(self._iteration, self._num_steps, nothing, is_over=True)
 
     def _num_decided(self, full: Any, told: Sequence[RemoteSteps]) -> int:
-        # Of some steps how many there is no need to ask about; an other worker may wait for this one to take those.
+        # The number of steps that need no question; another worker may wait for this one to take them.
         to_ask = np.flatnonzero(np.ones(len(full), bool) if self._plan.drops_uneven else ~full.any(axis=1))
         if not len(to_ask):
             return len(full)

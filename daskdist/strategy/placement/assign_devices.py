@@ -160,7 +160,7 @@ def _has_first(visible_devices: Sequence[VisibleDevices], those: Sequence[int], 
 
 
 def _is_turned(one: Sequence[str], other: Sequence[str]) -> bool:
-    # Whether two lists are one that begins at different places.
+    # True if one list is a rotation of the other.
     return any(tuple(one) == (*other[start:], *other[:start]) for start in range(len(other)))
 
 
@@ -184,7 +184,7 @@ def _too_few(
     goals: dict[int, int],
     worker: int,
 ) -> ArgumentError:
-    # Those that see the same devices, and the devices.
+    # The workers that see the same devices, and the devices.
     around, seen = {worker}, set(visible_devices[worker].uuids)
     while more := {each for each in those if each not in around and seen & set(visible_devices[each].uuids)}:
         around |= more

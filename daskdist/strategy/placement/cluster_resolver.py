@@ -227,7 +227,7 @@ def _address_in(path: str) -> str:
 
 
 def _loaded(address: str) -> Security:
-    # As a client does where it is given none.
+    # A client does the same where it is given none.
     loader: str | None = dask.config.get("distributed.client.security-loader", None)
     found: Callable[[dict[str, Any]], Security | None] | None = import_term(loader) if loader else None
     return (found and found({"address": address})) or Security()
@@ -271,7 +271,7 @@ def _check_it_speaks(
 
 
 def _check_it_encrypts(host_and_port: tuple[str, int], context: ssl.SSLContext, timeout: float) -> None:
-    # Where somebody else speaks first, Dask tries again until its time is up, and leaves a socket open.
+    # If the peer is no scheduler, Dask retries until its time is up, and leaves a socket open.
     try:
         connection = socket.create_connection(host_and_port, timeout)
     except ConnectionError:

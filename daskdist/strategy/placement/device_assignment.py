@@ -153,7 +153,7 @@ class PerWorker:
         numbers: Sequence[int | None] = [None] * len(workers)
         if self.counts is not None:
             numbers = num_replicas_on(workers, self.counts)
-        # Those that take no part are not asked, and leave their devices to others.
+        # Workers that take no part are not asked, and leave their devices to others.
         with_some = [number for number, count in enumerate(numbers) if count != 0]
         taking = [workers[number] for number in with_some]
         names = assign_devices(

@@ -185,7 +185,7 @@ class _Mean:
     def __call__(self, partial: tuple[Any, int, Any]) -> Any:
         total, count, dtype = partial
         if dtype.kind == "c":
-            # As wide as NumPy divides complex ones.
+            # NumPy divides complex numbers in this width.
             total = cast(self.xp, total, np.dtype(np.complex128))
         return cast(self.xp, total / float(count), dtype)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-# What rounds, and does not mind in which order it is done.
+# Functions that round, and may be applied in any order.
 _ROUNDING: Final = frozenset({np.add, np.logaddexp, np.logaddexp2})
 # Rows added up one after the other.
 _ADDS: Final = 16
@@ -50,7 +50,7 @@ def reduce_rows(ufunc: np.ufunc, array: np.ndarray[Any, Any], axis: int | tuple[
     if ufunc not in _ROUNDING or array.dtype.kind not in "fc" or not array.size:
         return ufunc.reduce(array, axis=axis)
     if array.dtype == np.float16:
-        # As NumPy does where it adds pairwise.
+        # NumPy does the same where it adds pairwise.
         return reduce_rows(ufunc, array.astype(np.float32), axis).astype(np.float16)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         array = np.ascontiguousarray(array)

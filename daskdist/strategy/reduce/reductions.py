@@ -117,7 +117,7 @@ class Ufunc:
             return array.astype(wide_dtype(array.dtype), copy=False) if array.dtype.kind in "biu" else array
         if self.function.identity is None or not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
             return array
-        # Of one replica too it is of the dtype that it is of several: bool, of `logical_and` of numbers.
+        # One replica gives the same dtype as several: bool for `logical_and` of numbers.
         return self.function.reduce(array[None], axis=0)
 
 
@@ -171,7 +171,7 @@ def _sum_and_count(array: Any, axis: Axis) -> tuple[Any, int, Any]:
     # The total, of how many, and the dtype of their mean.
     dtype = array.dtype
     if dtype == np.float16:
-        # As NumPy's mean does: a total runs over long before the mean would.
+        # NumPy's mean does the same: a total overflows long before the mean would.
         array = array.astype(np.float32)
     if dtype.kind not in "fc":
         dtype = np.dtype(np.float64)
@@ -195,7 +195,7 @@ def _mean(partial: tuple[Any, int, Any]) -> Any:
     # No rows at all: 0/0, which is NaN, as NumPy's mean of nothing is; without its warning on a worker.
     if not count:
         return np.full_like(total, np.nan, dtype=dtype)
-    # As wide as NumPy divides complex ones, which is not exact otherwise.
+    # NumPy divides complex numbers in this width; the result is not exact otherwise.
     mean = total / (np.int64(count) if dtype.kind == "c" else total.dtype.type(count))
     return mean if mean.dtype == dtype else mean.astype(dtype)
 
@@ -216,7 +216,7 @@ _NAMED: Final[dict[Any, ReduceOp]] = {
     np.maximum: ReduceOp.MAX,
     np.multiply: ReduceOp.PROD,
 }
-# Of one value that all replicas have: that value.
+# Reductions that return the value if all replicas have the same one.
 OF_EQUALS: Final = frozenset({ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX})
 
 

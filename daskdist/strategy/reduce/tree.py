@@ -84,7 +84,7 @@ class NoRows:
 def _full(like: Any, value: Any) -> Any:
     if value is None:
         return like
-    # That of `bitwise_and` is -1 for unsigned ones too.
+    # The identity of `bitwise_and` is -1 for unsigned dtypes too.
     full = np.full_like(like, np.asarray(value).astype(np.asarray(like).dtype))
     # A number, where chunk gives one.
     return full if isinstance(like, np.ndarray) else full[()]
@@ -139,7 +139,7 @@ class Fold:
         array = self._checked(value)
         axis = self.axis
         if axis is None:
-            # What is no array has no shape to agree on.
+            # A value that is no array has no shape to compare.
             shape = array.shape if isinstance(array, np.ndarray) else ()
             return shape, self._called(reduction.chunk, array, None)
         shape = without(array.shape, axis)
@@ -167,7 +167,7 @@ class Fold:
                 return value
             array = _as_array(value, self.operation)
         if not array.flags.aligned:
-            # As what came in a message may lie: there NumPy adds in another order, and so to other bits.
+            # Arrays from a message may be unaligned: NumPy adds those in another order, with other bits.
             array = np.require(array, requirements="A")
         if isinstance(op, ReduceOp):
             check_is_no_dict(value, self.operation)
@@ -178,7 +178,7 @@ class Fold:
                     "filled(0) say"
                 )
         elif axis is None and array.dtype.hasobject:
-            # What is no array is combined as it is.
+            # A value that is no array is combined as it is.
             return value
         if axis is not None:
             self._check_axes(array.shape)
@@ -275,11 +275,11 @@ class Fold:
             with in_stream_of(partial.device):
                 return self._called(finalize, partial.partial)
         result = self._called(reduction.finalize, partial)
-        # As NumPy's reductions give it.
+        # A scalar, as NumPy's reductions return it.
         return result[()] if type(result) is np.ndarray and not result.ndim else result
 
     def _final_there(self, reduction: Reduction, no_rows: NoRows, device: Device) -> Any:
-        # Of no rows on a device. What is a function's own is called with arrays of that.
+        # The result of no rows on a device. A user's Reduction is called with arrays of the device.
         is_own = isinstance(self.op, Reduction)
         with in_stream_of(device), np.errstate(all="ignore"):
             partial = (no_rows if is_own else replace(no_rows, device=None)).partial(reduction, self.axis)
@@ -299,7 +299,7 @@ class Fold:
 
 
 def _here(partial: Any) -> Any:
-    # As it can leave the process.
+    # The partial result in a form that can leave the process.
     if type(partial) is NoRows and partial.device is not None:
         return replace(partial, device=None)
     return partial.here() if type(partial) is Placed else partial

@@ -23,12 +23,12 @@ from daskdist.strategy.values.device_arrays import catch_up, host_nest, in_strea
 from daskdist.strategy.values.flat import LEAVES, flattened
 from daskdist.strategy.values.per_replica import PerReplica
 
-# What to do with a distributed dataset, instead of iterating over it inside a function that replicas run.
+# The advice for a distributed dataset that is iterated over inside a function that replicas run.
 TO_REPLICAS: Final = (
     "Give run the batch, run(fn, args=(next(iterator),)), or the distributed dataset itself, "
     "run(fn, args=(dataset,)): then fn gets an iterator over its replica's own part"
 )
-# What a replica gives as it is.
+# Types of values that need no conversion.
 _GIVEN: Final = LEAVES - {type(None)}
 
 
@@ -68,7 +68,7 @@ class ReplicaContext:
         self._rendezvous = rendezvous
         self.store = store
         self._device = device
-        # Whether what is assigned to a variable is for this replica's copy alone.
+        # True if assignments to variables are for this replica's copy alone.
         self.updates_alone = False
 
     @cached_property
@@ -205,7 +205,7 @@ class ReplicaContext:
             with in_stream_of(device):
                 return moved_nest(found, device)
         found = host_nest(found)
-        # As with `all_reduce`; of what is no array, all in a process have the same.
+        # Copies, as with `all_reduce`; objects that are no arrays are shared in a process.
         return optree.tree_map(_own_array, found, none_is_leaf=True) if self.num_replicas_in_sync > 1 else found
 
     def meet(self, collective: Collective, given: Any) -> Any:
@@ -220,7 +220,7 @@ class ReplicaContext:
         if not isinstance(collective, (AllReduce, AllGather)):
             return found
         if are_loaded():
-            # What a replica gave on its device it is given there.
+            # Results are on the device on which the replica gave its value.
             return [own_copy(each, leaf, is_own=is_own) for each, leaf in zip(found, given[0], strict=True)]
         if is_own:
             return found
@@ -281,7 +281,7 @@ class CrossReplicaScope:
         self.is_merge_call = is_merge_call
 
 
-# What of these this is in; None outside of them.
+# The current replica or scope; None outside of both.
 current_context: ContextVar[ReplicaContext | CrossReplicaScope | None] = ContextVar("daskdist context", default=None)
 
 

@@ -90,14 +90,14 @@ class AsyncValue(PendingValue, ValueCollection, np.lib.mixins.NDArrayOperatorsMi
         out = [each for each in kwargs.pop("out", ()) if each is not self]
         if not kwargs and not out and method == "__call__":
             return self._apply(ufunc, *inputs)
-        # Of `where`: NumPy asks whoever is in it, and so would come back here from where the values are.
+        # Resolve `where` and the like now: NumPy would call this method again for them on the workers.
         kwargs = dict(zip(kwargs, map(as_it_is_now, results_of(list(kwargs.values()))), strict=True))
         if out:
             return getattr(ufunc, method)(*results_of(inputs), out=tuple(out), **kwargs)
         return self._apply(getattr(ufunc, method), *inputs, **kwargs)
 
     def __add__(self, other: Any) -> Any:
-        # As the mixin has it, but without asking NumPy, which asks the value; and a sum of many is one operation.
+        # Faster than the mixin, which goes through NumPy; and a sum of many is one operation.
         if type(other) not in _PLAIN:
             return super().__add__(other)
         source = self.source

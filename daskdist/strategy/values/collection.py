@@ -46,7 +46,7 @@ class ValueCollection(DaskMethodsMixin):  # type: ignore[misc]
 
     @property
     def __dask_scheduler__(self) -> Any:
-        # Where the values are from, also those that are here by now: several are computed together.
+        # The source of the values, also of those that are here by now: several are computed together.
         for value in self.values_by_key().values():
             client = value.caller.client if isinstance(value, PendingValue) else None
             if client is not None and client.status == "running":

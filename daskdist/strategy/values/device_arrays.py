@@ -37,7 +37,7 @@ class Placed:
         return host_nest(self.partial)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What leaves the process leaves the device.
+        # Data that leaves the process leaves the device.
         return _as_it_is, (self.here(),)
 
 

@@ -22,7 +22,7 @@ from daskdist.strategy.values.flat import flattened
 class Extract(Protocol):
     """Takes a part out of a call's result."""
 
-    # Whether the rest of the result is large, so that it had better stay where it is.
+    # True if the rest of the result is large, so that it had better stay on its worker.
     is_small_part: bool
 
     def __call__(self, result: Any) -> Any: ...
@@ -80,7 +80,7 @@ class FlatResult:
         return object.__sizeof__(self) + sum(map(size_of, self.leaves))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What leaves a device's process leaves the device: who gets it may have none, and puts it on its own.
+        # Data that leaves the process leaves the device: the receiver may have none, and puts it on its own.
         return FlatResult, (list(map(host_array, self.leaves)) if are_loaded() else self.leaves, self.treespec)
 
 

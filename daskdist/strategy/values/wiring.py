@@ -86,10 +86,10 @@ class Wiring:
 
     handles: list[Handle] = field(default_factory=list)
     picks: list[tuple[int, Extract]] = field(default_factory=list)
-    # Of each result the worker that was asked for it, where that is known.
+    # The worker that was asked for each result, where that is known.
     workers: list[str | None] = field(default_factory=list)
     caller: ResultSource | None = None
-    # Where the first of them is.
+    # The worker of the first of them.
     worker: str | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
 

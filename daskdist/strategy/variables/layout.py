@@ -62,7 +62,7 @@ def _spec_of_framework(leaf: Any) -> TensorSpec | None:
     try:
         return TensorSpec(tuple(leaf.shape), dtype_of(leaf))
     except TypeError:
-        # Of a dtype that NumPy has not; this one has its values.
+        # NumPy lacks the dtype; float32 has all its values.
         return TensorSpec(tuple(leaf.shape), np.dtype(np.float32))
 
 

@@ -30,7 +30,7 @@ ADVICE: Final = (
 )
 
 
-# Of what there is in an object, what nobody can change.
+# Parts of objects that nobody can change.
 _FOR_GOOD: Final = (*PLAIN, type(None), type, FunctionType, BuiltinFunctionType, np.generic)
 
 
@@ -50,7 +50,7 @@ def copied(value: Any, what: str) -> Any:
     """
     try:
         return copy.deepcopy(value)
-    # What an object raises is its own affair.
+    # An object may raise anything.
     except Exception as error:
         raise ArgumentError(
             f"{what}: each replica has its own, and {type(value).__name__} cannot be copied: {error}; make it on each "
@@ -74,7 +74,7 @@ def aggregated(what: str, aggregation: VariableAggregation, replica: ReplicaCont
         return box.value
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         is_first = replica.replica_id_in_sync_group == 0
-        # As it is now: the first may change its own as soon as all have come.
+        # Copied now: the first may change its own as soon as all have come.
         found = replica.meet(First(what), [copied(value, what)] if is_first else None)
         return value if is_first else _on_device_of(replica, copied(found[0], what))
     try:
@@ -133,7 +133,7 @@ def _digest(value: Any, what: str) -> bytes:
         state = value
     try:
         return _digest_of((kind.__module__, kind.__qualname__, state))
-    # What an object raises is its own affair.
+    # An object may raise anything.
     except Exception as error:
         raise ArgumentError(
             f"{what}: whether {kind.__name__} is the same on all replicas cannot be told, as it does not pickle "
@@ -189,7 +189,7 @@ def _is_of_a_module(function: BuiltinFunctionType) -> bool:
 
 
 def _is_found(function: FunctionType) -> bool:
-    # Whether its name tells which it is.
+    # True if its qualified name leads to it.
     found: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)

@@ -41,7 +41,7 @@ def _of_copies(leaf: Any) -> Any:
         return leaf
     found = list(leaf.values)
     for variable in {each.key.number: each for each in found if isinstance(each, Variable)}.values():
-        # Of the other replicas there may be no copies where this is, between replicas.
+        # In a cross-replica scope the copies of other replicas may be missing.
         is_asked = [isinstance(each, Variable) and each.key.number == variable.key.number for each in found]
         own = variable.values_where(is_asked)
         found = [component(own, number) if is_asked[number] else each for number, each in enumerate(found)]

@@ -226,7 +226,7 @@ def read_together(variables: Sequence[VariableRecord]) -> list[list[Any]]:
     """Return the leaves of a replica's copies; what objects share, as a model and its optimizer do, stays shared."""
     found = [_required_copy(each).host_leaves for each in variables]
     objects = [number for number, each in enumerate(variables) if each.layout.treespec is None]
-    # What cannot be copied does not leave the worker either.
+    # An object that cannot be copied does not leave the worker either.
     with contextlib.suppress(ArgumentError):
         others = copied([found[number] for number in objects], "merge_call")
         for number, leaves in zip(objects, others, strict=True):

@@ -179,7 +179,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             self._write("put", optree.tree_leaves(value))
 
     def _plain(self, value: Any) -> Any:
-        # Of what may be asynchronous, or another variable, what it is now.
+        # The current values of asynchronous values and other variables.
         return optree.tree_map(
             lambda leaf: np.asarray(leaf) if isinstance(leaf, (AsyncValue, Variable)) else _here(host_array(leaf)),
             value,
@@ -364,7 +364,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
             leaves = [value]
         else:
             leaves = list(map(_here, leaves_like(layout, value, f"{self.name}.{how}")))
-            # Of one of which each replica has its own, what the program reads, and not that.
+            # The aggregated value of an ON_READ variable, not that of each replica.
             leaves = [leaf.read_value() if isinstance(leaf, Variable) and leaf.is_on_read else leaf for leaf in leaves]
             if self.synchronization is VariableSynchronization.ON_READ and self.aggregation is VariableAggregation.SUM:
                 if how != "assign":
@@ -406,7 +406,7 @@ class Variable(VariableRecord, ByReference, np.lib.mixins.NDArrayOperatorsMixin)
         )
 
     def _as_one(self, found: list[PerReplica]) -> Any:
-        # What the program has of what replicas have.
+        # The program's value, made of those of the replicas.
         layout, aggregation = self.layout, self.aggregation
         if layout.treespec is None:
             return found[0]
