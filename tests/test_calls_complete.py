@@ -96,7 +96,10 @@ def note(path, number, sleeps=0.02):
 if __name__ == "__main__":
     folder, where, end = sys.argv[1:]
     if where == "threads":
-        client = Client(LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"))
+        cluster = LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        )
+        client = Client(cluster)
         strategy = daskdist.MultiWorkerMirroredStrategy(client)
     elif where == "own":
         strategy = daskdist.MultiWorkerMirroredStrategy(daskdist.ClusterResolver(num_workers=2))
