@@ -15,7 +15,7 @@ from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.input.backend import InputBackend
-from daskdist.strategy.reduce.reductions import OF_EQUALS, Axis, Op, ReduceOp, name_of
+from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
 from daskdist.strategy.reduce.tree import fold_tree
 from daskdist.strategy.replica.context import cross_replica_scope, current_replica, is_free_for
 from daskdist.strategy.replica.contract import StrategyContract
@@ -168,7 +168,7 @@ class StrategyInternals:
             leaves = [leaf if isinstance(leaf, PerReplica) else PerReplica((leaf,)) for leaf in leaves]
         self.check_values("reduce", leaves)
         per_replica = [leaf for leaf in leaves if isinstance(leaf, PerReplica)]
-        if len(per_replica) < len(leaves) and not (isinstance(op, ReduceOp) and op in OF_EQUALS):
+        if len(per_replica) < len(leaves) and not (isinstance(op, ReduceOp) and NAMED[op].keeps_equal):
             raise ArgumentError(
                 f"reduce: {name_of(op)} over {num_replicas} replicas of a value that is not per replica; "
                 "reduce what run returns, or use MEAN"

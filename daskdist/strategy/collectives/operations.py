@@ -18,22 +18,15 @@ import optree
 
 from daskdist.errors import CollectiveError
 from daskdist.strategy.reduce.gather import concatenated
-from daskdist.strategy.reduce.reductions import REDUCTIONS, Op, ReduceOp, Reduction, checked_op, name_of
+from daskdist.strategy.reduce.reductions import NAMED, NamedReduction, Op, ReduceOp, Reduction, checked_op, name_of
 from daskdist.strategy.reduce.tree import Fold
 from daskdist.strategy.values.device_arrays import host_array, synchronize
 from daskdist.strategy.values.regroup import component, regroup
 
 # From so many elements on, processes reduce a part each.
 _LARGE_ELEMENTS: Final = 2**16
-_OF_ELEMENTS: Final[dict[Any, Any]] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.MEAN: np.add,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-    ReduceOp.PROD: np.multiply,
-}
-# For floats these equal NumPy's functions.
-_OF_FLOATS: Final[dict[Any, Any]] = {ReduceOp.SUM: operator.add, ReduceOp.PROD: operator.mul}
+# Operators that do the same to two floats as NumPy's functions, in less time.
+_OPERATORS: Final[dict[Any, Any]] = {np.add: operator.add, np.multiply: operator.mul}
 _FLOATS: Final = frozenset({np.float32, np.float64})
 # Numbers of which loops have many, losses and counts, and what makes them NumPy's. But for a mean's they are partial
 # results as they are.
@@ -86,7 +79,7 @@ class AllReduce:
     def _partial_of_numbers(self, numbers: Sequence[Any]) -> Any:
         reduction: Any = self._of_numbers
         partials = [each if (known := _NUMBERS[type(each)]) is None else known(each) for each in numbers]
-        if self.op is ReduceOp.MEAN:
+        if not NAMED[self.op].has_own_partials:
             partials = [reduction.chunk(each, None) for each in partials]
         return functools.reduce(reduction.combine, partials)
 
@@ -104,11 +97,16 @@ class AllReduce:
     @cached_property
     def _of_numbers(self) -> Reduction | None:
         # Names have a hash of Python's, which takes as long as the sum.
-        return REDUCTIONS.get(self.op)
+        return None if self._named is None else self._named.reduction
 
     @cached_property
     def _of_floats(self) -> Any:
-        return _OF_FLOATS.get(self.op)
+        named = self._named
+        return _OPERATORS.get(named.of_two) if named is not None and named.has_own_partials else None
+
+    @cached_property
+    def _named(self) -> NamedReduction | None:
+        return NAMED.get(self.op) if isinstance(self.op, ReduceOp) else None
 
     @cached_property
     def _fold(self) -> Fold:
@@ -121,11 +119,12 @@ class AllReduce:
     def is_large(self, partial: Any) -> bool:
         """Return whether a partial result is large, in arrays whose parts can be reduced separately."""
         # By what is the same on all: they may differ in dtype, and in whether a number came of an array without axes.
-        return self.op in _OF_ELEMENTS and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
+        is_by_element = self._named is not None and self._named.of_two is not None
+        return is_by_element and sum(math.prod(shape) for shape, _ in partial) >= _LARGE_ELEMENTS
 
     def combined_in_place(self, partials: Sequence[Any], received: int) -> Any:
         """Combine two partial results into the arrays of the received one, which nobody else has."""
-        function = _OF_ELEMENTS[self.op]
+        function: Any = NAMED[self.op].of_two
         # An array that a replica gave twice was received once.
         times = Counter(id(_array(value)) for _, value in partials[received])
         found = []

@@ -8,15 +8,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from daskdist.devices import Device, dtype_of
 from daskdist.errors import ArgumentError
-from daskdist.strategy.reduce.reductions import Axis, Op, ReduceOp, Reduction, in_pairs, num_rows, wide_dtype, without
-
-_TOTALS: Final = {ReduceOp.SUM: ("sum", "add"), ReduceOp.PROD: ("prod", "multiply"), ReduceOp.MEAN: ("sum", "add")}
+from daskdist.strategy.reduce.reductions import (
+    NAMED,
+    Axis,
+    Op,
+    ReduceOp,
+    Reduction,
+    in_pairs,
+    num_rows,
+    wide_dtype,
+    without,
+)
 
 
 def reduction_on(device: Device, op: Op) -> Reduction:
@@ -46,13 +54,18 @@ def _reduction_on(device: Device, op: Op) -> Reduction:
         return Reduction(_Elementwise(xp, op, function), _Promoted(xp, function))
     if not isinstance(op, ReduceOp):
         return Reduction(_RowByRow(xp, op), op)
-    if op is ReduceOp.MEAN:
-        return Reduction(_SumAndCount(xp), _AddUp(xp), _Mean(xp))
-    if op in _TOTALS:
-        total, two = _TOTALS[op]
-        return Reduction(_Total(xp, getattr(xp, total)), _Promoted(xp, getattr(xp, two)))
-    extreme = _Extreme(device, is_most=op is ReduceOp.MAX)
-    return Reduction(extreme, extreme.of_two)
+    match NAMED[op].on_device:
+        case "sum":
+            return Reduction(_Total(xp, xp.sum), _Promoted(xp, xp.add))
+        case "prod":
+            return Reduction(_Total(xp, xp.prod), _Promoted(xp, xp.multiply))
+        case "mean":
+            return Reduction(_SumAndCount(xp), _AddUp(xp), _Mean(xp))
+        case "min" | "max" as name:
+            extreme = _Extreme(device, is_most=name == "max")
+            return Reduction(extreme, extreme.of_two)
+        case None:
+            return NAMED[op].reduction
 
 
 @functools.lru_cache(maxsize=256)
@@ -65,8 +78,11 @@ def combined_by_library(device: Device, op: Op, partials: Sequence[Any]) -> Any:
     """Combine partial results of several devices on the first of those by its library; return None if it cannot."""
     if not isinstance(op, ReduceOp):
         return None
-    if op is not ReduceOp.MEAN:
-        return _by_library(device, op.name, partials)
+    name = NAMED[op].on_device
+    if name is None:
+        return None
+    if name != "mean":
+        return _by_library(device, name.upper(), partials)
     totals, counts, dtypes = zip(*partials, strict=True)
     total = _by_library(device, "SUM", totals) if len(set(dtypes)) == 1 else None
     return None if total is None else (total, sum(counts), dtypes[0])

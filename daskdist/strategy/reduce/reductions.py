@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -200,24 +200,63 @@ def _mean(partial: tuple[Any, int, Any]) -> Any:
     return mean if mean.dtype == dtype else mean.astype(dtype)
 
 
-_SUM: Final = Reduction(Ufunc(np.add, widens=True), np.add, identity=0)
-_MEAN: Final = Reduction(_sum_and_count, _add_up, _mean, identity=(0, 0, None))
-REDUCTIONS: Final[dict[Any, Reduction]] = {
-    ReduceOp.SUM: _SUM,
-    ReduceOp.MEAN: _MEAN,
-    ReduceOp.MIN: Reduction(Ufunc(np.minimum), np.minimum),
-    ReduceOp.MAX: Reduction(Ufunc(np.maximum), np.maximum),
-    ReduceOp.PROD: Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1),
+@dataclass(frozen=True)
+class NamedReduction:
+    """All there is to know of a reduction that has a name.
+
+    Parameters
+    ----------
+    reduction
+        The reduction of NumPy's arrays.
+    of_two
+        NumPy's function that combines the arrays of two partial results; None where there is no such function.
+    on_device
+        The function of the array API standard that reduces arrays of devices; None to call ``reduction`` with them.
+    has_own_partials
+        Whether the partial result of a number is that number.
+    needs_order
+        Whether values have to have an order; else they have to add up.
+    keeps_equal
+        Whether the result of one value that all replicas have is that value.
+    """
+
+    reduction: Reduction
+    of_two: np.ufunc | None = None
+    on_device: Literal["sum", "prod", "mean", "min", "max"] | None = None
+    has_own_partials: bool = False
+    needs_order: bool = False
+    keeps_equal: bool = False
+
+
+NAMED: Final[dict[Any, NamedReduction]] = {
+    ReduceOp.SUM: NamedReduction(
+        Reduction(Ufunc(np.add, widens=True), np.add, identity=0), np.add, "sum", has_own_partials=True
+    ),
+    ReduceOp.MEAN: NamedReduction(
+        Reduction(_sum_and_count, _add_up, _mean, identity=(0, 0, None)), np.add, "mean", keeps_equal=True
+    ),
+    ReduceOp.MIN: NamedReduction(
+        Reduction(Ufunc(np.minimum), np.minimum),
+        np.minimum,
+        "min",
+        has_own_partials=True,
+        needs_order=True,
+        keeps_equal=True,
+    ),
+    ReduceOp.MAX: NamedReduction(
+        Reduction(Ufunc(np.maximum), np.maximum),
+        np.maximum,
+        "max",
+        has_own_partials=True,
+        needs_order=True,
+        keeps_equal=True,
+    ),
+    ReduceOp.PROD: NamedReduction(
+        Reduction(Ufunc(np.multiply, widens=True), np.multiply, identity=1), np.multiply, "prod", has_own_partials=True
+    ),
 }
-# NumPy's own functions for these.
-_NAMED: Final[dict[Any, ReduceOp]] = {
-    np.add: ReduceOp.SUM,
-    np.minimum: ReduceOp.MIN,
-    np.maximum: ReduceOp.MAX,
-    np.multiply: ReduceOp.PROD,
-}
-# Reductions that return the value if all replicas have the same one.
-OF_EQUALS: Final = frozenset({ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX})
+# NumPy's own functions of names.
+_OF_UFUNC: Final = {record.of_two: op for op, record in NAMED.items() if record.has_own_partials}
 
 
 def checked_op(value: object) -> Op:
@@ -238,7 +277,7 @@ def checked_op(value: object) -> Op:
                 f"reduce: np.{value.__name__} makes {value.nout} of {value.nin} values; give a function that makes "
                 "one of two, such as np.logaddexp"
             )
-        return _NAMED.get(value) or value
+        return _OF_UFUNC.get(value) or value
     if callable(value) and not isinstance(value, type):
         return value
     return ReduceOp.of(value)
@@ -247,7 +286,7 @@ def checked_op(value: object) -> Op:
 def reduction_of(op: Op) -> Reduction:
     """Return the record of a reduction."""
     if isinstance(op, ReduceOp):
-        return REDUCTIONS[op]
+        return NAMED[op].reduction
     if isinstance(op, Reduction):
         return op
     if isinstance(op, np.ufunc):

@@ -25,6 +25,7 @@ from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.reduce.device_reduction import combined_by_library, reduction_on
 from daskdist.strategy.reduce.reductions import (
+    NAMED,
     Axis,
     Op,
     ReduceOp,
@@ -188,8 +189,9 @@ class Fold:
         op = self.op
         if not isinstance(op, ReduceOp):
             return
-        if dtype.kind not in (_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _NUMBERS):
-            what = "have an order" if op in (ReduceOp.MIN, ReduceOp.MAX) else "add up"
+        needs_order = NAMED[op].needs_order
+        if dtype.kind not in (_ORDERED if needs_order else _NUMBERS):
+            what = "have an order" if needs_order else "add up"
             raise ArgumentError(f"{self.operation}: a value is {dtype}, and only numbers {what}")
 
     def _check_axes(self, shape: tuple[int, ...]) -> None:
