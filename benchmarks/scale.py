@@ -33,7 +33,7 @@ from daskdist.execute.caller import Report
 from daskdist.execute.callers.choose import NeverRun
 from daskdist.ops.read_files import ReadFiles
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.input.backend import LocalInput
+from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.strategy import Strategy
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distributed import Scheduler
 
-from daskdist.service.scheduler_plugin import ServiceOnScheduler
+from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
 
 async def dask_setup(server: object) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from daskdist.core.block import Block
 from daskdist.core.structure import LONE
-from daskdist.service.commands import (
+from daskdist.service.consumer.reading import Arrived, Reading
+from daskdist.service.dispatcher.commands import (
     DatasetEntry,
     JobOptions,
     Join,
@@ -21,12 +22,11 @@ from daskdist.service.commands import (
     TellFailure,
     TellTasks,
 )
-from daskdist.service.dispatcher import Dispatcher
+from daskdist.service.dispatcher.dispatcher import Dispatcher
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
-from daskdist.service.producer import Producer
-from daskdist.service.producers import Producers
-from daskdist.service.reading import Arrived, Reading
+from daskdist.service.worker.producer import Producer
+from daskdist.service.worker.producers import Producers
 
 PART = 3
 CLOSED = ("closed",)

@@ -13,13 +13,18 @@ from distributed.protocol import to_serialize
 from distributed.protocol.compression import compressions
 
 from daskdist import Dataset, errors
-from daskdist.service.commands import JobOptions, TaskSpec
 from daskdist.service.compression import compress, readable
-from daskdist.service.delivery import Consumer, Forget, Passed, Send
+from daskdist.service.dispatcher.commands import JobOptions, TaskSpec
 from daskdist.service.modes import ShardingPolicy
-from daskdist.service.producer import Producer
-from daskdist.service.rounds import Rounds
-from daskdist.service.shared_window import SharedWindow
+from daskdist.service.worker.delivery import (
+    Consumer,
+    Forget,
+    Passed,
+    Send,
+)
+from daskdist.service.worker.producer import Producer
+from daskdist.service.worker.rounds import Rounds
+from daskdist.service.worker.shared_window import SharedWindow
 
 PART_BYTES = 16_384 * 8
 

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from daskdist.service.commands import (
+from daskdist.service.dispatcher.commands import (
     DatasetEntry,
     JobOptions,
     Join,
@@ -18,8 +18,8 @@ from daskdist.service.commands import (
     TellTasks,
     TellWaiting,
 )
-from daskdist.service.dispatcher import Dispatcher, Refused
-from daskdist.service.jobs import LEASES_A_WORKER
+from daskdist.service.dispatcher.dispatcher import Dispatcher, Refused
+from daskdist.service.dispatcher.jobs import LEASES_A_WORKER
 from daskdist.service.modes import ShardingPolicy
 
 

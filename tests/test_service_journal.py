@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from daskdist.errors import FileError
-from daskdist.service.journal import Journal
+from daskdist.service.dispatcher.journal import Journal
 
 
 def files(path):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from daskdist.dataset import Dataset
+from daskdist.service.dispatcher.status import ServiceStatus
 from daskdist.service.modes import CrossTrainerCache as CrossTrainerCache
 from daskdist.service.modes import ShardingPolicy as ShardingPolicy
 from daskdist.service.request import ServiceRequest
-from daskdist.service.status import ServiceStatus
 
 __all__ = ["CrossTrainerCache", "ShardingPolicy", "distribute", "from_dataset_id", "register_dataset", "status"]
 
@@ -136,7 +136,7 @@ def status(service: Any = None) -> ServiceStatus:
         The service cannot be reached.
     """
     from daskdist.service.address import service_address
-    from daskdist.service.connection import ask
+    from daskdist.service.consumer.connection import ask
 
     address = service_address(service)
     workers, jobs = ask(address, "status")

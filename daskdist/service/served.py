@@ -21,8 +21,8 @@ from daskdist.ops.with_options import Options, WithOptions, merged_options
 from daskdist.passes.autoshard import autoshard
 from daskdist.passes.pieces import pieces_of
 from daskdist.service.address import ServiceAddress
-from daskdist.service.commands import DatasetEntry, JobOptions, Join
-from daskdist.service.consumer import ServiceReader
+from daskdist.service.consumer.consumer import ServiceReader
+from daskdist.service.dispatcher.commands import DatasetEntry, JobOptions, Join
 from daskdist.service.modes import ShardingPolicy
 from daskdist.service.request import ServiceRequest
 from daskdist.sharding import AutoShardPolicy

@@ -16,7 +16,7 @@ from distributed.utils import LoopRunner
 from daskdist.config import seconds
 from daskdist.errors import ClusterError
 from daskdist.service.address import ServiceAddress
-from daskdist.service.scheduler_plugin import ServiceOnScheduler
+from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
 logger: Final = logging.getLogger("daskdist")
 

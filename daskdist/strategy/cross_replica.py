@@ -13,7 +13,7 @@ import optree
 from daskdist.devices import named
 from daskdist.errors import ArgumentError
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.input.backend import LocalInput
+from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.replica.context import ReplicaContext
 from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
@@ -79,7 +79,7 @@ class _StoreOfAll(VariableStore):
         self._changed.setdefault(replica, {})[variable.key.number] = variable
 
     def changes(self, replica: int) -> list[tuple[VariableRecord, Any]]:
-        """What a replica is to have from now on."""
+        """Return the new values of variables of a replica."""
         return [(each, self._sent(each, replica)) for each in self._changed.get(replica, {}).values()]
 
     def _sent(self, variable: VariableRecord, replica: int) -> Any:

@@ -14,7 +14,7 @@ from daskdist.errors import ArgumentError, CollectiveError
 from daskdist.execute.caller import Handle
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
-from daskdist.strategy.input.backend import InputBackend
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.reduce.reductions import NAMED, Axis, Op, ReduceOp, name_of
 from daskdist.strategy.reduce.tree import fold_tree
 from daskdist.strategy.replica.context import cross_replica_scope, current_replica, is_free_for

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from daskdist.devices import check_present, name_of, present
 from daskdist.devices import devices as find_devices
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
-from daskdist.strategy.input.backend import LocalInput
+from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.steps.local_backend import LocalBackend
 from daskdist.strategy.strategy import Strategy
 from daskdist.strategy.variables.store import VariableStore

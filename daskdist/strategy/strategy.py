@@ -17,9 +17,9 @@ from daskdist.ops.from_tensor_slices import FromTensorSlices
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.extended import StrategyExtended
 from daskdist.strategy.group import Replica, ReplicaGroup
-from daskdist.strategy.input.backend import InputBackend
 from daskdist.strategy.input.dataset import DistributedDataset, of_dataset
 from daskdist.strategy.input.from_function import of_function
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.options import InputContext, InputOptions, checked_options
 from daskdist.strategy.input.replica_plans import with_plans
 from daskdist.strategy.internals import ARGUMENT_LEAVES, StrategyInternals

@@ -22,8 +22,8 @@ from daskdist.passes.plan import plan
 from daskdist.sharding import AutoShardPolicy
 from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import Replica, ReplicaGroup, new_token
-from daskdist.strategy.input.backend import LocalInput
 from daskdist.strategy.input.dataset import DistributedDataset
+from daskdist.strategy.input.input_backend import LocalInput
 from daskdist.strategy.input.pipeline import Pipeline
 from daskdist.strategy.mirrored import MirroredStrategy
 from daskdist.strategy.steps.local_backend import LocalBackend

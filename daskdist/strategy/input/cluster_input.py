@@ -23,8 +23,8 @@ from daskdist.ops.make_numpy_dataset import MakeNumpyDataset, PlacedArray, Placi
 from daskdist.ops.read_files import ReadFiles
 from daskdist.storage.locations import Addresses, Locations
 from daskdist.strategy.backend import Backend
-from daskdist.strategy.input.backend import PipelineDataset
 from daskdist.strategy.input.device_staging import copy_stats_on_worker
+from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import DatasetSummary, OnWorker, make_on_worker, summary_on_worker
 from daskdist.strategy.input.options import InputContext
 

@@ -36,8 +36,8 @@ from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
 from daskdist.strategy.group import Replica
-from daskdist.strategy.input.backend import InputBackend
 from daskdist.strategy.input.device_maps import DeviceMaps, MapsOnReplicas, SuppliedDataset
+from daskdist.strategy.input.input_backend import InputBackend
 from daskdist.strategy.input.iterator import DistributedIterator
 from daskdist.strategy.input.options import InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline, num_steps

@@ -16,8 +16,8 @@ from daskdist.core.spec import ElementSpec
 from daskdist.dataset import Dataset
 from daskdist.errors import ArgumentError
 from daskdist.sharding import AutoShardPolicy, Decision
-from daskdist.strategy.input.backend import PipelineDataset
 from daskdist.strategy.input.dataset import DistributedDataset, ReplicaFeed
+from daskdist.strategy.input.input_backend import PipelineDataset
 from daskdist.strategy.input.on_worker import OnWorker
 from daskdist.strategy.input.options import InputContext, InputOptions, InputReplicationMode
 from daskdist.strategy.input.pipeline import Pipeline

@@ -192,6 +192,7 @@ def _dataset_argument(
 
 
 def plans_of(strategy: StrategyContract, dataset: DistributedDataset, feeding: ReplicaFeed) -> DatasetPlans:
+    """Return the plans by which replicas read a distributed dataset in their own loops."""
     pipelines = feeding.pipelines
     futures: dict[Any, Any] = {}
     referenced: dict[Any, Any] = {}

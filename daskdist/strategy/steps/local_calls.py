@@ -91,7 +91,7 @@ class Calls:
                 self._streams = [named(each.device).current_stream() for each in self._places]
 
     def results(self) -> list[Any]:
-        """What the replicas give, in order; raises what one of them raised."""
+        """Return the results of the replicas, in order; raise the error of one that failed."""
         if self._size == 1:
             self._num_begun = 1
             self._call(0)

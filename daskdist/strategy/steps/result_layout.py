@@ -27,15 +27,15 @@ class Layout:
         return tuple(ExtractFromResult(number, self.treespec) for number in range(len(self.are_none)))
 
 
-# Of a list of one.
+# The layout of a list of one.
 LONE = Layout(list_spec(1), (False,))
 
 
 def made_of(fn: Any) -> list[Any]:
-    """What makes a function one of its own.
+    """Return the parts by which a function is told from others.
 
-    One that is defined anew in each step, over the same variables, is still one; a method of another object, other
-    defaults and another function that it calls make another.
+    A function that is defined again in each step, over the same variables, has the same parts. A method of another
+    object, other defaults, and another function that it calls are other parts.
     """
     code = getattr(fn, "__code__", None)
     if code is None:
@@ -48,15 +48,15 @@ def made_of(fn: Any) -> list[Any]:
 
 
 def _without_state(part: Any) -> Any:
-    # What is kept of a function must not keep what a variable has on the workers.
+    # A kept part must not keep alive the copies that a variable has on workers.
     inner = part.cell_contents if type(part) is CellType and part != CellType() else part
     return inner.key if isinstance(inner, Variable) else part
 
 
 def reference(part: Any) -> Callable[[], Any]:
-    """What gives something that a function is made of as long as it is there, and then None; of None something else.
+    """Return a function that returns a part while that exists, and then None; for a part that is None, not None.
 
-    It does not keep it where that can be told of its end: an object whose method it is may have variables, and more.
+    The part is not kept alive where it can be referred to weakly: an object may hold variables and more.
     """
     try:
         return weakref.ref(part)

@@ -15,12 +15,7 @@ from daskdist.strategy.backend import Backend
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.reduce.tree import list_spec
 from daskdist.strategy.steps.captures import current_capture
-from daskdist.strategy.steps.result_layout import (
-    LONE,
-    Layout,
-    made_of,
-    reference,
-)
+from daskdist.strategy.steps.result_layout import LONE, Layout, made_of, reference
 from daskdist.strategy.values.async_value import AsyncValue
 from daskdist.strategy.values.extract import ExtractFromResult, PerReplicaRef, Remote
 from daskdist.strategy.values.per_replica import PerReplica

@@ -23,7 +23,7 @@ RELAY = "daskdist_relay"
 _MOST_S: Final = 3.0
 
 
-class Stream:
+class StepStream:
     """An ordered stream of messages to a worker, and what comes back.
 
     Parameters
@@ -44,8 +44,8 @@ class Stream:
         self,
         address: str,
         comm: Comm,
-        receive: Callable[[Stream, list[Any]], None],
-        broken: Callable[[Stream, str], None],
+        receive: Callable[[StepStream, list[Any]], None],
+        broken: Callable[[StepStream, str], None],
         *,
         is_relayed: bool,
     ) -> None:
@@ -76,9 +76,9 @@ class Stream:
         address: str,
         group: ReplicaGroup,
         client: Client,
-        receive: Callable[[Stream, list[Any]], None],
-        broken: Callable[[Stream, str], None],
-    ) -> Stream:
+        receive: Callable[[StepStream, list[Any]], None],
+        broken: Callable[[StepStream, str], None],
+    ) -> StepStream:
         """Connect to a worker, and have it know the replicas."""
         comm, is_relayed = await connect_to_worker(address, client)
         try:
@@ -122,7 +122,7 @@ class Stream:
             self._task.cancel()
 
 
-def close_all(streams: Sequence[Stream]) -> None:
+def close_all(streams: Sequence[StepStream]) -> None:
     """Close streams, in the event loop."""
     for stream in streams:
         stream.close()

@@ -29,7 +29,7 @@ from daskdist.strategy.steps.calls import Call, Record, Result, futures_in
 from daskdist.strategy.steps.outcomes import Failed, Held, received
 from daskdist.strategy.steps.remote.replica_call import LOOP
 from daskdist.strategy.steps.sent_objects import SentObject
-from daskdist.strategy.steps.stream import Stream, close_all
+from daskdist.strategy.steps.stream import StepStream, close_all
 from daskdist.strategy.steps.unseen_failures import UnseenFailures
 from daskdist.strategy.steps.worker_statuses import worker_statuses
 
@@ -66,7 +66,7 @@ class StreamSet:
         self.dropped_variables: deque[int] = deque()
         self._dropped: deque[Record] = deque()
         self._numbers = itertools.count(1)
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, StepStream] = {}
         self._under_way: dict[int, Record] = {}
         self.num_steps = 0
         # By the number of the request, values that came.
@@ -96,19 +96,19 @@ class StreamSet:
     async def _open(self, group: ReplicaGroup) -> None:
         reference = weakref.ref(self)
 
-        def receive(stream: Stream, messages: list[Any]) -> None:
+        def receive(stream: StepStream, messages: list[Any]) -> None:
             own = reference()
             if own is not None:
                 own._receive(stream, messages)
 
-        def broken(stream: Stream, why: str) -> None:
+        def broken(stream: StepStream, why: str) -> None:
             own = reference()
             if own is not None:
                 own._broken(stream, why)
 
-        opening = [Stream.open(each, group, self.client, receive, broken) for each in group.workers]
+        opening = [StepStream.open(each, group, self.client, receive, broken) for each in group.workers]
         found = await asyncio.gather(*opening, return_exceptions=True)
-        opened = [each for each in found if isinstance(each, Stream)]
+        opened = [each for each in found if isinstance(each, StepStream)]
         for each in found:
             if isinstance(each, BaseException):
                 close_all(opened)
@@ -307,7 +307,7 @@ class StreamSet:
 
     # --- what comes back ---
 
-    def _receive(self, stream: Stream, messages: list[Any]) -> None:
+    def _receive(self, stream: StepStream, messages: list[Any]) -> None:
         try:
             self._handle(stream, messages)
         except Exception:
@@ -315,7 +315,7 @@ class StreamSet:
             logger.exception("a message of %s could not be handled", stream.address)
             raise
 
-    def _handle(self, stream: Stream, messages: list[Any]) -> None:
+    def _handle(self, stream: StepStream, messages: list[Any]) -> None:
         for kind, *rest in messages:
             if kind == "done":
                 number, place, structure, payload = rest
@@ -342,7 +342,7 @@ class StreamSet:
             self._flush()
         self._wake()
 
-    async def _tell_of_key(self, stream: Stream, key: Any) -> None:
+    async def _tell_of_key(self, stream: StepStream, key: Any) -> None:
         # A worker waits for the result of a task; it does not hear of one that failed elsewhere.
         futures = [each for record in list(self._under_way.values()) for each in futures_in(record.needs)]
         future = next((each for each in futures if each.key == key), None)
@@ -374,7 +374,7 @@ class StreamSet:
             if self._under_way.pop(record.number, None) is not None and record.is_step:
                 self.num_steps -= 1
 
-    def _broken(self, stream: Stream, why: str) -> None:
+    def _broken(self, stream: StepStream, why: str) -> None:
         if self._is_closed:
             return
         failed = Failed(Failure.of(self._lost_error([stream.address], f" ({why})")), None)
@@ -484,7 +484,7 @@ class StreamSet:
     def fetch(self, results: Sequence[Result]) -> list[Any]:
         """Return results that stayed on their workers, as they travel."""
         self.check_open(())
-        requests: dict[tuple[int, int], tuple[int, Stream, Result]] = {}
+        requests: dict[tuple[int, int], tuple[int, StepStream, Result]] = {}
         with self.lock:
             for result in results:
                 # Several values may be parts of one result.
@@ -578,7 +578,7 @@ async def _beat(reference: weakref.ref[StreamSet]) -> None:
         del streams
 
 
-def _close_streams(streams: Sequence[Stream], beat: Any, loop: Any) -> None:
+def _close_streams(streams: Sequence[StepStream], beat: Any, loop: Any) -> None:
     # The garbage collector comes in any thread.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(close_all, streams)

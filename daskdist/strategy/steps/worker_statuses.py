@@ -10,11 +10,11 @@ from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.status import RunningCall, WorkerStatus, state_of
 from daskdist.strategy.steps.calls import Record
 from daskdist.strategy.steps.remote.replica_call import LOOP
-from daskdist.strategy.steps.stream import Stream
+from daskdist.strategy.steps.stream import StepStream
 
 
 def worker_statuses(
-    streams: Iterable[Stream], under_way: Collection[Record], group: ReplicaGroup, *, is_closed: bool
+    streams: Iterable[StepStream], under_way: Collection[Record], group: ReplicaGroup, *, is_closed: bool
 ) -> tuple[WorkerStatus, ...]:
     """Return the status of each worker.
 
@@ -35,7 +35,7 @@ def worker_statuses(
     )
 
 
-def _status(stream: Stream, group: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
+def _status(stream: StepStream, group: ReplicaGroup, num_calls: int, num_steps: int, is_closed: bool) -> WorkerStatus:
     members = group.members(stream.address)
     if stream.is_open:
         running = tuple(

@@ -17,9 +17,9 @@ from daskdist.config import seconds
 from daskdist.strategy.collectives.mailbox import mailbox_of
 from daskdist.strategy.group import ReplicaGroup
 from daskdist.strategy.steps.remote.data_keys import data_keys_of
-from daskdist.strategy.steps.remote.on_worker import StepsOnWorker
 from daskdist.strategy.steps.remote.peers import Peers
 from daskdist.strategy.steps.remote.replica_call import LOOP, CrossReplica
+from daskdist.strategy.steps.remote.worker_steps import StepsOnWorker
 from daskdist.strategy.steps.stream import OPERATION
 
 _PLUGIN: Final = "daskdist-steps"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from daskdist.service.commands import TaskSpec
-from daskdist.service.delivery import Consumer
+from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.intervals import Intervals
-from daskdist.service.producer import Producer
+from daskdist.service.worker.delivery import Consumer
+from daskdist.service.worker.producer import Producer
 
 Pairs = list[tuple[int, int]]
 
@@ -102,7 +102,7 @@ class Producers:
                 done += args[0]
 
     def reports(self) -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
-        """Return what `daskdist.service.status.Reports` has of the tasks."""
+        """Return what `daskdist.service.dispatcher.status.Reports` has of the tasks."""
         return {
             task: (
                 producer.kept_bytes,

@@ -24,11 +24,11 @@ from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.execute.messages.failure import Failure
 from daskdist.service.address import ServiceAddress
-from daskdist.service.commands import DatasetEntry, Join
-from daskdist.service.connection import connected, event_loop
-from daskdist.service.links import Link
+from daskdist.service.consumer.connection import connected, event_loop
+from daskdist.service.consumer.links import Link
+from daskdist.service.consumer.reading import Arrived, Reading
+from daskdist.service.dispatcher.commands import DatasetEntry, Join
 from daskdist.service.messages import receive, send
-from daskdist.service.reading import Arrived, Reading
 
 logger: Final = logging.getLogger("daskdist")
 
@@ -57,7 +57,7 @@ class ServiceReader:
     join
         Returns what is asked for: ``join(name, host)``.
     joining
-        What producers are told of this consumer: arguments of `daskdist.service.delivery.Consumer`.
+        What producers are told of this consumer: arguments of `daskdist.service.worker.delivery.Consumer`.
     in_turn
         Whether one element of each task is taken in turn; else whatever has come first.
     compression

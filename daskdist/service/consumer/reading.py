@@ -102,8 +102,8 @@ class Reading:
     name
         The name of the consumer.
     joining
-        What producers are told of it: arguments of `daskdist.service.delivery.Consumer`. Its windows are of all tasks
-        together.
+        What producers are told of it: arguments of `Consumer` in `service.worker.delivery`. Its windows are of all
+        tasks together.
     arrived
         Where elements go.
     send

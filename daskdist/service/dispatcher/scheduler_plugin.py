@@ -17,7 +17,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
 from daskdist.config import seconds, setting
-from daskdist.service.commands import (
+from daskdist.service.dispatcher.commands import (
     Command,
     DatasetEntry,
     Join,
@@ -29,8 +29,9 @@ from daskdist.service.commands import (
     TellTasks,
     TellWaiting,
 )
-from daskdist.service.dispatcher import Dispatcher, Refused
-from daskdist.service.journal import Journal
+from daskdist.service.dispatcher.dispatcher import Dispatcher, Refused
+from daskdist.service.dispatcher.journal import Journal
+from daskdist.service.dispatcher.status import JobStatus, job_status
 from daskdist.service.messages import (
     COMMAND_OPERATION,
     DISPATCHER_OPERATION,
@@ -40,8 +41,7 @@ from daskdist.service.messages import (
     receive,
     send,
 )
-from daskdist.service.status import JobStatus, job_status
-from daskdist.service.worker_plugin import NAME, ServiceOnWorker
+from daskdist.service.worker.worker_plugin import NAME, ServiceOnWorker
 
 logger: Final = logging.getLogger("daskdist")
 

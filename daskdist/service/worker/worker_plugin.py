@@ -13,11 +13,11 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskdist.execute.messages.outbox import Outbox, unpack_messages
-from daskdist.service.commands import TaskSpec
 from daskdist.service.compression import compress
+from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.messages import COMMAND_OPERATION, EVENT_OPERATION, READ_OPERATION, REPORT_OPERATION
-from daskdist.service.producer import Producer
-from daskdist.service.producers import Producers
+from daskdist.service.worker.producer import Producer
+from daskdist.service.worker.producers import Producers
 
 NAME: Final = "daskdist-service"
 # What was acknowledged is told to the dispatcher so often, in case a worker and a consumer are lost together.

@@ -29,13 +29,24 @@ from daskdist.passes.autoshard import autoshard
 from daskdist.passes.pieces import pieces_of
 from daskdist.passes.plan import plan
 from daskdist.passes.seed import drawn_seeds, with_drawn
-from daskdist.service.commands import TaskSpec
-from daskdist.service.delivery import Action, Consumer, Delivery, Done, End, Forget, Passed, Recall, Send, Withdraw
-from daskdist.service.first_come import FirstCome
+from daskdist.service.dispatcher.commands import TaskSpec
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
-from daskdist.service.rounds import Rounds
-from daskdist.service.shared_window import SharedWindow
+from daskdist.service.worker.delivery import (
+    Action,
+    Consumer,
+    Delivery,
+    Done,
+    End,
+    Forget,
+    Passed,
+    Recall,
+    Send,
+    Withdraw,
+)
+from daskdist.service.worker.first_come import FirstCome
+from daskdist.service.worker.rounds import Rounds
+from daskdist.service.worker.shared_window import SharedWindow
 from daskdist.sharding import AutoShardPolicy
 
 logger: Final = logging.getLogger("daskdist")

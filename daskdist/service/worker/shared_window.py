@@ -5,8 +5,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 
-from daskdist.service.delivery import Action, Consumer, Done, End, Forget, Pairs, Passed, Send, has_room
 from daskdist.service.intervals import Intervals
+from daskdist.service.worker.delivery import (
+    Action,
+    Consumer,
+    Done,
+    End,
+    Forget,
+    Pairs,
+    Passed,
+    Send,
+    has_room,
+)
 
 
 class SharedWindow:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from daskdist.errors import ArgumentError
-from daskdist.service.delivery import Action, Consumer, Done, End, Forget, Pairs, PartSizes, Send, has_room
 from daskdist.service.intervals import Intervals
+from daskdist.service.worker.delivery import (
+    Action,
+    Consumer,
+    Done,
+    End,
+    Forget,
+    Pairs,
+    PartSizes,
+    Send,
+    has_room,
+)
 
 
 class Rounds:

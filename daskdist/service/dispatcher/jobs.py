@@ -6,7 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from daskdist.core.cardinality import INFINITE
-from daskdist.service.commands import DatasetEntry, JobOptions, Join, TaskSpec
+from daskdist.service.dispatcher.commands import (
+    DatasetEntry,
+    JobOptions,
+    Join,
+    TaskSpec,
+)
 from daskdist.service.intervals import Intervals
 from daskdist.service.modes import ShardingPolicy
 
@@ -55,7 +60,7 @@ class Task:
 
 
 @dataclass
-class Consumer:
+class JobConsumer:
     """A consumer of an iteration.
 
     Parameters
@@ -93,7 +98,7 @@ class Iteration:
     number: int
     measured: tuple[int, float]
     tasks: dict[str, Task] = field(default_factory=dict)
-    consumers: dict[str, Consumer] = field(default_factory=dict)
+    consumers: dict[str, JobConsumer] = field(default_factory=dict)
     # The number of shares, where each worker has one; of leases, those that there were. 0 before there was a worker.
     count: int = 0
     # The first unit that was not leased, and of leases that are done the number of elements.
@@ -226,7 +231,7 @@ class Iteration:
         )
         iteration.tasks = {each.id: replace(each, done=Intervals(each.done)) for each in saved["tasks"]}
         iteration.measured = iteration.num_used, now
-        iteration.consumers = {each.name: Consumer(each, iteration, now) for each in saved["consumers"]}
+        iteration.consumers = {each.name: JobConsumer(each, iteration, now) for each in saved["consumers"]}
         if not iteration.consumers:
             iteration.idle_since = now
         return iteration

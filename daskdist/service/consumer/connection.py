@@ -15,7 +15,7 @@ from daskdist.config import seconds
 from daskdist.errors import ArgumentError, ClusterError
 from daskdist.service.address import ServiceAddress
 from daskdist.service.messages import DISPATCHER_OPERATION, PRESENT_OPERATION, receive, send
-from daskdist.service.worker_plugin import NAME
+from daskdist.service.worker.worker_plugin import NAME
 
 
 async def connected(address: ServiceAddress) -> Comm:
@@ -27,7 +27,7 @@ async def connected(address: ServiceAddress) -> Comm:
         There is no scheduler, or it does not take the service from a program.
     """
     # What registers a plugin, a scheduler has to unpickle.
-    from daskdist.service.scheduler_plugin import ServiceOnScheduler
+    from daskdist.service.dispatcher.scheduler_plugin import ServiceOnScheduler
 
     within_s = seconds("timeouts.connect")
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from daskdist.core.cardinality import INFINITE
 from daskdist.display.plan import size, table
-from daskdist.service.jobs import Iteration
+from daskdist.service.dispatcher.jobs import Iteration
 
 # What a worker tells of its tasks. Of each: the bytes that it keeps, and for each consumer the number and the bytes of
 # elements that were sent to it and that it has not used.

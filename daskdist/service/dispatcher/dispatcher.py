@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from daskdist.service.commands import (
+from daskdist.service.dispatcher.commands import (
     Command,
     DatasetEntry,
     Join,
@@ -21,7 +21,13 @@ from daskdist.service.commands import (
     TellTasks,
     TellWaiting,
 )
-from daskdist.service.jobs import LEASES_A_WORKER, Consumer, Iteration, Job, Task
+from daskdist.service.dispatcher.jobs import (
+    LEASES_A_WORKER,
+    Iteration,
+    Job,
+    JobConsumer,
+    Task,
+)
 from daskdist.service.modes import ShardingPolicy
 
 Pairs = Iterable[tuple[int, int]]
@@ -69,7 +75,7 @@ class Dispatcher:
         # By address, the host.
         self.workers: dict[str, str] = {}
         self._jobs: dict[str, Job] = {}
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[str, JobConsumer] = {}
         self._tasks: dict[str, tuple[Iteration, Task]] = {}
         self._told = 0
         # Consumers that a dispatcher before had, and since when they are waited for.
@@ -143,7 +149,7 @@ class Dispatcher:
             taken = [each for each in iteration.consumers.values() if each.join.index == join.index]
             if taken and taken[0].join.name != join.name:
                 raise Refused(f"consumer_index {join.index} is taken by another consumer of the job {job.name!r}")
-        consumer = Consumer(join, iteration, self._clock())
+        consumer = JobConsumer(join, iteration, self._clock())
         self._consumers[join.name] = iteration.consumers[join.name] = consumer
         self._away.pop(join.name, None)
         iteration.idle_since = None
@@ -380,7 +386,7 @@ class Dispatcher:
     def _tell_tasks(self, iteration: Iteration) -> list[Command]:
         return [command for each in iteration.consumers.values() for command in self._tell(each)]
 
-    def _tell(self, consumer: Consumer) -> list[Command]:
+    def _tell(self, consumer: JobConsumer) -> list[Command]:
         # Also of those that wait for a worker: what a consumer has of them it must not forget.
         tasks = [each for each in consumer.iteration.tasks.values() if not each.is_done]
         # Not counted for each consumer: one may get what was meant for it before it lost its connection.

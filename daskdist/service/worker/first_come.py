@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from daskdist.service.delivery import (
+from daskdist.service.intervals import Intervals
+from daskdist.service.worker.delivery import (
     Action,
     Consumer,
     Done,
@@ -17,7 +18,6 @@ from daskdist.service.delivery import (
     Withdraw,
     has_room,
 )
-from daskdist.service.intervals import Intervals
 
 
 class FirstCome:

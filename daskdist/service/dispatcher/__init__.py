@@ -1,0 +1,1 @@
+"""The dispatcher of the data service: its state machine, and its place on the scheduler."""
