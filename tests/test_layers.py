@@ -149,6 +149,7 @@ WITHOUT_CIRCLES = (
 # Underscored names of other libraries that have no public equivalent.
 OF_LIBRARIES = {"_asdict", "_fields", "_meta", "_replace", "_strip_protocol"}
 OF_DASK_AND_PYTHON = {
+    "Scheduler._instances",
     "client._run",
     "client._run_on_scheduler",
     "dask_scheduler._active_graph_updates",
