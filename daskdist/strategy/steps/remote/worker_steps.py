@@ -152,6 +152,7 @@ class StepsOnWorker:
         self._loop_thread = threading.get_ident()
         self._outbox = Outbox(comm)
         self._is_kicked = self._is_kicked_later = False
+        self._is_closed = False
         # By the number of the call and the replica (0 for a call that is made once).
         self._cells: dict[int, dict[int, Cell]] = {}
         self._objects: dict[int, _Object] = {}
@@ -201,6 +202,8 @@ class StepsOnWorker:
         _worker_cvar.set(self.worker)
 
     def _close(self) -> None:
+        # Others learn from the program that this worker is lost to it, not from here that the strategy is closed.
+        self._is_closed = True
         self._mailbox.forget(self._token)
         closed = Failed(Failure.of(ClusterError("the strategy is closed")), None)
         for cells in self._cells.values():
@@ -293,6 +296,8 @@ class StepsOnWorker:
         cell.when_set(partial(self._push_now, cell, number, replica, target, seq))
 
     def _push_now(self, cell: Cell, number: int, replica: int, target: str, seq: int) -> None:
+        if self._is_closed:
+            return
         message = (self._token, number, replica, seq, *travelling(cell.get(), is_whole=True))
 
         def failed(why: str) -> None:
