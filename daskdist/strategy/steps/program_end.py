@@ -117,6 +117,25 @@ class ClusterUse:
                 # Not before: the end of the program waits for it.
                 _uses.discard(self)
 
+    def let_go(self) -> None:
+        """Release all that is under way at the end of the program, unless another thread is freeing it."""
+        with self._lock:
+            if self not in _uses:
+                return
+            self.log_unseen()
+            if not is_here(self.address):
+                return
+            self.streams.close()
+            if self.client.status == "running":
+                settle(self.client, list(self.futures), _MOST_S, is_end=True)
+                return
+            # The program has closed its client; tasks may be under way all the same.
+            with (
+                contextlib.suppress(Exception),
+                Client(self.address, security=self.security, timeout=_MOST_S, set_as_default=False) as other,
+            ):
+                settle(other, (), _MOST_S, is_end=True)
+
 
 def end_unused(use: ClusterUse) -> None:
     """Free what a strategy has that nobody refers to any more, once its calls are over."""
@@ -249,19 +268,7 @@ def _let_go_of_all() -> None:
     if not _has_failed():
         _complete_all()
     for use in list(_uses):
-        use.log_unseen()
-        if not is_here(use.address):
-            continue
-        use.streams.close()
-        if use.client.status == "running":
-            settle(use.client, list(use.futures), _MOST_S, is_end=True)
-            continue
-        # The program has closed its client; tasks may be under way all the same.
-        with (
-            contextlib.suppress(Exception),
-            Client(use.address, security=use.security, timeout=_MOST_S, set_as_default=False) as other,
-        ):
-            settle(other, (), _MOST_S, is_end=True)
+        use.let_go()
 
 
 def _free_all() -> None:
