@@ -23,6 +23,7 @@ from distributed.utils import get_mp_context
 import daskdist
 from daskdist.core.finalizer import Finalizer
 
+TESTS = Path(__file__).parent
 StartCluster = Callable[[int, int], Client]
 ParquetFiles = Callable[..., list[str]]
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pytest
+from conftest import TESTS
 
 from daskdist import TensorSpec, errors, read_arrow, read_files
 from daskdist.formats.arrow.arrow_format import Arrow
@@ -23,7 +24,7 @@ from daskdist.testing import FormatLaws
 from daskdist.testing.formats import spoiled
 
 TEXT = np.dtypes.StringDType()
-FLIGHTS = Path(__file__).parent / "data" / "flights-2k.arrow"
+FLIGHTS = TESTS / "data" / "flights-2k.arrow"
 WRITERS = {".arrow": pa.ipc.new_file, ".arrows": pa.ipc.new_stream}
 
 
@@ -469,7 +470,7 @@ def test_no_damage_ends_the_process(tmp_path, end):
         "import sys; sys.path.insert(0, sys.argv[1]); import test_arrow;"
         "print(test_arrow.try_spoiled(sys.argv[2], range(150)))"
     )
-    arguments = [sys.executable, "-c", program, str(Path(__file__).parent), path]
+    arguments = [sys.executable, "-c", program, str(TESTS), path]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 0

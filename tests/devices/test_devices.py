@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import strict_device
+from conftest import TESTS
 from strict_device import StrictDevice, StrictStream
 
 import daskdist
@@ -211,7 +211,7 @@ NOT_NEEDED = ["array_api_strict", "hypothesis", "matplotlib", "pandas", "pyarrow
 @pytest.mark.parametrize("path", ["tests", "tests/test_gpu.py"])
 def test_tests_of_gpus_are_found_with_little_installed(path, tmp_path):
     (tmp_path / "with_little.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED}))\n")
-    root = Path(__file__).parents[1]
+    root = TESTS.parent
     within = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "with_little", "-m", "gpu", "--collect-only", "-q", path],

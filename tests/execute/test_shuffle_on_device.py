@@ -7,13 +7,12 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import strict_device
-from conftest import every_pair
+from conftest import TESTS, every_pair
 from distributed import Client
 from hypothesis import HealthCheck, Phase, given, settings
 from pipelines import pipelines
@@ -610,7 +609,7 @@ def _num_uploads() -> int:
 
 @pytest.mark.cluster
 def test_loops_on_workers_are_the_same(client: Client) -> None:
-    client.run(_register, str(Path(__file__).parent), 0.0003)
+    client.run(_register, str(TESTS), 0.0003)
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(each, "STRICT:0") for each in workers]))
     found = []
@@ -621,7 +620,7 @@ def test_loops_on_workers_are_the_same(client: Client) -> None:
     assert len(set(found[0])) == 2
     assert all(client.run(_num_uploads).values())
     strategy.close()
-    client.run(_register, str(Path(__file__).parent), 0.0)
+    client.run(_register, str(TESTS), 0.0)
 
 
 class TestEmpty:

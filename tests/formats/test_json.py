@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import TESTS
 
 from daskdist import TensorSpec, errors, read_files, read_json
 from daskdist.formats.json.json_format import Json
@@ -19,7 +20,7 @@ from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
-PENGUINS = Path(__file__).parent / "data" / "penguins.json"
+PENGUINS = TESTS / "data" / "penguins.json"
 DTYPES = {"n": "int64", "f": "float64", "s": "str", "at": {"x": "float32", "on": "bool"}, "tags": ["int64"]}
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pytest
+from conftest import TESTS
 
 import daskdist
 from daskdist import TensorSpec, errors, read_csv, read_files
@@ -29,7 +30,7 @@ from daskdist.storage.byte_ranges import BrokenRecord
 from daskdist.testing import FormatLaws
 
 TEXT = np.dtypes.StringDType()
-DATA = Path(__file__).parent / "data"
+DATA = TESTS / "data"
 BIRDS = DATA / "birdstrikes.csv"
 WEATHER = DATA / "seattle-weather.csv"
 

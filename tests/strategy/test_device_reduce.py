@@ -9,12 +9,12 @@ import pickle
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import dask
 import numpy as np
 import pytest
+from conftest import TESTS
 
 import daskdist
 from daskdist import PerReplica, PerReplicaSpec, Reduction, devices, errors
@@ -595,7 +595,7 @@ def _unregister():
 @pytest.fixture
 def on_workers(client):
     """A strategy of three replicas on two workers; once it is made, this process knows no such devices."""
-    client.run(_register, str(Path(__file__).parent))
+    client.run(_register, str(TESTS))
     slots = [("0", "STRICT:0"), ("0", "STRICT:1"), ("1", "STRICT:0")]
     strategy = daskdist.MultiWorkerMirroredStrategy(client, daskdist.DeviceAssignment(slots))
     devices.KINDS.pop("STRICT")

@@ -20,6 +20,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import TESTS
 from PIL import Image
 
 import daskdist
@@ -32,7 +33,7 @@ from daskdist.storage import byte_ranges
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
-DIGITS = Path(__file__).parent / "data" / "webdataset-digits.tar"
+DIGITS = TESTS / "data" / "webdataset-digits.tar"
 TEXT = np.dtypes.StringDType()
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from conftest import TESTS
 from dask.utils import parse_bytes
 
 import daskdist
@@ -582,7 +583,7 @@ def test_a_process_that_is_killed_leaves_no_name(tmp_path, method):
     [("to_npy", ""), ("to_npy", "objects"), ("to_zarr", ""), ("to_zarr", "objects"), ("save", "")],
 )
 def test_a_write_is_whole_or_not_there_whenever_it_is_killed(tmp_path, method, scheme):
-    program = [sys.executable, str(Path(__file__).with_name("kill_writes.py")), str(tmp_path), method, scheme]
+    program = [sys.executable, str(TESTS / "kill_writes.py"), str(tmp_path), method, scheme]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     # Each of its changes to the file system was one that it was killed before.

@@ -16,6 +16,7 @@ import fsspec
 import google_crc32c
 import numpy as np
 import pytest
+from conftest import TESTS
 
 import daskdist
 from daskdist import Dataset, FixedLenFeature, TensorSpec, VarLenFeature, data, errors, read_files, read_tfrecord
@@ -27,7 +28,7 @@ from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
 
-DATA = Path(__file__).parent / "data"
+DATA = TESTS / "data"
 
 
 def masked(content):

@@ -20,6 +20,7 @@ import dask
 import fsspec
 import numpy as np
 import pytest
+from conftest import TESTS
 from fsspec.implementations.memory import MemoryFileSystem
 
 import daskdist
@@ -30,7 +31,7 @@ from daskdist.testing import FormatLaws
 
 
 def test_every_one_keeps_the_laws():
-    for path in Path(__file__).parent.glob("test_*.py"):
+    for path in TESTS.rglob("test_*.py"):
         if "FormatLaws" in path.read_text():
             importlib.import_module(path.stem)
     tested = {suite().make_format().name for suite in FormatLaws.__subclasses__()}

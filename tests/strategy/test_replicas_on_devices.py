@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import strict_device
+from conftest import TESTS
 from replica_laws import PairLaws, ReplicaLaws, StreamLaws
-
-TESTS = str(Path(__file__).parent)
 
 
 def _register(path):
@@ -35,7 +33,7 @@ class OnStrict:
             device.current_stream().give(functools.partial(time.sleep, 0.05))
 
     def on_workers(self, client):
-        client.run(_register, TESTS)
+        client.run(_register, str(TESTS))
         return super().on_workers(client)
 
 

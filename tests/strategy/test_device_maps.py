@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import strict_device
+from conftest import TESTS
 from distributed import Client
 
 import daskdist
@@ -17,8 +17,6 @@ from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMir
 from daskdist.devices import is_on_device, on_host
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.strategy.values.per_replica import PerReplica
-
-TESTS = str(Path(__file__).parent)
 
 
 @pytest.fixture
@@ -266,7 +264,7 @@ class TestOnCluster:
 
     @pytest.fixture
     def strategy(self, client: Client) -> Iterator[MultiWorkerMirroredStrategy]:
-        client.run(_register, TESTS)
+        client.run(_register, str(TESTS))
         workers = list(client.scheduler_info(n_workers=-1)["workers"])
         strategy = MultiWorkerMirroredStrategy(client, DeviceAssignment([(worker, "STRICT:0") for worker in workers]))
         yield strategy

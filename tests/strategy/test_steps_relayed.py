@@ -14,7 +14,7 @@ import dask
 import numpy as np
 import psutil
 import pytest
-from conftest import eventually
+from conftest import TESTS, eventually
 from distributed import Client, LocalCluster, get_worker
 from distributed.comm import registry
 from distributed.deploy.subprocess import SubprocessCluster
@@ -64,7 +64,7 @@ def far_client():
     """A client of a scheduler and two workers, each in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
         # There functions of this file are unpickled.
-        patch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *sys.path]))
         cluster = SubprocessCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50)
         with cluster, Client(cluster, set_as_default=False) as client:
             yield client

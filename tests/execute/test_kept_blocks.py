@@ -377,8 +377,8 @@ def test_parts_that_a_function_is_called_with_grow_over_the_ends_of_repetitions(
     dataset = Dataset.from_tensor_slices(ROWS).map(lambda x: x + 1).repeat().batch(128)
     found = np.concatenate(batches_of(on_cluster, on_cluster.distribute_dataset(dataset), 200))
     assert np.array_equal(found, np.concatenate([ROWS + 1] * 20))
-    # Parts that begin small each time would be seven in each of 20 repetitions, 140. How many there are in all depends on
-    # how far it reads ahead, and so on time.
+    # Parts that begin small each time would be seven in each of 20 repetitions, 140. Their number depends on how far is
+    # read ahead, and so on time.
     assert tasks["from_tensor_slices"] <= 3 * 20
     assert tasks["report"] < 20
 

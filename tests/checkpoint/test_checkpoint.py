@@ -18,7 +18,7 @@ from typing import ClassVar
 import fsspec
 import numpy as np
 import pytest
-from conftest import mirrored
+from conftest import TESTS, mirrored
 from fsspec.implementations.memory import MemoryFileSystem
 
 import daskdist
@@ -750,7 +750,7 @@ def test_another_process_goes_on(two, tmp_path):
     checkpoint = Checkpoint(**made)
     checkpoint.save(tmp_path / "a.ckpt")
     before = values_of(made)
-    done = run_python(RESTARTED, tmp_path / "a.ckpt", Path(__file__).parent, 4)
+    done = run_python(RESTARTED, tmp_path / "a.ckpt", TESTS, 4)
     assert done.stdout.splitlines() == [str(before), "[4, [4.0, 4.0]]"], done.stderr
     checkpoint.restore(tmp_path / "a.ckpt")
     assert float(made["total"]) == 3 + 10
