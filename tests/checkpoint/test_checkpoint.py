@@ -731,7 +731,7 @@ def test_what_each_replica_has_is_for_as_many(two, tmp_path):
 
 RESTARTED = """
 import sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/checkpoint"]
 from conftest import mirrored
 from test_checkpoint import Checkpoint, train, values_of, variables_of
 

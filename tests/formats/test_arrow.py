@@ -467,10 +467,10 @@ def test_no_damage_ends_the_process(tmp_path, end):
     )
     path = write(tmp_path / f"a{end}", table, 8)
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_arrow;"
-        "print(test_arrow.try_spoiled(sys.argv[2], range(150)))"
+        "import sys; sys.path[:0] = sys.argv[1:3]; import test_arrow;"
+        "print(test_arrow.try_spoiled(sys.argv[3], range(150)))"
     )
-    arguments = [sys.executable, "-c", program, str(TESTS), path]
+    arguments = [sys.executable, "-c", program, str(TESTS), str(TESTS / "formats"), path]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 0
