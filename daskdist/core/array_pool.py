@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-# Of what is smaller enough stays with the C library.
+# Smaller arrays are not pooled: the C library keeps enough memory of their sizes.
 _LEAST_BYTES: Final = 2**22
 # The most that is kept of one array, and of all together.
 _MOST_BYTES: Final = 2**28
@@ -50,7 +50,7 @@ class ArrayPool:
         self._idle_s = idle_s
         self._asked = 0.0
         self._watch: Thread | None = None
-        # Of its methods those that are used here are atomic: arrays go in any thread at any time.
+        # Only atomic methods of the deque are used: arrays are freed in any thread at any time.
         self._kept: deque[Memory] = deque(maxlen=0)
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -92,7 +92,7 @@ class ArrayPool:
         return made
 
     def _keeps(self) -> bool:
-        # Whether somebody sees to it that what is kept goes; it takes a thread, which there may be none of at the end.
+        # Return whether a thread runs that frees kept memory; at the end of the program none can be started.
         self._asked = time.monotonic()
         if self._watch is None or not self._watch.is_alive():
             watch = Thread(target=self._let_go, name="daskdist-memory", daemon=True)
@@ -115,7 +115,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any], num_bytes: int) -> An
 
 
 class _Lease:
-    # What an array in such memory refers to, and with it every view: NumPy holds on to it for them.
+    # The base of an array in such memory and of its views: NumPy keeps it alive for them.
     def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: ArrayPool) -> None:
         self._memory, self._owner = memory, weakref.ref(owner)
         address = memory.__array_interface__["data"][0]
@@ -127,7 +127,7 @@ class _Lease:
             owner.give_back(self._memory)
 
 
-# What one pass over data is done with is for the next.
+# One pool for all: memory that one pass over data is done with is reused by the next.
 _of_this_process: Final = ArrayPool()
 if hasattr(os, "register_at_fork"):
     # The child has no thread that sees to it.

@@ -202,7 +202,7 @@ class Batches:
         self.bounds = bounds
         self.inners = inners
         self.skipped: tuple[Skipped, ...] = ()
-        # The leaves of all chunks, if they are equally long and one was asked for; None otherwise.
+        # The leaves of all chunks once one was asked for; empty if the chunks differ in length.
         self._cuts: Sequence[Leaves] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -447,7 +447,7 @@ def stack(structure: Structure, items: Sequence[Leaves], label: str = "") -> Lea
     leaves: list[Any] = []
     for path, column in zip(structure.paths, zip(*items, strict=True), strict=True):
         if _are_ragged(column):
-            # As in TensorFlow, ragged whether or not they have as many rows each.
+            # Ragged even if all have the same number of rows, as in TensorFlow.
             leaves.append(Ragged.of(column, column[0].row_splits.dtype))
             continue
         if not _agree(column):

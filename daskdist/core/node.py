@@ -208,7 +208,7 @@ class Node:
 class Source(Node):
     """A node without inputs."""
 
-    # True if all its splits can be listed; False where they are endless or in no fixed order.
+    # True if all its splits can be listed; False where they are endless, or known only as they are read.
     is_listed: ClassVar[bool] = True
 
     def splits(self) -> Sequence[Split]:

@@ -148,7 +148,7 @@ class RaggedTensorSpec(TensorSpec):
     """
 
     def grouped(self, size: int | None) -> TensorSpec:
-        # Of one ragged leaf more rows than of another, as far as their group goes.
+        # Ragged elements of a group may differ in their number of rows, so that axis has no fixed length.
         return replace(self, shape=(size, None, *self.shape[1:]))
 
     def zeros(self, num_rows: int = 0) -> Any:

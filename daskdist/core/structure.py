@@ -49,7 +49,7 @@ class Structure:
         structure = Structure(treespec)
         found: list[Any] = []
         try:
-            # As it goes, so that a failure tells which leaf it is of.
+            # Extend leaf by leaf, so that a failure tells which leaf it is of.
             found.extend(map(narrow_array if narrow else as_array, leaves))
         except ArgumentError as error:
             path = structure.paths[len(found)]

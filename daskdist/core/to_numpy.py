@@ -14,7 +14,7 @@ import numpy as np
 
 from daskdist.errors import ArgumentError
 
-# What has no arrays in it, as most that is made an array has not.
+# Types without arrays in them, as most values that are made arrays are.
 _PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
 
 
@@ -77,7 +77,7 @@ def to_numpy(value: Any) -> Any:
 
 def is_masked_array(value: Any) -> bool:
     """Return whether a value is one of NumPy's masked arrays, or ``numpy.ma.masked``."""
-    # Where nobody has imported the module there are none, and it takes a while.
+    # If nobody has imported the module there are none, and importing it takes a while.
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(value, masked.MaskedArray)
 
@@ -114,7 +114,7 @@ def _refuse_masked_parts(values: list[Any]) -> None:
 
 
 def _refuse_missing(value: Any, array: Any) -> None:
-    # Of whole numbers and bools that may be missing, as pandas has them, NumPy makes floats where some are.
+    # NumPy makes floats of nullable integers and bools, as pandas has them, if some are missing.
     dtype = getattr(value, "dtype", None)
     if getattr(dtype, "kind", "f") in "iub" and not isinstance(dtype, np.dtype) and np.isnan(array).any():
         raise ArgumentError(

@@ -61,7 +61,7 @@ class Format(Protocol):
 
     # The name of the format.
     name: str
-    # Whether a file has splits below it, so that fewer files than workers still give each its share.
+    # True if a file has splits below it, so that fewer files than workers still give each its share.
     is_splittable: bool
 
     @property

@@ -43,7 +43,7 @@ _KINDS: Final = {
 _NAMES: Final = ("image", "int", "text", "json", "npy", "raw")
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
-# Pillow's decoders in use, whatever the name says: not all of them are made for untrusted files.
+# The only formats that Pillow may try, whatever the name says: not all its decoders are made for untrusted files.
 _TRIED: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # Formats for writing images: Pillow's name, the numbers of channels that are lossless, and options.
 _WRITTEN: Final[dict[str, tuple[str, tuple[int, ...], dict[str, Any]]]] = {
@@ -58,10 +58,10 @@ _WRITTEN: Final[dict[str, tuple[str, tuple[int, ...], dict[str, Any]]]] = {
     "pgm": ("PPM", (1,), {}),
     "pnm": ("PPM", (1, 3), {}),
 }
-# The number of channels by Pillow's mode; images of other modes become RGB.
+# The number of channels by Pillow's mode; images of most other modes become RGB.
 _CHANNELS: Final = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _DEEP: Final = ("I", "F")
-# As NumPy has it, against headers that take long to parse.
+# NumPy's own limit, against headers that take long to parse.
 _MOST_HEADER: Final = 10_000
 
 

@@ -176,7 +176,7 @@ class FixedLength:
         with self.storage.open(path) as file, failures(split.label):
             try:
                 data = decompressed(file, rows.compression).read()
-            # zlib.error and LZMAError, raised for damaged files, have no base class of Python's.
+            # Libraries raise many errors for damaged files; zlib.error and LZMAError share only Exception as a base.
             except Exception as error:
                 raise FileError(f"{split.label}: damaged or cut short: {error or type(error).__name__}") from error
         self._check(len(data) - self.header_bytes - self.footer_bytes, split.label)

@@ -39,7 +39,7 @@ from daskdist.storage.schema_check import FirstFile
 _MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
 _BYTES: Final = np.dtype(object)
-# The depth to which groups are searched for arrays; in a damaged file a group may contain itself.
+# The depth to which groups, and links to links, are followed; in a damaged file a group may contain itself.
 _MOST_LEVELS: Final = 32
 # A value of variable length in a chunk: how much there is of it, and where in the file.
 _REFERENCE: Final = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
@@ -285,7 +285,7 @@ def _mapped(path: str, place: MappedRange | None) -> Any:
 
 
 def _place(dataset: Any, file: Any, version: Version) -> MappedRange | None:
-    # Map an array that is contiguous and unencoded in the file; None for any other.
+    # Return the place of an array that lies in the file as in memory, to be mapped, not read; None for any other.
     offset = dataset.id.get_offset() if dataset.chunks is None else None
     if offset is None or file.userblock_size or dataset.dtype.kind not in "iufc" or not dataset.nbytes:
         return None

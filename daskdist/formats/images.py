@@ -86,7 +86,7 @@ class Images:
         data = self.storage.read(path)
         try:
             image = self._options.decode(data)
-        # Pillow's errors for damaged images share no base class.
+        # Pillow's errors for damaged images share no base class but Exception.
         except Exception as error:
             raise FileError(
                 f"{path}: no image that Pillow can decode, of {len(data)} bytes: {type(error).__name__}: {error}"

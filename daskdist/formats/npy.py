@@ -43,11 +43,11 @@ from daskdist.storage.schema_check import FirstFile
 _MAGIC: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK"
 _ADVICE: Final = "make it numbers or text of a fixed size ('U20') with map(...), or use to_parquet or save"
-# Of a member of an archive: what is before its name, and where in that the lengths of what is before its data are.
+# The header of an archive's member up to its name; it ends with the lengths of the name and of the extra field.
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
 # Bytes whose checksum is taken together.
 _AT_ONCE: Final = 2**24
-# As NumPy has it for the other versions.
+# NumPy's limit for headers of the other versions.
 _MOST_HEADER_BYTES: Final = 10_000
 
 
@@ -144,7 +144,7 @@ class Npy:
     def list_splits(self, path: str, file: int, first: FirstFile) -> Sequence[Split]:
         version, arrays, members = self._found(path, first)
         check_alike(arrays, path, first)
-        # Arrays that are decoded from their beginning, or whose rows are interleaved, are read once.
+        # One split for arrays that are decoded from their beginning, or whose rows are interleaved in a remote file.
         is_whole = any(each.offset is None or (each.is_by_column and is_remote(path)) for each in members)
         cuts = [(0, arrays.num_rows)] if is_whole and arrays.num_rows else arrays.cuts(path)
         return [
@@ -273,7 +273,7 @@ def npy_writer(spec: ElementSpec) -> WritableFormat:
 
 
 class _Checksum:
-    # The comparison of a mapped array's checksum, made once.
+    # The check of a mapped array's checksum, which is computed once.
     def __init__(self, version: Version, member: NpyMember) -> None:
         self._lock = threading.Lock()
         self._version, self._member = version, member
@@ -361,7 +361,7 @@ def header_of(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         return np.lib.format.read_array_header_2_0(stream)
     if version != (3, 0):
         raise ValueError(f"version {version} of the format is not known")
-    # As the second, in UTF-8, and NumPy has no function for it that is public.
+    # Version 3 is version 2 in UTF-8; NumPy has no public function for it.
     length = int.from_bytes(stream.read(4), "little")
     if length > _MOST_HEADER_BYTES:
         raise ValueError(f"its header says it is of {length} bytes")

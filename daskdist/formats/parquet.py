@@ -369,7 +369,7 @@ class Footer:
 
         known, schema = self.metadata.row_group(group), self.schema
         texts = {name: place for place, name in enumerate(schema.names) if schema.field(place).type == pa.string()}
-        # Where no column is nested, they have the same places in the file. It takes long to look at very many.
+        # Without nested columns, a field has the same place in the file. Others are not looked at: very many take long.
         is_flat = known.num_columns == len(schema.names)
         columns = map(known.column, texts.values() if is_flat else range(known.num_columns) if texts else ())
         # Each text for itself takes four bytes for its length alone.
@@ -389,7 +389,7 @@ class Footer:
 
 
 class _FooterCache(threading.local):
-    # Most files of a listing have the schema of the first file.
+    # The last schema that was found to give the spec of the first file: most files have it, and need no second check.
     first: FirstFile | None = None
     schema: Any = None
 

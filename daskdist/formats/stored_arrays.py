@@ -33,9 +33,9 @@ from daskdist.tables.columns import Columns
 
 # The name of the only array of a file without names.
 LONE_NAME: Final = ""
-# Where chunks of all arrays end together only after more than so many times the size of a split, one array's do.
+# If chunks of all arrays end together only after more than so many sizes of a split, the chunks of one array count.
 _STRETCH: Final = 4
-# The cache of chunks that splits share, in sizes of a split.
+# The size of the cache of chunks that splits share, in sizes of a split.
 _KEPT: Final = 4
 # No file has more splits: a header that says so lies, and a list of them would fill the memory.
 _MOST_SPLITS: Final = 2**20

@@ -33,8 +33,8 @@ from daskdist.storage.whole_file import put, remove_temporaries, rename
 from daskdist.storage.write_manifest import WriteManifest, manifest_name
 from daskdist.tables.to_arrow import no_rows
 
-# How often a directory is removed again, where calls that nobody waits for any more still write to it, and after
-# how many seconds.
+# Attempts to remove a directory, to which calls that nobody waits for any more may still write, and seconds
+# between them.
 _TRIES: Final = 5
 _AGAIN_AFTER_S: Final = 0.1
 

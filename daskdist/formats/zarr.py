@@ -215,7 +215,7 @@ def stores(paths: Paths, storage: Storage) -> tuple[str, ...]:
 
 
 def _stores_of(path: str, storage: Storage) -> list[str]:
-    # Where the stores are that a path or glob names: one that is being replaced may lie beside its place.
+    # Return the places of the stores that a path or glob names: one that is being replaced may lie beside its place.
     remote = is_remote(path)
     whole = path if remote else local(path)
     fs, inner = storage.located(whole)
@@ -350,7 +350,7 @@ class UnfinishedStore:
                 fs.pipe_file(place, json.dumps(metadata, indent=2).encode())
             if self.names != (LONE_NAME,):
                 with self._opened() as store, warnings.catch_warnings():
-                    # Other readers may not know it, and then look at each array.
+                    # It warns that other readers may not know consolidated metadata; those look at each array instead.
                     warnings.simplefilter("ignore")
                     _library().consolidate_metadata(store)
             if not overwrite:

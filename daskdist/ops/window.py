@@ -39,7 +39,8 @@ class Window(Transformation):
     make: MakeDataset = field(repr=False)
 
     name = "window"
-    # Windows of a share have other elements, and another number of windows where they overlap.
+    # The windows of a share have other elements; where they overlap, their number differs, too. A function decides
+    # the outcome of a window.
     facts = Facts(regroups=True, levels=1)
 
     def __post_init__(self) -> None:

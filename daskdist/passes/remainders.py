@@ -101,7 +101,7 @@ def _last_droppers(node: Node) -> Iterator[Node]:
 
 
 def _kept(pipeline: Node, unit: str) -> tuple[int, int] | None:
-    # Return the rows that reach the last operations that drop a remainder, and the rows that they keep.
+    # Return how much reaches the last operations that drop a remainder, and how much they keep, in elements or rows.
     num_rows = num_kept = 0
     for node in _last_droppers(pipeline):
         found = _come_and_kept(node)

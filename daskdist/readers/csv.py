@@ -353,7 +353,7 @@ def make_csv_dataset(
     )
 
 
-# Return the type of a column, and the default of an empty field; None where there is none.
+# The type of a column, and the default of an empty field; None where there is none.
 _Field = tuple[str, Any]
 
 

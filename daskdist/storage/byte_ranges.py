@@ -423,7 +423,7 @@ class _Stream:
         except BrokenRecord as error:
             data, end = b"".join(parts), error.offset
             self.broken = f"at byte {self.offset + end} when decompressed: {error.reason}"
-        # zlib.error and LZMAError, raised for damaged files, have no base class of Python's.
+        # Libraries raise many errors for damaged or short files; zlib.error and LZMAError share only Exception.
         except Exception as error:
             data = b"".join(parts)
             end = _whole(framing, data)

@@ -214,7 +214,7 @@ class Storage:
         FileError
             It is missing, or may not be read.
         """
-        # Errors of the caller's own code pass through; errors of reading do not.
+        # Errors of reading become `FileError`; all others in the caller's code pass through.
         with failures(path, "cannot be read", (OSError,)):
             if is_remote(path):
                 fs, inner = self.located(path)
@@ -398,7 +398,7 @@ def failures(
         raise FileError(f"{label}: {what}: {error or type(error).__name__}{advice or ''}") from error
 
 
-# Libraries below file systems whose errors derive from no class of Python's.
+# Libraries below file systems whose errors derive from no class of Python's but Exception.
 _REMOTE_LIBRARIES: Final = {
     "botocore",
     "aiobotocore",

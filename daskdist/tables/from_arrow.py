@@ -251,7 +251,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _is_view(kind: Any) -> bool:
-    # Types of lists, by name, because older versions of Arrow lack some.
+    # Return whether it is a list view; by name, because older versions of Arrow lack these types.
     return str(kind).startswith(("list_view<", "large_list_view<"))
 
 
@@ -415,7 +415,7 @@ def _lone(array: Any, where: str, missing: Any) -> Any:
 
 
 def _within(missing: Any) -> Any:
-    # The replacement of a null in lists.
+    # The replacement of a null within lists; a list as `missing` replaces missing lists, and no nulls within.
     return None if isinstance(missing, (list, tuple)) else missing
 
 

@@ -56,7 +56,7 @@ class FailedElement:
             except Exception:
                 continue
             return _unpickled, (pickled, self.split)
-        # What cannot travel is told.
+        # An error that does not pickle is replaced by one with its type and message.
         return _unpickled, (pickle.dumps((DaskdistError(f"{type(error).__name__}: {error}"), None, None)), self.split)
 
 

@@ -183,7 +183,7 @@ def _constants(values: Iterable[Any]) -> Iterator[bytes]:
             # The order of its items is another in each process.
             yield b"set " + b" ".join(sorted(b"".join(_constants([each])) for each in value))
         elif isinstance(value, (types.FunctionType, functools.partial)):
-            # What it is, those find out who follow its references.
+            # Callers that follow references find out which function it is.
             yield b"function"
         else:
             yield f"{type(value).__name__} {value!r}".encode()

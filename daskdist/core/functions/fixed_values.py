@@ -68,7 +68,7 @@ class FixedValues:
     """
 
     original: Callable[..., Any]
-    # Of global names, by their namespace and name; of cells, by identity, with the cell, so that it stays alive.
+    # The values of global names, by namespace and name; those of cells, by identity, with the cell to keep it alive.
     _names: dict[tuple[int, str], Any] = field(default_factory=dict)
     _cells: dict[int, tuple[types.CellType, Any]] = field(default_factory=dict)
     # Global names of functions, and names that are not defined yet, with what they meant.
@@ -106,7 +106,7 @@ class FixedValues:
         return self._fixed(with_imported=False), values
 
     def _forget_outdated(self) -> None:
-        # Where a function that it reaches by its name was defined since, or defined again.
+        # Forget the fixed functions if a function that is reached by its name was defined since, or defined again.
         if any(variables.get(name, _MISSING) is not value for variables, name, value in self._watched):
             self._local = self._portable = None
 
@@ -196,7 +196,7 @@ class _Reach:
         self.assigned_names: set[tuple[int, str]] = set()
         self.assigned_cells: set[int] = set()
         self.watched: list[tuple[dict[str, Any], str, Any]] = []
-        # Those that reach themselves, by identity.
+        # The functions that reach themselves, by identity.
         self.recursive: set[int] = set()
         self._path: list[int] = []
         self._done: set[int] = set()

@@ -29,7 +29,7 @@ _GAIN: Final = 1.1
 # So noise seldom decides, and least of all for more threads.
 _LEAD_OF_MORE: Final = 3
 _LEAD_OF_FEWER: Final = 2
-# How long functions run before the first comparison, and between two of them: at first, and at most.
+# Seconds that functions run before the first comparison, and between two of them: at first, and at most.
 _FIRST_REST_S: Final = 0.1
 _REST_S: Final = 4.0
 _LONGEST_REST_S: Final = 60.0
@@ -59,7 +59,7 @@ class LimitChooser:
         # First all threads against one.
         self._other = len(self._levels) - 1
         self._is_upwards = True
-        # Seconds to the next comparison, and from the last one.
+        # Seconds left to the next comparison, and the seconds between comparisons.
         self._left_s, self._rest_s = _FIRST_REST_S, _REST_S
         self._is_comparing = False
         self._phase = 0
@@ -142,7 +142,7 @@ class LimitChooser:
         step = 1 if self._is_upwards else -1
         self._other = best + step if 0 <= best + step < len(self._levels) else best - step
         self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S) if is_same else _REST_S
-        # Where the choice changed, the next limit in that direction may be better still.
+        # If the choice changed, the next limit in that direction may be better still.
         self._left_s = self._rest_s if is_same or self._other == before else 0.0
         self._is_comparing = False
 
@@ -155,7 +155,7 @@ class LoopLimit:
         self._chooser: LimitChooser | None = None
         self._running: list[_Call] = []
         self._waiting: deque[_Call] = deque()
-        # As it was when it was last looked at, and the rows of those that are not running.
+        # The time and the rows at the last look, and the rows of calls that are not running.
         self._seen_s, self._seen_rows, self._num_rows = 0.0, 0, 0
         self._num_pieces = 0
         self._piece_rows = 1
@@ -213,7 +213,7 @@ class LoopLimit:
                 self._num_pieces += 1
                 self._look()
                 if num_rows > 0 and len(self._running) > self._limit:
-                    # Those that come later wait longer.
+                    # At the front: calls that come later wait longer.
                     self._stop(call)
                     self._waiting.appendleft(call)
                     self._wait(call)
@@ -258,7 +258,7 @@ class LoopLimit:
 
 
 def _next_rows(num_rows: int, seconds: float) -> int:
-    # Of the next piece, by the one before.
+    # Return the number of rows of the next piece, by the time of the one before.
     fitting = int(num_rows * _PIECE_S / max(seconds, 1e-9))
     return max(1, min(fitting, 2 * num_rows, _MOST_ROWS))
 
@@ -268,7 +268,7 @@ class _Call:
 
     def __init__(self, pool: LoopPool) -> None:
         self.pool = pool
-        # Where it is one of those that are held to it.
+        # The limit that the call is held to; None for one that has not looped.
         self.limit: LoopLimit | None = None
         self.loop_s = self.waiting_s = 0.0
         self._num_rows = 0
@@ -297,7 +297,7 @@ class LoopPool:
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        # What calls are held to from their beginning on, as they do little else than loops: then also what they do
+        # The limit of calls from their beginning, set if they do little else than loops: then also what they do
         # before and after should not be done beside a loop. Reading that takes longer goes on beside loops.
         self.limit: LoopLimit | None = None
         self._loop_s = self._busy_s = 0.0

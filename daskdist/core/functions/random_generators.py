@@ -71,7 +71,7 @@ class GeneratorUses:
 
 
 def _is_implicit(name: str) -> bool:
-    # Whether a method is called without its name, and after the object was made.
+    # Return whether a method may be called without its name, and after the object was made.
     return name.startswith("__") and name not in (
         "__init__",
         "__new__",

@@ -68,7 +68,7 @@ class RowBuffer:
     """A buffer of rows: an exchange costs as many steps as there are draws, however large the buffer is."""
 
     def __init__(self, rows: Selection) -> None:
-        # As they came, until the first is drawn: of all that there is none is.
+        # The rows as they came, until the first exchange, then None; a buffer that holds all rows has no exchange.
         self._rows: Selection | None = rows
         self._blocks: list[BlockRef] = []
         self._place_of: dict[int, int] = {}

@@ -40,7 +40,7 @@ _COMPARED_ROWS: Final = 1024
 _REMEMBERED: Final = 1024
 _DIFFERED: Final = "results differed on the first block"
 
-# Whether a run came out the same both ways, by the code that was run, the operations, and the columns' structure,
+# True if a run gave the same both ways, by the code that was run, the operations, and the columns' structure,
 # shapes and dtypes; of this process, the latest.
 _SAME: Final[dict[Any, bool]] = {}
 # Why the latest block that was computed row by row was, by function, for `explain`.

@@ -26,7 +26,7 @@ MAGIC_NUMBER: Final = int.from_bytes(importlib.util.MAGIC_NUMBER[:2], "little")
 _VERSION: Final = VERSIONS.get(MAGIC_NUMBER, sys.version_info[:2])
 # Until 3.12, what stands for "no self" is below the callable, and later above it.
 _IS_NULL_FIRST: Final = _VERSION < (3, 13)
-# What the instruction that a loop ends with is called where `FOR_ITER` jumps to, and jumps over.
+# The names of the instructions that end a loop: `FOR_ITER` jumps to them, and past them.
 _AFTER_LOOP: Final = {(3, 11): [], (3, 12): ["END_FOR"]}.get(_VERSION, ["END_FOR", "POP_TOP"])
 
 # An instruction's name and its argument.

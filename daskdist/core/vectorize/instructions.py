@@ -166,7 +166,7 @@ class Machine:
         stack[-1], stack[-arg] = stack[-arg], stack[-1]
 
     def _load_const(self, frame: Frame, arg: Any) -> None:
-        # Where values that a function refers to were fixed, constants may be any.
+        # Constants may be any objects: values that a function refers to may have been fixed as such.
         frame.stack.append(self._load(arg, "a constant"))
 
     def _load_fast(self, frame: Frame, arg: tuple[int, str]) -> None:
@@ -443,7 +443,7 @@ class Machine:
         elif attribute == 1:
             function.__defaults__ = value
         elif attribute != 4:
-            # That is the annotations, which nothing reads.
+            # 4 stands for annotations, which nothing reads; any other is unknown.
             raise self._refuse("it makes a function in a way for which there is no rule")
         if attribute in (1, 2):
             for each in value.values() if attribute == 2 else value:
@@ -570,7 +570,7 @@ _UNARY: Final = {
     "UNARY_INVERT": operator.invert,
     "UNARY_NOT": operator.not_,
 }
-# What the message calls instructions that are not above.
+# The words of messages for instructions that are not above.
 _REFUSED: Final = {
     "RAISE_VARARGS": "raises an exception",
     "LOAD_ASSERTION_ERROR": "raises an exception",

@@ -106,7 +106,7 @@ def _tried(rules: Rules, name: str, native: Callable[..., Any], rule: Rule, args
         if not same_bits(column, np.stack(rows)):
             return f"it calls {name}, which is rounded otherwise for many rows in this layout"
         if column.dtype.kind in "iu" and np.ndim(rows[0]) == 0:
-            # Bounds of integers tell whether they overflow.
+            # Overflow of integers is found from their bounds, not from this flag.
             flags_of_each.discard("overflow")
     missing = flags_of_each - flags_of_many
     return f"it calls {name}, which warns of {min(missing)} for one row and not for many" if missing else None

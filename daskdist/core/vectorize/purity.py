@@ -59,7 +59,7 @@ NUMBERS: Final = frozenset({*np.sctypeDict.values()}) - {np.object_, np.void}
 _SCALARS: Final = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis), slice, range})
 _VIEWS: Final = frozenset({type({}.keys()), type({}.values()), type({}.items())})
 _DTYPES: Final = frozenset({type(np.dtype(each)) for each in NUMBERS} | {np.dtypes.StringDType})
-# What a function makes for itself only: a shared one is refused where it is loaded.
+# Examples of iterables. A function's iterators are its own: a shared one is refused where it is loaded.
 _EXAMPLES: Final[tuple[Any, ...]] = ([], (), {}, {}.values(), {}.items(), set(), "", "é", b"", range(1), range(2**70))
 _ITERATORS: Final = frozenset(
     {type(iter(each)) for each in _EXAMPLES}

@@ -173,8 +173,8 @@ class Arrow:
         names = index.schema.names
         wanted = set(self._tables.read_from(names))
         fields = [number for number, name in enumerate(names) if name in wanted] or [0]
-        # Of what is only mapped, leaving some out would take longer than having them. Splits are read side by side
-        # already.
+        # Leaving out fields of batches that are only mapped takes longer than keeping them. No threads: splits are read
+        # side by side already.
         is_plain = not is_remote(version.path) and not any(each.is_compressed for each in index.batches)
         is_all = is_plain or len(fields) == len(names)
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[] if is_all else fields)
@@ -221,7 +221,7 @@ class _Batches:
                 self._source.seek(message.start)
                 found.append(pa.ipc.read_record_batch(pa.ipc.read_message(self._source), self._index.schema))
             return found
-        # As a stream of its own: what it begins with, the dictionaries as they are by then, and the batches.
+        # Read them as a stream of their own: the schema, the dictionaries as they are by then, and the batches.
         parts = [*self._index.needed_by(messages[0]), Message(messages[0].start, messages[-1].stop)]
         data = b"".join(self._bytes_of(each) for each in parts)
         with pa.ipc.open_stream(pa.BufferReader(data), options=self._options) as reader:

@@ -346,7 +346,7 @@ class Csv:
         begins, ends = dialect.exact_framing.rows(data, with_blank=dialect.keeps_blank)
 
         def where(row: int) -> str:
-            # Where text was decoded it was elsewhere in the file.
+            # Text that was decoded has other positions in the file.
             place = f", at byte {offset + int(begins[row])}" if dialect.is_utf8 else ""
             return f"{split.label}: row {row} of it{place}, "
 

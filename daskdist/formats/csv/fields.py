@@ -213,7 +213,7 @@ class Fields:
         return column.is_null().to_numpy(zero_copy_only=False) if column.null_count else np.zeros(len(column), bool)
 
     def _number_texts(self, data: bytes, names: Collection[str]) -> dict[str, Any]:
-        # Find values in columns of numbers that are digits without being numbers.
+        # Return for each column of numbers which values are text of digits that is no number, such as 007.
         if not names or not may_hold_number_text(data, self.delimiter, self.quote):
             return {}
         texts = self._parsed(data, dict.fromkeys(names, "bytes"))

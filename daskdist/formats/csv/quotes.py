@@ -69,7 +69,7 @@ class Quotes:
             elif not _may_be_marked(data, begin, is_end):
                 return begin
             else:
-                # What reads a part would take a mark at its beginning for one of the encoding, so none begins so.
+                # A reader would take a mark at the beginning of a part for that of the encoding: no part begins so.
                 at = begin
         if quoted is not None and quoted.is_open:
             self._see_that_it_closes(data, self.marks(data), is_end)

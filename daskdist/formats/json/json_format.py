@@ -38,7 +38,7 @@ from daskdist.storage.schema_check import FirstFile, readable, unlike
 from daskdist.tables.from_arrow import TableReader
 
 _MARK: Final = b"\xef\xbb\xbf"
-# As much of a file as tells whether its objects are lines.
+# Bytes at the beginning of a file that tell whether its objects are lines.
 _HEAD_BYTES: Final = 2**12
 # Bytes searched for a first object where the sample has none.
 _MOST_BYTES: Final = 2**28
@@ -237,7 +237,7 @@ class Json:
             return self._tables.block(table, split.label, split.path or "")
 
     def _chosen(self, schema: Any) -> tuple[Any, str]:
-        # What is to be decoded, and what of a field that is not of it.
+        # Return the schema to decode, and the decoder's way with fields that are not in it.
         import pyarrow as pa
 
         names = self._tables.read_from(schema.names)
@@ -295,7 +295,7 @@ class Json:
         return None
 
     def _reason(self, line: bytes, schema: Any) -> str | None:
-        # Python's decoder names the field that is wrong.
+        # Return why a line cannot be read, from its value by Python's decoder: that tells which field is wrong.
         import pyarrow as pa
 
         try:

@@ -16,7 +16,7 @@ from daskdist.errors import ArgumentError, FileError
 
 # Deeper than anything that becomes arrays, and not deep enough for a stack to end.
 _DEEPEST: Final = 32
-# Metadata of a field of a schema: why it cannot be read.
+# The key in the metadata of a schema's field under which it says why the field cannot be read.
 _PROBLEM: Final = b"daskdist.problem"
 
 

@@ -45,7 +45,7 @@ _DAMAGE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    # How the elements of one leaf lie in their column; `dtype` and `shape` are those of the innermost rows, and
+    # The layout of one leaf's elements in their column; `dtype` and `shape` are those of the innermost rows, and
     # `splits` the dtypes of the row splits around them, outermost first.
     kind: str
     dtype: np.dtype[Any]

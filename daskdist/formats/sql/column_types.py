@@ -271,7 +271,7 @@ def _array(values: Sequence[Any], column: Column) -> Any:
     if kind in _TEMPORAL:
         return _temporal(values, kind).cast(arrow)
     if pa.types.is_integer(arrow):
-        # Where Arrow is told that they are integers, it takes what a float has before the point.
+        # Told that they are integers, Arrow would cut floats off at the point; the cast refuses those.
         try:
             return pa.array(values).cast(arrow)
         except OverflowError:
@@ -287,7 +287,7 @@ def _as_text(value: Any, kind: str) -> str:
 
 
 def _temporal(values: Sequence[Any], kind: str) -> Any:
-    # What they are shows first: Arrow takes a number for a time, of whatever unit it likes.
+    # Let Arrow infer the type first: asked for times, it would take numbers too, in a unit that nobody gave.
     import pyarrow as pa
 
     array = pa.array(values)

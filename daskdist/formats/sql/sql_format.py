@@ -470,7 +470,7 @@ def _statement(relation: Relation, part: SqlSplit) -> Any:
     import sqlalchemy as sa
 
     if relation.query is not None and relation.index is None:
-        # As it is: its own order is lost inside another query.
+        # Unchanged: inside another query it would lose its order.
         return _text(relation.query)
     made = sa.select(*[sa.column(column.name) for column in relation.columns]).select_from(relation.source())
     if relation.index is not None:

@@ -131,7 +131,7 @@ Feature = FixedLenFeature | VarLenFeature | FixedLenSequenceFeature
 
 
 def _check(feature: Any) -> None:
-    # Normalize shape and dtype.
+    # Check the dtype and the shape, and normalize both and the default.
     kind = type(feature).__name__
     object.__setattr__(feature, "dtype", _dtype_of(feature.dtype, kind))
     if isinstance(feature, VarLenFeature):

@@ -269,7 +269,7 @@ def _lengths(data: Array, at: Array) -> tuple[Array, Array]:
 
 
 def _packed(data: Array, found: _Lists, is_odd: Array) -> tuple[Array, Array]:
-    # Where the values of lists begin, and how many bytes they have: one field that is all of the list.
+    # Return the start and the number of bytes of the values of lists, each of which must be one packed field.
     length, start = _lengths(data, found.start + 1)
     is_good = (_byte(data, found.start) == _ONE) & (start + length == found.stop)
     is_empty = found.start == found.stop

@@ -92,8 +92,8 @@ def _is_chain(data: Any, begins: Array) -> bool:
 
 
 def _offsets(data: Any) -> tuple[Array, int]:
-    # Where records begin, and where the one after them does. Records of one length often follow one another: after
-    # a few of such it is seen how many.
+    # Return where records begin, and where the next would. Records of one length often follow one another: after
+    # a few of those the rest of them are counted at once.
     last, at, count = len(data) - HEADER_BYTES, 0, 2 * _RUN
     parts: list[Array] = [np.zeros(0, np.int64)]
     length_at = struct.Struct("<Q").unpack_from
@@ -115,7 +115,7 @@ def _offsets(data: Any) -> tuple[Array, int]:
 
 
 def _run(data: Any, at: int, length: int, step: int) -> int:
-    # Count the records from here on that have the same length.
+    # Count the consecutive records from here on that have this length.
     most = (len(data) - at - HEADER_BYTES) // step + 1
     number, size = 0, _RUN
     while number < most:

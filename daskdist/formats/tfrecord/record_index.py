@@ -131,7 +131,7 @@ def _scanned(storage: Storage, version: Version, *, check: bool) -> RecordIndex:
         while at < size:
             file.seek(at)
             found = headers_of(file.read(_CHUNK_BYTES), check=check)
-            # Where each record ends; what ends beyond the file is none.
+            # The end of each record; a record that ends beyond the file does not count.
             ends = at + np.append(found.starts[1:] - HEADER_BYTES, min(found.stop, size + 1))[: len(found.starts)]
             num_whole = int(np.searchsorted(ends, size, "right"))
             groups = ends[:num_whole] // _GROUP_BYTES

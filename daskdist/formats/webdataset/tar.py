@@ -312,7 +312,7 @@ def _header(block: bytes) -> tuple[str, int, str] | None:
 
 
 def _records(content: bytes) -> dict[str, str] | None:
-    # What a pax header says, "27 path=some/long/name\n" after the other; None where it is none.
+    # Return the records of a pax header, such as "27 path=some/long/name\n"; None if it is no such header.
     found, at = {}, 0
     while at < len(content) and content[at]:
         digits, space, _ = content[at : at + 20].partition(b" ")

@@ -36,7 +36,7 @@ from daskdist.tables.columns import Columns
 from daskdist.tables.from_arrow import leaves_of, spec_of
 
 _TEXT: Final = np.dtype(np.dtypes.StringDType())
-# Of how much of the first file the spec comes: as many bytes as have a sample, and no more samples than that.
+# The spec is inferred from the first file: bytes read at first (more until there is a sample), and the most samples.
 _HEAD_BYTES: Final = 2**16
 _MOST_SAMPLES: Final = 64
 # The zeros that an archive ends with.
@@ -212,7 +212,7 @@ class WebDataset:
         return Decoding(self.decode, ImageOptions(self.image_mode, self.resize))
 
     def _columns(self, spec: ElementSpec) -> Columns:
-        # All fields of the spec, where the user names none.
+        # The columns that the user names; all fields of the spec, where there are none.
         names = list(spec.packed) if self.columns is None else optree.tree_leaves(self.columns)
         return Columns.of(self.columns, names)
 
@@ -256,7 +256,7 @@ class WebDataset:
             said = ", ".join(f"{dtype} of {rank} axes" for dtype, rank in sorted(kinds, key=str))
             raise FileError(f"{path}: the field {name!r} is {said}; {_as_bytes(name)}")
         dtype, rank = kinds.pop()
-        # As long as others may be, which nobody has looked at.
+        # Samples that nobody has looked at may have axes of other lengths.
         return ElementSpec(LONE, (TensorSpec((None,) * rank, dtype),))
 
     def _stand_in(self, name: str, spec: ElementSpec) -> Any:
@@ -328,7 +328,7 @@ class _Reading:
             )
         try:
             value = self._decoding.decode(name, self._piece.data[member.start : member.stop])
-        # Errors of libraries for damaged data share no base class: Pillow alone raises six.
+        # Errors of libraries for damaged data share no base class but Exception: Pillow alone raises six.
         except Exception as error:
             begin = self._piece.offset + member.begin
             raise _unreadable(self.label, sample.key, member.name, begin, error) from error

@@ -178,7 +178,7 @@ class DistributedIterator:
         self.element_spec = element_spec
         # Tells what came of copies that the replicas' workers make.
         self._copied = copied
-        # The functions that replicas call with their elements.
+        # Calls the functions of `map` with a step's elements on their replicas; None if there are none.
         self._mapped = mapped
         # Raises the failure of a call at which nobody has looked.
         self._at_end = at_end

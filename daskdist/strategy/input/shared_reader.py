@@ -136,6 +136,7 @@ class SharedPass:
         self._num_steps = 0
         # The lanes and steps that were read and are not handed on yet, and from which place on.
         self._rest: tuple[list[Lane] | None, Any, int] | None = None
+        # True once there is no more to read.
         self._is_read = False
         # True while a replica waits for the answer of another worker.
         self._is_asking = False
@@ -270,7 +271,7 @@ class SharedPass:
         self._turn.notify_all()
 
     def _pull(self) -> list[RemoteSteps]:
-        # Returns the remote pipelines that must be asked first.
+        # Read on; return the remote pipelines that must be asked first, if any.
         if self.num_bytes_for_late > self._reader.limit_bytes:
             self.drop_late()
         try:

@@ -271,7 +271,8 @@ def _check_it_speaks(
 
 
 def _check_it_encrypts(host_and_port: tuple[str, int], context: ssl.SSLContext, timeout: float) -> None:
-    # If the peer is no scheduler, Dask retries until its time is up, and leaves a socket open.
+    # Try the handshake first: if the peer speaks something else, Dask retries until its time is up, and leaves a
+    # socket open.
     try:
         connection = socket.create_connection(host_and_port, timeout)
     except ConnectionError:
