@@ -287,7 +287,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def upstream(node: Node) -> Node:
-    """Return the nearest node that changes the elements: this one, or one that it passes on."""
+    """Return the nearest node that changes the elements: this one, or one whose elements it passes on."""
     while node.facts.keeps_order:
         (node,) = node.inputs
     return node

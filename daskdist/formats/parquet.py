@@ -364,7 +364,7 @@ class Footer:
         return found
 
     def repeated_texts(self, group: int) -> list[str]:
-        """Return the text columns of a row group that repeat a few texts, as dictionary and indices."""
+        """Return the text columns of a row group that repeat a few texts, to be read as dictionary and indices."""
         import pyarrow as pa
 
         known, schema = self.metadata.row_group(group), self.schema

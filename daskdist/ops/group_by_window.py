@@ -120,7 +120,7 @@ class KeysOf:
 
     @classmethod
     def of_blocks(cls, function: UserFunction, kind: str = "key") -> KeysOf:
-        """Return the keys of many elements at once where that makes no difference."""
+        """Create a computation of keys, of many elements at once where that makes no difference."""
         return cls(function, kind, Vectorised(function))
 
     def __call__(self, rows: Rows) -> Index:

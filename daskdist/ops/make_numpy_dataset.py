@@ -93,7 +93,7 @@ class MakeNumpyDataset(Source):
         return splits
 
     def graph(self) -> dict[Any, Any]:
-        """Return tasks that hold on to each block, by key."""
+        """Return the future that keeps each block alive, by key."""
         return {block.key: block.future for block in self.placing.blocks}
 
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:

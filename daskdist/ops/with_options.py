@@ -233,7 +233,7 @@ def merged_options(node: Node) -> Options:
 
 
 def conflicts(node: Node) -> Iterator[str]:
-    """Describe the options that the inputs of a node set differently."""
+    """Yield a description of each option that the inputs of a node set differently."""
     merged = Options()
     for source in node.inputs:
         options = merged_options(source)

@@ -25,7 +25,7 @@ def pairing(node: Node) -> Pairing:
 
 
 def tied(node: Node, is_left_out: Callable[[Node], bool]) -> Iterator[tuple[FileBackedSource, ...]]:
-    """Return groups of sources whose shares must be cut alike, without what is left out."""
+    """Yield groups of sources whose shares must be cut alike, without what is left out."""
     if isinstance(node, FileBackedSource):
         yield (node,)
     if is_left_out(node):

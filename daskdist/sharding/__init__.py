@@ -109,7 +109,7 @@ class Remainder:
 
     @property
     def is_small(self) -> bool:
-        """True if sharding by file loses at most 1 % of the rows that the whole would keep."""
+        """True if sharding by file keeps as many rows as the whole would, up to 1 % of them more or fewer."""
         return 100 * abs(self.num_lost) <= self.num_kept
 
 

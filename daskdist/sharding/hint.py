@@ -9,7 +9,7 @@ from daskdist.sharding import AutoShardPolicy, Decision, ShardingInput
 
 
 def decide(sharding_input: ShardingInput) -> Decision:
-    """Replace the hints of the dataset by each worker's shard."""
+    """Replace the hints of the dataset by each worker's shard; without hints, leave it whole to each worker."""
     if not sharding_input.num_hints:
         return Decision(
             AutoShardPolicy.OFF,

@@ -49,7 +49,7 @@ class Locations:
         return ()
 
     def named(self) -> Iterator[tuple[str, tuple[Name, ...]]]:
-        """Return the names given for each path; an empty dict where a function gives them."""
+        """Return an iterator over paths and the names given for each; an empty one where a function gives them."""
         return iter(self.given.items() if isinstance(self.given, Mapping) else ())
 
     def __str__(self) -> str:

@@ -165,7 +165,7 @@ def check_dtypes(dtypes: Mapping[str, Any] | None) -> None:
 
 
 def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str | None:
-    """Return what is wrong with a value of an Arrow type, and what to do; None where nothing is found."""
+    """Return what is wrong with a value that is to be of an Arrow type, and what to do; None if nothing is found."""
     import pyarrow as pa
 
     types = pa.types
