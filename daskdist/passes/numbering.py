@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from daskdist.core.node import Node, counting
 from daskdist.core.primitive import Epoch
 from daskdist.core.randomness.pass_numbers import PassCounter
+
+_MOST_PASSES_IN_A_CALL: Final = 2**20
 
 
 def numbered(node: Node) -> Node:
@@ -47,6 +49,16 @@ def begin_pass(*nodes: Node) -> list[Epoch]:
             if counter not in numbers:
                 numbers[counter] = counter.draw()
     return [(tuple(numbers[each.passes.counter] for each in counting(node)),) for node in nodes]
+
+
+def skip_passes_of_call(node: Node, epoch: Epoch) -> None:
+    """Leave numbers to the passes that replicas make in one call, of which this is the first.
+
+    The program does not learn how many they make, and no later pass is to have the number, and so the order, of one of
+    those.
+    """
+    for each, number in zip(counting(node), epoch[0], strict=True):
+        each.passes.counter.skip_to(number + _MOST_PASSES_IN_A_CALL)
 
 
 def note_pass(node: Node, epoch: Epoch) -> None:

@@ -31,7 +31,7 @@ from daskdist.execute.transfer.copy_stats import CopyStats
 from daskdist.execute.transfer.gather_on_device import describe_row_order
 from daskdist.ops.with_options import merged_options
 from daskdist.passes.autoshard import autoshard, filled
-from daskdist.passes.numbering import begin_pass
+from daskdist.passes.numbering import begin_pass, skip_passes_of_call
 from daskdist.passes.plan import plan
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import AutoShardPolicy, Decision
@@ -88,6 +88,13 @@ class ReplicaFeed:
     def begin_pass(self) -> list[Epoch]:
         """Draw the numbers of a pass, the same for the same operations in all pipelines; return each pipeline's."""
         return begin_pass(*[pipeline.node for pipeline in self.pipelines])
+
+    def begin_passes_of_call(self) -> list[Epoch]:
+        """Return the numbers of the first pass that replicas make in a call; no later pass has those of the others."""
+        epochs = self.begin_pass()
+        for pipeline, epoch in zip(self.pipelines, epochs, strict=True):
+            skip_passes_of_call(pipeline.node, epoch)
+        return epochs
 
     @cached_property
     def mapped(self) -> MapsOnReplicas | None:

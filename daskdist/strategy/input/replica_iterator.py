@@ -41,8 +41,8 @@ class ReplicaIterator(Iterator[Any]):
     It gives what a step of the distributed dataset has for the replica, one step after the other, as arrays on the
     replica's device, or as NumPy arrays where `InputOptions` say so. At its end it can be iterated over again, which is
     another pass: ``for epoch in range(3): for batch in iterator: ...`` makes three. Leaving a loop early and coming
-    back goes on where it was left. Passes of a shuffled dataset have different orders within a call; the program counts
-    one for the call, so that the next call begins with the second of them. Make all epochs in one call, or one in each.
+    back goes on where it was left. Each pass of a shuffled dataset has an order of its own. In the first call these are
+    the orders of a loop in the program; calls after it begin with an order that no pass had before.
 
     Not made directly. It is of use until the function returns.
 

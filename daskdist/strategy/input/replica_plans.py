@@ -174,7 +174,7 @@ def _dataset_argument(
         plans = strategy.internals.input.with_kept_blocks(plans, found.futures, found.referenced)
     # Not before it is known that there will be a call.
     token = uuid.uuid4().hex
-    epochs = feeding.begin_pass()
+    epochs = feeding.begin_passes_of_call()
     turn = f"{token}:{json.dumps(epochs)}"
     by_replica = [plan for plan, pipeline in zip(plans, pipelines, strict=True) for _ in pipeline.consumers]
     held: Any = None
