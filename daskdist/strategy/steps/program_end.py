@@ -74,6 +74,7 @@ class ClusterUse:
         self._lock = threading.RLock()
         _uses.add(self)
         if is_here(self.address):
+            _clients_here.add(self.client)
             # An interrupt of the terminal goes to the worker processes too, which the program ends itself.
             if not any(isinstance(each, _BeforeClose) for each in self.client.preloads):
                 self.client.preloads = PreloadManager([*self.client.preloads, _BeforeClose(self.client)])
@@ -146,6 +147,9 @@ def end_unused(use: ClusterUse) -> None:
         use.free()
 
 
+# The connections to schedulers in this process that strategies have used. Dask would close the clusters first, and log
+# what these still hold and send.
+_clients_here: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 # Those that are not freed; and whether the program is at its end.
 _uses: Final[set[ClusterUse]] = set()
 _is_ending: Final = threading.Event()
@@ -274,6 +278,10 @@ def _let_go_of_all() -> None:
 def _free_all() -> None:
     for use in list(_uses):
         use.free()
+    for client in list(_clients_here):
+        if client.status == "running" and is_here(client.scheduler.address):
+            with contextlib.suppress(Exception):
+                client.close(_MOST_S)
 
 
 # Those that are registered last are called first, and thread pools have registered theirs by now.
