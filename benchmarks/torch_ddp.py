@@ -17,6 +17,7 @@ it, and the ratio is 2 to 5.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -195,9 +196,13 @@ def in_process(
             collate_fn=as_it_is if kind is Batches else None,
         )
         found[name] = trained(partial(in_pass, loader, sampler), width)
-    torch.distributed.destroy_process_group()
+        del loader
     if rank == 0:
         answers.put(found)
+    # Models are parts of cycles; one that is freed when the interpreter ends, with its process group, aborts it.
+    gc.collect()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def in_pass(loader: DataLoader, sampler: DistributedSampler, number: int) -> DataLoader:
