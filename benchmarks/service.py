@@ -44,7 +44,7 @@ _BATCHES_A_MESSAGE: Final = 16
 
 @dataclass(frozen=True)
 class Size:
-    """How much.
+    """Sizes of the benchmarks.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class Receiver:
         await comm.close()
 
     def pull(self, num_batches: int) -> None:
-        """Have both workers send half of so many arrays each."""
+        """Let both workers send half of so many arrays each."""
         client = self._client
         self._num_messages = max(num_batches // _BATCHES_A_MESSAGE // 2, 1)
         workers = list(client.scheduler_info(n_workers=-1)["workers"])
@@ -245,7 +245,7 @@ def consume(name: str, size: ServiceSize, service: str, job_name: str) -> list[i
 
 
 def read_by(pool: ProcessPoolExecutor, num_consumers: int, name: str, size: Size, client: Client) -> Counter[int]:
-    """Have consumers share a job; return how often each number came."""
+    """Let consumers share a job; return how often each number came."""
     job, address = uuid.uuid4().hex, client.scheduler.address
     futures = [pool.submit(consume, name, size.pipelines, address, job) for _ in range(num_consumers)]
     return Counter(number for future in futures for number in future.result())

@@ -1,4 +1,4 @@
-"""Where the service is."""
+"""The address of the service."""
 
 from __future__ import annotations
 

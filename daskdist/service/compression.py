@@ -1,4 +1,4 @@
-"""How elements are compressed on their way to another host."""
+"""Compression of elements on their way to another host."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def readable(request: str | None, comm: Comm) -> tuple[str, ...]:
 
 
 def compress(comm: Comm, names: tuple[str, ...]) -> None:
-    """Have a comm compress what is worth it, in the first way of those given that is installed here."""
+    """Let a comm compress large messages, by the first of the given methods that is installed here."""
     comm.handshake_options["compression"] = next((name for name in names if name in compressions), None)

@@ -1,4 +1,4 @@
-"""What goes over the connections of the service."""
+"""Messages of the connections of the service."""
 
 from __future__ import annotations
 

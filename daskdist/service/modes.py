@@ -1,4 +1,4 @@
-"""How a job's elements are shared among workers, in TensorFlow's names."""
+"""Policies that share a job's elements among workers, by TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from daskdist.errors import ArgumentError
 
 
 class ShardingPolicy(enum.IntEnum):
-    """What each worker of a job produces; values as in TensorFlow."""
+    """The part of a dataset that each worker of a job produces; values as in TensorFlow."""
 
     OFF = 0
     """Every worker produces the whole dataset, each in its own shuffle order."""

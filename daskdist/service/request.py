@@ -1,4 +1,4 @@
-"""What a program asks of the service, checked."""
+"""Requests of a program to the service, checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TARGETS: Final = ("AUTO", "ANY", "LOCAL")
 
 @dataclass(frozen=True)
 class ServiceRequest:
-    """How a dataset is read from the service; see `Dataset.serve` for what each means.
+    """A request to read a dataset from the service; see `Dataset.serve` for its options.
 
     Raises
     ------

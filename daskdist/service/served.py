@@ -172,7 +172,7 @@ def file_objection(node: Node) -> str | None:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What the service tells of a dataset to those who know its id alone.
+    """The facts of a dataset that the service gives to those who know its id alone.
 
     Parameters
     ----------

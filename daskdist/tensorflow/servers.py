@@ -14,7 +14,7 @@ _PROTOCOLS: Final = {None: "tcp", "grpc": "tcp", "tcp": "tcp", "tls": "tls"}
 
 
 class DispatcherConfig(NamedTuple):
-    """How a `DispatchServer` runs.
+    """Options of a `DispatchServer`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class DispatcherConfig(NamedTuple):
 
 
 class WorkerConfig(NamedTuple):
-    """How a `WorkerServer` runs.
+    """Options of a `WorkerServer`.
 
     Parameters
     ----------

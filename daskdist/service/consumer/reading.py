@@ -1,4 +1,4 @@
-"""What one consumer reads, as a state machine without I/O."""
+"""The reading of one consumer, as a state machine without I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Arrived:
 
     @property
     def is_idle(self) -> bool:
-        """Whether elements wait for a program that has taken none for a while."""
+        """Return whether elements wait for a program that has taken none for a while."""
         has_some = bool(self.parts) or self.in_hand is not None
         return has_some and time.monotonic() - self._taken_at > _IDLE_S
 

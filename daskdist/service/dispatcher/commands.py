@@ -1,4 +1,4 @@
-"""What the dispatcher of the data service knows of requests, and the commands that it gives."""
+"""Requests to the dispatcher of the data service, and the commands that it gives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DatasetEntry:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What all consumers of a job must have in common.
+    """Options that all consumers of a job must have in common.
 
     Parameters
     ----------
@@ -60,13 +60,13 @@ class JobOptions:
 
     @property
     def has_copies(self) -> bool:
-        """Whether each worker produces the whole dataset, and consumers do not mind how many do."""
+        """Return whether each worker produces the whole dataset, and consumers do not mind how many do."""
         return self.mode is ShardingPolicy.OFF and self.num_consumers is None
 
 
 @dataclass(frozen=True)
 class Join:
-    """What a consumer asks for.
+    """A consumer's request.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Join:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a worker needs to produce the elements of a task.
+    """The description of a task, from which a worker produces its elements.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class StartTask:
-    """Have a worker produce the elements of a task."""
+    """Tell a worker to produce the elements of a task."""
 
     worker: str
     spec: TaskSpec
@@ -146,7 +146,7 @@ class StartTask:
 
 @dataclass(frozen=True)
 class StopTask:
-    """Have a worker end a task."""
+    """Tell a worker to end a task."""
 
     worker: str
     task: str

@@ -294,7 +294,7 @@ class Dispatcher:
         return {key: each.saved() if isinstance(each, (Job, Iteration)) else each for key, each in changed.items()}
 
     def note_unwritten(self, changes: Mapping[Key, Any]) -> None:
-        """Have changes that were told be told again, except for what has changed since."""
+        """Repeat the changes that were reported, except for what has changed since."""
         self._changed = {**changes, **self._changed}
 
     def restore(self, state: Mapping[Key, Any]) -> None:

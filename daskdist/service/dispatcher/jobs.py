@@ -131,14 +131,14 @@ class Iteration:
 
     @property
     def is_over(self) -> bool:
-        """Whether all elements were acknowledged."""
+        """Return whether all elements were acknowledged."""
         if self.can_lease or not self.count:
             return False
         return all(task.is_done for task in self.tasks.values())
 
     @property
     def can_lease(self) -> bool:
-        """Whether there are units that were not leased."""
+        """Return whether there are units that were not leased."""
         pieces = self.job.leased_pieces
         return pieces is not None and (pieces[0] == INFINITE or self.next_unit < pieces[0])
 

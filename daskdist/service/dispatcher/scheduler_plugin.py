@@ -111,7 +111,7 @@ class ServiceOnScheduler(SchedulerPlugin):  # type: ignore[misc]
         await self._write_changes()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Have other workers take the tasks of one that is gone."""
+        """Give the tasks of a worker that is gone to others."""
         self._sent.pop(worker, None)
         if not self._is_closing:
             self._carry_out(self.dispatcher.worker_left(worker))

@@ -34,7 +34,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Have a consumer that was away drop elements that others were given meanwhile."""
+    """Tell a consumer that was away to drop elements that others were given meanwhile."""
 
     consumer: str
     pairs: tuple[tuple[int, int], ...]
@@ -72,11 +72,11 @@ Action = Send | Recall | Withdraw | Passed | End | Forget | Done
 
 
 class Delivery(Protocol):
-    """What a producer asks of the ways to deliver the elements of a task."""
+    """The contract between a producer and a way to deliver the elements of a task."""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether more elements are to be produced, as far as consumers are concerned."""
+        """Return whether more elements are to be produced, as far as consumers are concerned."""
         ...
 
     @property

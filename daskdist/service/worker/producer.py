@@ -1,4 +1,4 @@
-"""What a worker does for a task: it produces the elements, keeps them until they are acknowledged, and sends them."""
+"""The producer of a task: it makes the elements, keeps them until they are acknowledged, and sends them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Producer:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the task was stopped."""
+        """Return whether the task was stopped."""
         return self._is_stopped
 
     # --- in the event loop ---
@@ -201,7 +201,7 @@ class Producer:
         self._carry_out(self.delivery.lost(name, done or (), redeliver=is_redelivered))
 
     def tick(self) -> None:
-        """Have consumers that wait get something of the others, and report."""
+        """Move elements from other consumers to those that wait, and report."""
         self._carry_out(self.delivery.tick())
         self.report()
 
