@@ -24,12 +24,14 @@ from daskdist.config import in_bytes, num_threads
 from daskdist.core import cardinality
 from daskdist.core.arguments import numbers, whole_number, whole_numbers, yes_or_no
 from daskdist.core.block import Rows, writable_element
+from daskdist.core.dataset_base import DatasetBase, node_of
 from daskdist.core.failing.failed_elements import is_of_element
 from daskdist.core.functions.user_function import UserFunction, code_of
-from daskdist.core.node import Node, upstream
+from daskdist.core.node import Node, upstream, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall, fresh_seed
 from daskdist.core.spec import (
+    DatasetSpec,
     ElementSpec,
     SpecUnknown,
     TensorSpec,
@@ -38,7 +40,7 @@ from daskdist.core.spec import (
     of_any_rank,
     without_empty_axes,
 )
-from daskdist.core.structure import Nested, Structure
+from daskdist.core.structure import Structure
 from daskdist.display import plan as display
 from daskdist.errors import ArgumentError, UnknownLengthError
 from daskdist.execute.caller import Caller
@@ -112,7 +114,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("daskdist")
 
 
-class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
+class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
     """Elements in order; each a nest (tuple, named tuple, dict) of arrays.
 
     Use a constructor (`range`, `from_tensor_slices`, `from_generator`, `from_dask`, ...) or a reader
@@ -1084,7 +1086,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         [[0, 1, 2], [2, 3, 4], [4]]
         """
         shift = size if shift is None else shift
-        return self._with(Window(self._node, size, shift, stride, drop_remainder, self.of_rows, label=name))
+        return self._with(Window(self._node, size, shift, stride, drop_remainder, self._of_rows, label=name))
 
     def group_by_window(
         self,
@@ -1124,7 +1126,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             raise ArgumentError("group_by_window: give either window_size or window_size_func")
         size = window_size if window_size_func is None else self._function(window_size_func, "group_by_window")
         key, reduce_windows = self._function(key_func, "group_by_window"), self._nested(reduce_func, "group_by_window")
-        return self._with(GroupByWindow(self._node, key, reduce_windows, size, self.of_rows, label=name))  # type: ignore[arg-type]
+        return self._with(GroupByWindow(self._node, key, reduce_windows, size, self._of_rows, label=name))  # type: ignore[arg-type]
 
     def bucket_by_sequence_length(
         self,
@@ -1281,7 +1283,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
             Its elements are not of ``element_spec``.
         """
         loaded = cls._of(ReadFiles((_absolute(path),), Saved(), label=name))
-        found = loaded.spec
+        found = loaded._spec
         if element_spec is not None:
             leaves, structure = Structure.of(element_spec)
             expected = ElementSpec(structure, leaves)
@@ -1700,7 +1702,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     # --- looking ---
 
     def __iter__(self) -> ElementIterator:
-        primitive, options = self.primitive, self.options()
+        primitive, options = self._current_primitive(), self.options()
         return ElementIterator(
             self._caller(),
             primitive,
@@ -1831,7 +1833,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         stages: dict[str, Callable[[], str]] = {
             "pipeline": lambda: display.tree(node, with_notes=True),
             "simplified": lambda: display.tree(simplify(node), with_notes=True),
-            "primitives": lambda: display.primitives(self.primitive),
+            "primitives": lambda: display.primitives(self._current_primitive()),
         }
         if stage is None:
             return "\n".join(f"{name}:\n{show()}" for name, show in stages.items())
@@ -1891,43 +1893,34 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         >>> Dataset.range(5).batch(2).to_dask_array().chunks
         ((2, 2, 1),)
         """
-        return to_dask_array(self._node, self._recorded, self.spec_by(self._caller), self._counted())
+        return to_dask_array(self._node, self._recorded, self._spec_by(self._caller), self._counted())
 
-    # --- for other parts of daskdist ---
+    # --- for the functions of `daskdist.core.dataset_base` and the one below ---
 
-    @property
-    def node(self) -> Node:
-        """The pipeline."""
+    def _current_node(self) -> Node:
         self._follow_code()
         return self._node
 
-    @property
-    def primitive(self) -> Primitive:
-        """The primitives of the pipeline."""
+    def _current_primitive(self) -> Primitive:
         self._follow_code()
         return self._primitive
 
-    @property
-    def spec(self) -> ElementSpec:
-        """`element_spec` as structure and leaves."""
+    def _current_spec(self) -> ElementSpec:
         return self._spec
 
-    @classmethod
-    def of_rows(cls, rows: Any, spec: ElementSpec | None) -> Dataset:
-        """Return the dataset of rows that are in memory, as a window has them."""
-        return cls._of(FromRows(rows, spec))
+    def _computed_rows(self) -> Iterator[Rows]:
+        return rows_of(self._current_primitive())
 
-    def rows(self) -> Iterator[Rows]:
-        """Compute the elements in this thread, as rows."""
-        return rows_of(self.primitive)
+    def _spec_of_leaf(self) -> DatasetSpec:
+        draws = any(node.draws for node in walk(self._current_node()))
+        return DatasetSpec(element=self._spec, make=self._of_rows, draws=draws)
 
-    def spec_by(self, make_caller: Callable[[], Caller]) -> ElementSpec:
-        """Return the spec; where a caller has to make the first elements for it, with the lengths that those share."""
+    def _spec_by(self, make_caller: Callable[[], Caller]) -> ElementSpec:
         known = self._known_spec()
         if not isinstance(known, SpecUnknown):
             return known
         found: ElementSpec | None = None
-        elements = iterate(make_caller(), self.primitive, 0)
+        elements = iterate(make_caller(), self._current_primitive(), 0)
         try:
             for number, element in enumerate(_without_failed(elements, _NUM_LEARNED_FROM)):
                 spec = ElementSpec.of(element)
@@ -1947,6 +1940,10 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         raise UnknownLengthError("the dataset has no elements, and without one the spec of a mapped one is not known")
 
     # --- within ---
+
+    @classmethod
+    def _of_rows(cls, rows: Any, spec: ElementSpec | None) -> Dataset:
+        return cls._of(FromRows(rows, spec))
 
     @classmethod
     def _of(cls, node: Node) -> Dataset:
@@ -2032,7 +2029,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         return target.write(
             spec,
             lambda write: side_outputs_of(
-                self.primitive, write, portions, *self._writers(strategy), epoch=epoch, name=target.operation
+                self._current_primitive(), write, portions, *self._writers(strategy), epoch=epoch, name=target.operation
             ),
         )
 
@@ -2048,7 +2045,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError(f"{operation}: the dataset is endless; use take(n) first")
         # Writers look whether each element is of it.
-        return self.spec_by(self._caller if strategy is None else lambda: strategy.reader(self))
+        return self._spec_by(self._caller if strategy is None else lambda: strategy.reader(self))
 
     def _known_spec(self) -> ElementSpec | SpecUnknown:
         try:
@@ -2061,7 +2058,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
 
     @cached_property
     def _spec(self) -> ElementSpec:
-        spec = self.spec_by(self._caller)
+        spec = self._spec_by(self._caller)
         # Lengths that the first elements have in common, later ones need not have.
         return spec.of_any_shape() if isinstance(self._known_spec(), SpecUnknown) else spec
 
@@ -2104,7 +2101,7 @@ class Dataset(Nested, DaskMethodsMixin):  # type: ignore[misc]
     def _graph(self) -> Recorded:
         if self.cardinality() == cardinality.INFINITE:
             raise UnknownLengthError("an endless dataset has no finite graph; use take(n) first")
-        return record(self.primitive, self._name, 0)
+        return record(self._current_primitive(), self._name, 0)
 
 
 class TensorFlowDataset(Dataset):
@@ -2129,6 +2126,11 @@ class TensorFlowDataset(Dataset):
 _NUM_LEARNED_FROM: Final = 4
 # Elements to draw from where all are wanted and their number is not known.
 _ALL = 2**62
+
+
+def spec_by(dataset: Dataset, make_caller: Callable[[], Caller]) -> ElementSpec:
+    """Return the spec; where a caller has to make the first elements for it, with the lengths that those share."""
+    return dataset._spec_by(make_caller)
 
 
 def _seed(seed: int | None) -> int:
@@ -2156,7 +2158,7 @@ def _nodes(operation: str, datasets: Sequence[Any], name: str | None = None) -> 
             )
     if not datasets:
         raise ArgumentError(f"{operation}: there are no datasets")
-    return tuple(dataset.node for dataset in datasets)
+    return tuple(node_of(dataset) for dataset in datasets)
 
 
 def _as_list(parts: Sequence[Any], is_split: bool, is_writable: bool) -> list[Any]:

@@ -526,6 +526,27 @@ def test_every_public_name_resolves(module):
         _ = module.not_there
 
 
+# The methods that users call, by the sections of the manual.
+PUBLIC_METHODS = """
+    range counter random
+    from_tensors from_tensor_slices from_list from_generator from_dask list_files
+    zip choose_from_datasets sample_from_datasets
+    map filter flat_map interleave enumerate scan reduce
+    take skip take_while shard repeat concatenate unique
+    shuffle global_shuffle rejection_resample prefetch ignore_errors
+    batch padded_batch ragged_batch unbatch rebatch window group_by_window bucket_by_sequence_length
+    cache snapshot save load to_parquet to_tfrecord to_npy to_zarr to_webdataset
+    apply pipe serve with_options options
+    as_numpy_iterator get_single_element element_spec cardinality assert_cardinality fingerprint explain
+    compute persist visualize to_dask_array
+"""
+
+
+@pytest.mark.parametrize("cls", [daskdist.Dataset, daskdist.data.Dataset])
+def test_datasets_show_what_users_call(cls):
+    assert sorted(PUBLIC_METHODS.split()) == [name for name in dir(cls) if not name.startswith("_")]
+
+
 @pytest.mark.parametrize("module", ["daskdist", "daskdist.data", "daskdist.distribute", "daskdist.experimental"])
 def test_dir_shows_public_names_only(module):
     module = importlib.import_module(module)

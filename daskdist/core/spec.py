@@ -11,7 +11,7 @@ import numpy as np
 
 from daskdist.core.block import Block, Bundle, from_items
 from daskdist.core.ragged import Ragged
-from daskdist.core.structure import Leaves, Nested, Structure, as_array, is_plain
+from daskdist.core.structure import Leaves, Nested, Structure, as_array, is_plain, spec_of_nested
 from daskdist.errors import ArgumentError, UserFunctionError
 
 Shape = tuple[int | None, ...]
@@ -53,7 +53,7 @@ class TensorSpec:
     def of(cls, value: Any) -> TensorSpec:
         """Return the spec that fits one leaf."""
         if isinstance(value, Nested):
-            return DatasetSpec.of_dataset(value)
+            return spec_of_nested(value)  # type: ignore[no-any-return]
         if isinstance(value, Ragged):
             return RaggedTensorSpec(value.shape, value.dtype)
         return cls(np.shape(value), value.dtype)
@@ -203,11 +203,6 @@ class DatasetSpec(TensorSpec):
     make: MakeDataset | None = field(default=None, compare=False)
     draws: bool = field(default=False, compare=False)
 
-    @staticmethod
-    def of_dataset(dataset: Any) -> DatasetSpec:
-        """Return the spec that fits a dataset."""
-        return DatasetSpec(element=dataset.spec, make=type(dataset).of_rows, draws=_draws(dataset.node))
-
     @property
     def element_spec(self) -> Any:
         """The specs of an element, in its structure."""
@@ -215,7 +210,7 @@ class DatasetSpec(TensorSpec):
 
     def is_compatible_with(self, other: Any) -> bool:
         if isinstance(other, Nested):
-            other = DatasetSpec.of_dataset(other)
+            other = spec_of_nested(other)
         return isinstance(other, DatasetSpec) and self.most_general_common_spec(other) is not None
 
     def most_general_common_spec(self, other: TensorSpec) -> TensorSpec | None:
@@ -530,7 +525,3 @@ def common_spec(operation: str, inputs: Sequence[Any], *, must_be_known: bool = 
     if common is None:
         raise SpecUnknown(f"{operation}: the spec of no input is known")
     return common
-
-
-def _draws(node: Any) -> bool:
-    return node.draws or any(map(_draws, node.inputs))

@@ -25,6 +25,14 @@ Leaves = tuple[Any, ...]
 class Nested:
     """A dataset that is a leaf of an element, as a window is."""
 
+    def _spec_of_leaf(self) -> Any:
+        raise NotImplementedError
+
+
+def spec_of_nested(dataset: Nested) -> Any:
+    """Return the `DatasetSpec` of a dataset that is a leaf."""
+    return dataset._spec_of_leaf()
+
 
 class Structure:
     """The nesting of the leaves of an element; equal structures compare equal.

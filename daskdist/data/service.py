@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.dataset import Dataset
 from daskdist.service.dispatcher.status import ServiceStatus
 from daskdist.service.modes import CrossTrainerCache as CrossTrainerCache
@@ -69,7 +70,7 @@ def register_dataset(
     from daskdist.service.address import service_address
     from daskdist.service.registry import register
 
-    return register(dataset.node, dataset.spec, service_address(service), compression, dataset_id)
+    return register(node_of(dataset), element_spec_of(dataset), service_address(service), compression, dataset_id)
 
 
 def from_dataset_id(

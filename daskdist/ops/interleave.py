@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskdist.core.arguments import whole_number
+from daskdist.core.dataset_base import primitive_of
 from daskdist.core.primitive import (
     Arrange,
     Context,
@@ -82,7 +83,7 @@ class InterleaveRows:
         element, where = key
         if self.function is None:
             raise TypeError("the datasets' elements are given already")
-        return gathered(self.function.dataset(element, where=lambda: where).primitive)
+        return gathered(primitive_of(self.function.dataset(element, where=lambda: where)))
 
     def open(self, inputs: Sequence[Opener], epoch: Epoch, context: Context) -> Cursor:
         return InterleaveCursor(inputs[0](epoch), self, context, [None] * self.cycle_length)

@@ -5,40 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.dataset_base import DatasetBase, computed_rows, element_spec_of, node_of
 from daskdist.core.functions.user_function import UserFunction, numbers_in
 from daskdist.core.node import ExpandingNode, Facts, Node, walk
 from daskdist.core.primitive import Primitive
 from daskdist.core.randomness.seed import SeedsInCall
 from daskdist.core.spec import DatasetSpec, ElementSpec, MakeDataset, SpecUnknown, learned_spec
-from daskdist.core.structure import Nested
 from daskdist.errors import UserFunctionError
 from daskdist.ops.cache import Cache
 from daskdist.ops.element_words import DrawsForFunction, words_of
 from daskdist.ops.snapshot import Snapshot
 from daskdist.ops.with_options import Options
-
-
-class AnyDataset(Protocol):
-    """The interface of a dataset that a function returns."""
-
-    @property
-    def node(self) -> Node: ...
-
-    @property
-    def primitive(self) -> Primitive: ...
-
-    @property
-    def spec(self) -> ElementSpec: ...
-
-    def rows(self) -> Iterator[Rows]:
-        """Its elements, computed here."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,7 @@ class NestedFunction(UserFunction):
         other.__dict__ = {**self.__dict__, "has_words": True}
         return other
 
-    def dataset(self, *elements: Any, where: Callable[[], str]) -> AnyDataset:
+    def dataset(self, *elements: Any, where: Callable[[], str]) -> DatasetBase:
         """Return the dataset it makes of an element, or of several arguments.
 
         The last may be a pair with its words: they decide the seeds and passes of what draws in the dataset.
@@ -100,14 +83,14 @@ class NestedFunction(UserFunction):
             elements = (*elements[:-1], last)
         with SeedsInCall(elements, words):
             made: Any = self.of(elements, where) if len(elements) > 1 else self(elements[0], where)
-        if not isinstance(made, Nested):
+        if not isinstance(made, DatasetBase):
             raise UserFunctionError(
                 f"{self.operation}: {self.location} returned {type(made).__name__} {made!r:.80}, on {where()}; "
                 "it is to return a Dataset"
             )
         dataset: Any = made
         if words is not None:
-            dataset = dataset.__replace__(node=in_pass(dataset.node, words[0] >> 1))
+            dataset = dataset.__replace__(node=in_pass(node_of(dataset), words[0] >> 1))
         return dataset if self.may_vectorize else dataset.with_options(Options(vectorize=False))  # type: ignore[no-any-return]
 
     def nested_spec(self, source: Node, make: MakeDataset | None = None) -> NestedSpec:
@@ -118,7 +101,7 @@ class NestedFunction(UserFunction):
         return known[1]
 
     def _look(self, source: Node, make: MakeDataset | None) -> NestedSpec:
-        found: list[AnyDataset] = []
+        found: list[DatasetBase] = []
 
         def try_one(unknown: int, value: float | None) -> ElementSpec:
             example = [source.spec.example(unknown, value)]
@@ -128,7 +111,7 @@ class NestedFunction(UserFunction):
             try:
                 made = self.dataset(*example, where=lambda: "a made-up element")
                 found.append(made)
-                return made.spec
+                return element_spec_of(made)
             except SpecUnknown:
                 raise
             except Exception as error:
@@ -148,8 +131,8 @@ class NestedFunction(UserFunction):
             return NestedSpec(SpecUnknown(str(error)), False, True if isinstance(error.__cause__, OSError) else None)
         if not found:
             return NestedSpec(spec, False)
-        nodes = [node for made in found for node in walk(made.node)]
-        is_cheap = all(each.is_cheap for each in nodes) and all(made.node.cardinality != INFINITE for made in found)
+        nodes = [node for made in found for node in walk(node_of(made))]
+        is_cheap = all(each.is_cheap for each in nodes) and all(node_of(made).cardinality != INFINITE for made in found)
         # A dataset that was handed on says nothing where it was made up too.
         is_told = not any(isinstance(leaf, DatasetSpec) for leaf in source.spec.leaves)
         handed_on = any(isinstance(leaf, DatasetSpec) and leaf.draws for leaf in source.spec.leaves)
@@ -222,7 +205,7 @@ class Expansion(DrawsForFunction, ExpandingNode):
             The function fails otherwise.
         """
         try:
-            return self.function.dataset(element, where=lambda: "the first element").node
+            return node_of(self.function.dataset(element, where=lambda: "the first element"))
         except UserFunctionError as error:
             if isinstance(error.__cause__, OSError):
                 return None
@@ -244,9 +227,9 @@ def in_pass(node: Node, number: int) -> Node:
     return replace(drawing, passes=replace(drawing.passes, start=number))  # type: ignore[no-any-return]
 
 
-def reads_files(dataset: AnyDataset) -> bool | None:
+def reads_files(dataset: DatasetBase) -> bool | None:
     """Return whether a dataset reads files; None where that cannot be known."""
-    found = [each.reads_files for each in walk(dataset.node)]
+    found = [each.reads_files for each in walk(node_of(dataset))]
     return True if True in found else None if None in found else False
 
 
@@ -272,14 +255,14 @@ class ExpandRows:
         return merge(parts, rows), np.array(lengths, np.intp)
 
 
-def rows_of(dataset: AnyDataset, function: UserFunction) -> Iterator[Rows]:
+def rows_of(dataset: DatasetBase, function: UserFunction) -> Iterator[Rows]:
     """Compute the elements of a dataset that a function returned."""
-    if dataset.node.cardinality == INFINITE:
+    if node_of(dataset).cardinality == INFINITE:
         raise UserFunctionError(
             f"{function.operation}: {function.location} made an endless dataset of one element, and a finite one of "
             "a made-up element; use take(n) in it"
         )
-    return dataset.rows()
+    return computed_rows(dataset)
 
 
 def elements_of(rows: Rows) -> list[Any]:

@@ -17,7 +17,8 @@ def level(node: Node) -> int:
     """Return the depth of batching of a node's elements: 0 for elements of its sources, 1 for batches of them.
 
     >>> from daskdist import Dataset
-    >>> level(Dataset.range(8).batch(2).batch(2).unbatch().node)
+    >>> from daskdist.core.dataset_base import node_of
+    >>> level(node_of(Dataset.range(8).batch(2).batch(2).unbatch()))
     1
     """
     return max(max(map(level, node.inputs), default=0) + node.facts.levels, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.dataset import Dataset, TensorFlowDataset
 from daskdist.errors import ArgumentError
 from daskdist.service.address import service_address
@@ -47,7 +48,7 @@ def register_dataset(
     service: Any, dataset: Dataset, compression: str | None = "AUTO", dataset_id: str | None = None
 ) -> str:
     """Register a dataset with the service; see `daskdist.data.service.register_dataset`."""
-    return register(dataset.node, dataset.spec, service_address(service), compression, dataset_id)
+    return register(node_of(dataset), element_spec_of(dataset), service_address(service), compression, dataset_id)
 
 
 def from_dataset_id(

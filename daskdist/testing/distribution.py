@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskdist.core.cardinality import UNKNOWN
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import walk
 from daskdist.core.randomness.pass_numbers import PassCounter
 from daskdist.core.spec import PerReplicaSpec, TensorSpec
@@ -94,7 +95,7 @@ def afresh(dataset: Dataset) -> Dataset:
             return node
         return replace(node, passes=replace(passes, counter=counters[passes.counter]))
 
-    return Dataset(visit(dataset.node))
+    return Dataset(visit(node_of(dataset)))
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Outcome:
         distributed = strategy.distribute_dataset(afresh(dataset))
         steps = [strategy.local_results(step) for step in distributed]
         numbers = [sum(r.worker == worker for r in strategy.replicas) for worker in strategy.workers]
-        pipeline = " of ".join(map(str, walk(dataset.node)))
+        pipeline = " of ".join(map(str, walk(node_of(dataset))))
         policy = distributed.sharding.policy.name
         return cls(f"{pipeline} by {policy}, replicas {numbers}", distributed, steps)
 

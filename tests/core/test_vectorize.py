@@ -24,6 +24,7 @@ from hypothesis.extra import numpy as hnp
 
 from daskdist import Dataset, Options
 from daskdist.core.block import Batches, Block, Bundle
+from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import SpecUnknown
@@ -736,7 +737,7 @@ def test_comparison_finds_what_differs(num_rows, wrong, monkeypatch):
     for _ in range(2):
         # For good.
         is_row_by_row(_rounded, rows, "results differed on the first block")
-    assert Map(Dataset.from_tensor_slices(rows.leaves[0]).node, UserFunction(_rounded, "map")).note == (
+    assert Map(node_of(Dataset.from_tensor_slices(rows.leaves[0])), UserFunction(_rounded, "map")).note == (
         "row by row: results differed on the first block"
     )
 
@@ -857,11 +858,11 @@ def test_results_cannot_be_written_to_and_own_their_rows():
 
 
 def mapped(ds, function, vectorized=None):
-    return Dataset(Map(ds.node, UserFunction(function, "map"), vectorized))
+    return Dataset(Map(node_of(ds), UserFunction(function, "map"), vectorized))
 
 
 def filtered(ds, predicate, vectorized=None):
-    return Dataset(Filter(ds.node, UserFunction(predicate, "filter"), vectorized))
+    return Dataset(Filter(node_of(ds), UserFunction(predicate, "filter"), vectorized))
 
 
 def num_calls(function, run):
@@ -956,16 +957,16 @@ def test_functions_travel():
     ],
 )
 def test_note(function, note):
-    found = Map(Dataset.range(5).node, UserFunction(function, "map")).note
+    found = Map(node_of(Dataset.range(5)), UserFunction(function, "map")).note
     assert found.endswith(note) if note.startswith("raises") else found == note
-    assert Filter(Dataset.range(5).node, UserFunction(function, "filter")).note == found
+    assert Filter(node_of(Dataset.range(5)), UserFunction(function, "filter")).note == found
 
 
 def test_note_of_what_is_not_known():
     user = UserFunction(lambda x: x + 1, "map")
 
     def note(ds, vectorized=None):
-        return Map(ds.node, user, vectorized).note
+        return Map(node_of(ds), user, vectorized).note
 
     ds = Dataset.range(5)
     assert note(ds.batch(2)) == "row by row: its elements are batches"
@@ -1011,8 +1012,8 @@ def test_explain_tells_of_blocks_that_were_computed_row_by_row(caplog):
 
 def test_arguments_of_a_node_are_shown_where_given():
     user = UserFunction(np.negative, "map")
-    assert "vectorized" not in str(Map(Dataset.range(5).node, user))
-    assert "vectorized=True" in str(Map(Dataset.range(5).node, user, True))
+    assert "vectorized" not in str(Map(node_of(Dataset.range(5)), user))
+    assert "vectorized=True" in str(Map(node_of(Dataset.range(5)), user, True))
 
 
 # --- functions that are given whole blocks ---
@@ -1057,7 +1058,7 @@ def test_an_error_of_a_block_says_which():
     with pytest.raises(UserFunctionError, match=r"map: .* raised ZeroDivisionError: .* on 9 rows of "):
         list(at_once(Dataset.range(9), lambda x: 1 // 0))
     with pytest.raises(SpecUnknown, match="on two made-up rows"):
-        _ = at_once(Dataset.range(9), lambda x: 1 // 0).node.spec
+        _ = node_of(at_once(Dataset.range(9), lambda x: 1 // 0)).spec
 
 
 def test_rows_of_different_lengths_are_given_as_such():

@@ -12,6 +12,7 @@ from conftest import mirrored, threads_of_passes
 
 import daskdist
 from daskdist import Dataset, Options, TensorSpec
+from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.primitive import Exhausted, NotReady
 from daskdist.execute.stream.element_puller import ElementPuller
@@ -170,7 +171,7 @@ def test_a_position_is_behind_what_was_handed_out_only():
 
 def reader_of(generator, limit_bytes=2**20, *, is_ahead=False):
     spec = Dataset.from_generator(generator, output_signature=NUMBER).element_spec
-    node = Dataset.from_generator(generator, output_signature=NUMBER).node
+    node = node_of(Dataset.from_generator(generator, output_signature=NUMBER))
     assert spec == NUMBER
     return ElementReader(
         lambda: Generated(UserFunction(generator, "from_generator"), (), node.spec), limit_bytes, is_ahead=is_ahead
@@ -257,7 +258,7 @@ def test_a_puller_tells_the_end_and_what_failed():
         yield np.int64(7)
         raise KeyError("of the generator's")
 
-    node = Dataset.from_generator(fails, output_signature=NUMBER).node
+    node = node_of(Dataset.from_generator(fails, output_signature=NUMBER))
     puller = ElementPuller(lambda: Generated(UserFunction(fails, "from_generator"), (), node.spec), 2**20)
     assert values(puller.take(5, wait=True)) == [7]
     with pytest.raises(daskdist.errors.UserFunctionError, match=r"of the generator's.*at element 1"):

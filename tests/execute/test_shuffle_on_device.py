@@ -20,6 +20,7 @@ from strict_device import LIMITS, TAKEN, StrictDevice, StrictStream
 
 from daskdist import Dataset, DeviceAssignment, MirroredStrategy, MultiWorkerMirroredStrategy, Options
 from daskdist.core.block import Block
+from daskdist.core.dataset_base import node_of
 from daskdist.core.selection import lazy_shuffle, permutation
 from daskdist.core.selection.block_ref import BlockRef
 from daskdist.core.selection.groups import Groups
@@ -62,8 +63,8 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _by_steps(dataset: Dataset, epoch: int, names: Sequence[str], caller: Any = None) -> list[list[Any]]:
     """What each consumer is given, step by step, as leaves; None where that has no rows."""
-    primitive = plan(dataset.node)
-    caller = caller or local_caller(dataset.node)
+    primitive = plan(node_of(dataset))
+    caller = caller or local_caller(node_of(dataset))
     hooks = device_gathers(list(map(device, names)), primitive)
     builder = BundleBuilder(Interpreter(caller), primitive, (epoch,), (None,) * len(names), device_gathers=hooks)
     found = []
@@ -213,8 +214,8 @@ def test_rows_of_different_lengths_stay_on_the_host() -> None:
 
 def test_what_is_computed_at_the_end_stays_on_the_host() -> None:
     dataset = Dataset.range(100).shuffle(10, seed=1).batch(8).map(lambda x: x + 1)
-    assert device_gathers([StrictDevice(0)], plan(dataset.node)) == []
-    assert device_gathers([device("CPU:0")], plan(dataset.node.source)) == []  # type: ignore[attr-defined]
+    assert device_gathers([StrictDevice(0)], plan(node_of(dataset))) == []
+    assert device_gathers([device("CPU:0")], plan(node_of(dataset).source)) == []  # type: ignore[attr-defined]
 
 
 class Counting(Now):
@@ -261,7 +262,7 @@ def test_memory_comes_back_while_blocks_go_and_at_the_end() -> None:
     rows = np.arange(20_000).repeat(100).reshape(-1, 100)
     parts = [Dataset.from_tensor_slices(rows[start : start + 200]) for start in range(0, 20_000, 200)]
     dataset = functools.reduce(Dataset.concatenate, parts).shuffle(600, seed=1).batch(50)
-    primitive = plan(dataset.node)
+    primitive = plan(node_of(dataset))
     hooks = device_gathers([StrictDevice(0)], primitive)
     builder = BundleBuilder(Interpreter(Counting()), primitive, (0,), device_gathers=hooks)
     for _ in builder:
@@ -489,11 +490,11 @@ def test_large_rows_go_up_in_pieces() -> None:
 
 def test_what_stays_on_the_host_is_told() -> None:
     dataset = Dataset.from_tensor_slices({"a": np.arange(4), "b": np.array(["x"] * 4)}).batch(2)
-    assert ", except ['b'], on the host" in describe_row_order(plan(dataset.node), dataset.node.spec)
+    assert ", except ['b'], on the host" in describe_row_order(plan(node_of(dataset)), node_of(dataset).spec)
     numbers = Dataset.range(4).batch(2)
-    assert describe_row_order(plan(numbers.node), numbers.node.spec) == "rows are put in order on the devices"
+    assert describe_row_order(plan(node_of(numbers)), node_of(numbers).spec) == "rows are put in order on the devices"
     mapped = numbers.map(lambda x: x)
-    assert "on the host, because map computes" in describe_row_order(plan(mapped.node), mapped.node.spec)
+    assert "on the host, because map computes" in describe_row_order(plan(node_of(mapped)), node_of(mapped).spec)
 
 
 def _strategy_steps(distributed: Any) -> list[Any]:
@@ -629,7 +630,7 @@ class TestEmpty:
     @pytest.mark.parametrize("name", PIPELINES)
     def test_the_same_elements_in_memory_that_was_asked_for(self, name: str) -> None:
         dataset = PIPELINES[name]()
-        primitive = plan(dataset.node)
+        primitive = plan(node_of(dataset))
         made: list[Any] = []
 
         def empty(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -656,5 +657,5 @@ class TestEmpty:
             kinds.add(dtype.kind)
             return np.empty(shape, dtype)
 
-        list(BundleBuilder(Interpreter(Now()), plan(dataset.node), (0,), empty=empty))
+        list(BundleBuilder(Interpreter(Now()), plan(node_of(dataset)), (0,), empty=empty))
         assert kinds == {"i"}

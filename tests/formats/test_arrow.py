@@ -17,6 +17,7 @@ import pytest
 from conftest import TESTS
 
 from daskdist import TensorSpec, errors, read_arrow, read_files
+from daskdist.core.dataset_base import node_of
 from daskdist.formats.arrow.arrow_format import Arrow
 from daskdist.formats.arrow.arrow_messages import index_of
 from daskdist.storage.schema_check import FirstFile
@@ -134,7 +135,7 @@ def test_flights():
     assert (int(batch["delay"].sum(dtype=int)), int(batch["distance"].sum(dtype=int))) == (45441, 1817226)
     with dask.config.set({"daskdist.split-bytes": 1000}):
         small = read_arrow(FLIGHTS, {"x": ["delay", "distance"]})
-        assert len(small.node.splits()) == 8
+        assert len(node_of(small).splits()) == 8
         np.testing.assert_array_equal(next(iter(small.batch(5000)))["x"][:, 1], batch["distance"])
 
 
@@ -252,7 +253,7 @@ def test_files_elsewhere(tmp_path):
             fs.pipe(f"/arrow/a{end}", Path(path).read_bytes())
             url = f"memory://arrow/a{end}"
             with dask.config.set({"daskdist.split-bytes": 10}):
-                assert len(read_arrow(url).node.splits()) == 3
+                assert len(node_of(read_arrow(url)).splits()) == 3
                 assert [int(x) for x in read_arrow(url, "n")] == list(range(30))
         assert [int(x["n"]) for x in read_arrow("memory://arrow")] == list(range(30)) * 2
         assert [int(x["n"]) for x in read_files("memory://arrow/a.arrows")] == list(range(30))

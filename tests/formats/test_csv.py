@@ -21,6 +21,7 @@ from conftest import TESTS
 
 import daskdist
 from daskdist import TensorSpec, errors, read_csv, read_files
+from daskdist.core.dataset_base import node_of
 from daskdist.formats.csv.csv_format import Csv, Schema
 from daskdist.formats.csv.dialect import Dialect
 from daskdist.formats.csv.fields import fields_in
@@ -620,7 +621,7 @@ def test_a_wide_file(tmp_path):
     with dask.config.set({"daskdist.split-bytes": "128 KiB"}):
         ds = read_csv(path, {"x": [f"c{k}" for k in range(num_columns)], "y": "c5"})
         # Each column takes its time in each split, however few rows there are: those are no smaller than others.
-        assert len(ds.node.splits()) == -(-Path(path).stat().st_size // 2**17)
+        assert len(node_of(ds).splits()) == -(-Path(path).stat().st_size // 2**17)
         (batch,) = ds.batch(40)
     np.testing.assert_array_equal(batch["x"], values)
     np.testing.assert_array_equal(batch["y"], values[:, 5])
@@ -673,7 +674,7 @@ def test_a_column_that_is_all_wrong_is_left_out_in_time(tmp_path):
 def test_notes_say_what_was_left_out(tmp_path):
     path = write(tmp_path, "a,b\n1,2\n3\nx,4\n,5\n")
     ds = read_csv(path, dtypes={"a": "int64"})
-    form, (split,) = ds.node.format, ds.node.splits()
+    form, (split,) = node_of(ds).format, node_of(ds).splits()
     notes = sorted(map(str, form.read_valid_rows(split).skipped))
     assert notes == [
         f"row 1 of {split.label}: 1 fields, not 2: '3'",

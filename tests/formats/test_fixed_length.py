@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daskdist import TensorSpec, data, errors, read_fixed_length
+from daskdist.core.dataset_base import node_of
 from daskdist.formats.fixed_length import FixedLength
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
@@ -163,7 +164,7 @@ def test_records_are_counted_before_they_are_read(path):
     with dask.config.set({"daskdist.split-bytes": 4}):
         ds = read_fixed_length(path, 2, header_bytes=2)
         assert ds.cardinality() == 5
-        assert [split.num_rows for split in ds.node.splits()] == [2, 2, 1]
+        assert [split.num_rows for split in node_of(ds).splits()] == [2, 2, 1]
     assert records_of(ds.skip(4)) == [b"FF"]
 
 
@@ -185,7 +186,7 @@ def test_records_as_views_of_what_was_read(tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(range(21)))
     ds = read_fixed_length(tmp_path / "a.bin", 7, dtype)
     assert ds.element_spec == {"label": TensorSpec((), "uint8"), "image": TensorSpec((2, 3), "uint8")}
-    block = ds.node.format.read(ds.node.splits()[0])
+    block = node_of(ds).format.read(node_of(ds).splits()[0])
     leaves = block.structure.pack(block.leaves)
     assert leaves["label"].tolist() == [0, 7, 14]
     assert leaves["image"].strides[0] == 7

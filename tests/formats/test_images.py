@@ -17,6 +17,7 @@ from PIL import Image
 
 import daskdist
 from daskdist import TensorSpec, class_names_of, errors, read_images
+from daskdist.core.dataset_base import node_of
 from daskdist.core.primitive import Split
 from daskdist.formats.images import Images
 from daskdist.storage.grouped_splits import GroupedSplits
@@ -275,10 +276,10 @@ def test_many_files_are_few_calls_and_list_fast(tmp_path):
     ds = read_images(tmp_path, resize=(2, 2))
     assert ds.cardinality() == 2000
     assert time.perf_counter() - start < 3
-    assert len(ds.node.splits()) == 2000
-    read = ds.node.lower(())
+    assert len(node_of(ds).splits()) == 2000
+    read = node_of(ds).lower(())
     assert len(read.splits()) == -(-2000 // 64)
-    assert len(ds.node.lower(()).function(read.splits()[0])) == 64
+    assert len(node_of(ds).lower(()).function(read.splits()[0])) == 64
 
 
 def owner_of(array):
@@ -313,7 +314,7 @@ def test_where_the_first_is_large_the_others_take_their_own_size(tmp_path):
 
 
 def test_each_worker_reads_its_own_files(folder):
-    node = read_images(folder).node
+    node = node_of(read_images(folder))
     labels = []
     for index in range(2):
         share = node.shard_of_files(index, 2, by_split=False)

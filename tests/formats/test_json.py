@@ -15,6 +15,7 @@ import pytest
 from conftest import TESTS
 
 from daskdist import TensorSpec, errors, read_files, read_json
+from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.formats.json.json_format import Json
 from daskdist.storage.schema_check import FirstFile
 from daskdist.testing import FormatLaws
@@ -368,12 +369,12 @@ def test_the_first_file_tells_the_types_and_workers_do_not_ask_again(write, monk
     paths = [write("", "a.jsonl"), write('{"a": 1}\n', "b.jsonl"), write('[{"a": 2.5}]', "c.json")]
     ds = read_json(paths[:2], "a")
     assert [int(each) for each in ds] == [1]
-    form = ds.node.format
+    form = node_of(ds).format
     assert form.schema is not None
     moved = pickle.loads(pickle.dumps(form))
     monkeypatch.setattr(Json, "_kind", None)
-    assert moved.spec(paths[2]) == ds.spec
-    (split,) = moved.list_splits(paths[2], 0, FirstFile(paths[1], ds.spec))
+    assert moved.spec(paths[2]) == element_spec_of(ds)
+    (split,) = moved.list_splits(paths[2], 0, FirstFile(paths[1], element_spec_of(ds)))
     with pytest.raises(errors.FileError, match=r"c\.json as a whole: object 0 of it.*dtypes={'a': 'float64'}"):
         moved.read(split)
 

@@ -14,6 +14,7 @@ import pytest
 
 from daskdist import TensorSpec, errors, read_files, read_npy
 from daskdist.core.block import Bundle, from_items
+from daskdist.core.dataset_base import node_of
 from daskdist.core.spec import ElementSpec, RaggedTensorSpec
 from daskdist.core.structure import LONE, Structure
 from daskdist.formats import npy
@@ -335,7 +336,7 @@ def test_remote_files(order, save, tmp_path):
     try:
         with dask.config.set({"daskdist.split-bytes": 100}):
             ds = read_npy("memory://npy/a.np?", "x" if save else None)
-            num_splits = len(ds.node.splits())
+            num_splits = len(node_of(ds).splits())
         assert num_splits == (5 if order == "C" and save is not np.savez_compressed else 1)
         np.testing.assert_array_equal(np.array(list(ds)), array)
     finally:

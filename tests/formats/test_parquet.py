@@ -18,6 +18,7 @@ import pytest
 
 from daskdist import Dataset, Options, errors, read_parquet, read_text
 from daskdist.core.cardinality import UNKNOWN as UNKNOWN_CARDINALITY
+from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.core.spec import ElementSpec, TensorSpec
 from daskdist.core.structure import Structure
 from daskdist.formats.parquet import Parquet
@@ -84,8 +85,8 @@ def test_columns_make_elements(path, columns, first, spec):
     element = list(ds)[1]
     leaves, structure = Structure.of(first)
     assert type(element) is type(first)
-    assert ds.spec.structure == structure
-    for found, expected, said in zip(structure.leaves_of(element), leaves, ds.spec.leaves, strict=True):
+    assert element_spec_of(ds).structure == structure
+    for found, expected, said in zip(structure.leaves_of(element), leaves, element_spec_of(ds).leaves, strict=True):
         np.testing.assert_array_equal(found, expected)
         assert type(found) is type(expected)
         # What is said of an element is what it is.
@@ -93,7 +94,7 @@ def test_columns_make_elements(path, columns, first, spec):
         assert isinstance(found, str) or said.dtype == found.dtype
     assert spec is None or ds.element_spec == spec
     batch = next(iter(ds.batch(7)))
-    assert ds.batch(7, drop_remainder=True).spec == ElementSpec.of(batch)
+    assert element_spec_of(ds.batch(7, drop_remainder=True)) == ElementSpec.of(batch)
 
 
 def test_all_columns_in_the_order_of_the_file(path):
@@ -184,8 +185,8 @@ def test_text_of_different_lengths_goes_through_a_map(tmp_path):
 def test_structures_are_those_of_other_sources(path):
     ds = read_parquet(path, {"x": ["i", "f"], "y": "i"})
     other = Dataset.from_tensor_slices({"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.int16)})
-    assert ds.spec == other.spec
-    assert ds.map(lambda row: row).spec == ds.spec
+    assert element_spec_of(ds) == element_spec_of(other)
+    assert element_spec_of(ds.map(lambda row: row)) == element_spec_of(ds)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,7 @@ def test_filters_keep_rows_and_leave_groups_unread(sorted_path, filters, keeps, 
     ds = read_parquet(sorted_path, "n", filters)
     assert [int(x) for x in ds] == expected
     assert [int(x) for batch in ds.batch(7) for x in batch] == expected
-    assert len(ds.node.splits()) == num_groups
+    assert len(node_of(ds).splits()) == num_groups
     # What is filtered by does not have to be asked for, and can be.
     assert [str(row["word"]) for row in read_parquet(sorted_path, ["n", "word"], filters)] == [
         words[k % 4] for k in expected
@@ -450,7 +451,7 @@ def test_directories_make_columns(hive):
 def test_filters_by_directories_leave_files_unread(hive, filters, expected, num_splits):
     ds = read_parquet(hive, "n", filters)
     assert [int(x) for x in ds] == expected
-    assert len(ds.node.splits()) == num_splits
+    assert len(node_of(ds).splits()) == num_splits
 
 
 def test_a_column_of_a_file_wins_over_its_directory(tmp_path):

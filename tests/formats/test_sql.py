@@ -21,6 +21,7 @@ import pytest
 from dask.base import tokenize
 
 from daskdist import Ragged, TensorSpec, errors, read_files, read_sql
+from daskdist.core.dataset_base import node_of
 from daskdist.data import experimental
 from daskdist.formats.sql.login import Login
 from daskdist.formats.sql.sql_format import Sql
@@ -51,7 +52,7 @@ def given(ds, name):
 
 
 def labels(ds):
-    return [split.label for split in ds.node.splits()]
+    return [split.label for split in node_of(ds).splits()]
 
 
 class TestSqlite(FormatLaws):
@@ -130,13 +131,13 @@ def test_numbers_are_cut_into_ranges_of_one_width(tmp_path):
     where = f"{path} table 't', i"
     parts = ["below 25", "from 25 below 50", "from 50 below 75", "from 75", "null"]
     assert labels(ds) == [f"{where} {part}" for part in parts]
-    assert [len(ds.node.format.read(split)) for split in ds.node.splits()] == [3, 0, 0, 2, 1]
+    assert [len(node_of(ds).format.read(split)) for split in node_of(ds).splits()] == [3, 0, 0, 2, 1]
 
 
 def test_text_is_cut_where_rows_are(tmp_path):
     path = table(tmp_path, "TEXT", list("aabbccdd"))
     ds = read_sql("t", path, "i", rows_per_split=3)
-    assert [len(ds.node.format.read(split)) for split in ds.node.splits()] == [2, 4, 2]
+    assert [len(node_of(ds).format.read(split)) for split in node_of(ds).splits()] == [2, 4, 2]
     assert labels(ds)[1] == f"{path} table 't', i from b below d"
 
 
@@ -147,7 +148,7 @@ def test_splits_are_of_the_usual_size(tmp_path):
     with dask.config.set({"daskdist.split-bytes": "11 kB"}):
         ds = read_sql("t", path)
         assert len(labels(ds)) == 10
-        assert [split.num_bytes for split in ds.node.splits()] == [10_800] * 10
+        assert [split.num_bytes for split in node_of(ds).splits()] == [10_800] * 10
     assert given(ds, "id") == list(range(1000))
 
 
@@ -164,7 +165,7 @@ def test_a_key_of_two_columns_orders(tmp_path):
     path = database(tmp_path / "a.db", "CREATE TABLE t (s TEXT, n INTEGER, PRIMARY KEY (s, n)) WITHOUT ROWID", t=rows)
     ds = read_sql("t", path, columns="n", num_splits=2)
     assert [int(n) for n in ds] == [1, 2, 1, 2, 0]
-    assert [len(ds.node.format.read(split)) for split in ds.node.splits()] == [2, 3]
+    assert [len(node_of(ds).format.read(split)) for split in node_of(ds).splits()] == [2, 3]
 
 
 def test_limits_leave_rows_out(tmp_path):
@@ -211,17 +212,17 @@ def test_a_url_or_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for connection in (path, Path(path), "t.db", f"sqlite:///{path}", "sqlite:///t.db", "sqlite+pysqlite:///t.db"):
         ds = read_sql("t", connection)
-        assert ds.node.paths == (path,)
+        assert node_of(ds).paths == (path,)
         assert given(ds, "i") == [1]
     ds = read_sql("main.t", "sqlite:///t.db?timeout=3")
-    assert ds.node.paths == (f"sqlite:///{path}?timeout=3",)
+    assert node_of(ds).paths == (f"sqlite:///{path}?timeout=3",)
     assert given(ds, "i") == [1]
     ds = read_sql("t", path, engine_options={"connect_args": {"timeout": 3}})
     monkeypatch.chdir("/")
     assert given(ds, "i") == [1]
-    assert ds.node.state() == [None]
+    assert node_of(ds).state() == [None]
     status = os.stat(path)
-    assert read_sql("t", path).node.state() == [(status.st_size, status.st_mtime_ns, status.st_ctime_ns)]
+    assert node_of(read_sql("t", path)).state() == [(status.st_size, status.st_mtime_ns, status.st_ctime_ns)]
 
 
 def test_a_file_of_one_table_is_told_by_its_first_bytes(tmp_path):
@@ -427,10 +428,10 @@ def test_a_table_that_changed_since(tmp_path):
     database(path, "CREATE TABLE t (n TEXT, i TEXT)")
     database(path, "INSERT INTO t VALUES ('a', 'b')")
     ds = read_sql("t", path)
-    splits = list(ds.node.splits())
+    splits = list(node_of(ds).splits())
     database(path, "DROP TABLE t")
     with pytest.raises(errors.FileError, match=r"table 't', rowid of any value: cannot be read: no such table"):
-        ds.node.format.read(splits[0])
+        node_of(ds).format.read(splits[0])
 
 
 # --- secrets ---
@@ -676,10 +677,10 @@ def test_postgresql_rows_come_by_a_cursor_and_no_connection_stays(rows):
 
 def test_postgresql_passwords_are_not_shown(rows):
     ds = read_sql("rows", rows.url, num_splits=3).batch(2)
-    shown = f"{ds!r} {ds.node} {ds.node.source!r} {ds.explain()}"
+    shown = f"{ds!r} {node_of(ds)} {node_of(ds).source!r} {ds.explain()}"
     assert "sesame" not in shown
-    assert "me:***@/postgres" in f"{ds.node.source}"
-    assert all("sesame" not in split.label + split.path for split in ds.node.source.splits())
+    assert "me:***@/postgres" in f"{node_of(ds).source}"
+    assert all("sesame" not in split.label + split.path for split in node_of(ds).source.splits())
     with pytest.raises(errors.FileError, match="password authentication failed") as caught:
         read_sql("rows", rows.url.replace("open%20sesame", "shut%20sesame"))
     assert "sesame" not in str(caught.value)
@@ -702,15 +703,15 @@ def test_postgresql_a_session_that_ends_in_the_middle(rows):
 
 def test_postgresql_a_server_that_stops(rows):
     ds = read_sql("rows", rows.url, num_splits=3)
-    splits = list(ds.node.splits())
-    assert len(ds.node.format.read(splits[0])) == 333
+    splits = list(node_of(ds).splits())
+    assert len(node_of(ds).format.read(splits[0])) == 333
     rows.stop()
     try:
         with pytest.raises(errors.FileError, match=r"table 'rows', id from 333 below 666: cannot be read"):
-            ds.node.format.read(splits[1])
+            node_of(ds).format.read(splits[1])
     finally:
         rows.start()
-    assert len(ds.node.format.read(splits[1])) == 333
+    assert len(node_of(ds).format.read(splits[1])) == 333
 
 
 @pytest.mark.cluster

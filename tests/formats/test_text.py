@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from daskdist import TensorSpec, data, errors, read_text
+from daskdist.core.dataset_base import node_of
 from daskdist.formats.text import Lines, Text
 from daskdist.storage import byte_ranges
 from daskdist.storage.schema_check import FirstFile
@@ -135,7 +136,7 @@ def test_compressed_files_are_read_in_parts(tmp_path, end, split_bytes):
     with dask.config.set({"daskdist.split-bytes": split_bytes}):
         ds = read_text(path)
         assert list(ds) == lines
-        num_splits = len(ds.node.splits())
+        num_splits = len(node_of(ds).splits())
         assert num_splits == -(-path.stat().st_size // (10_000 // 8)) if split_bytes == "10 kB" else num_splits == 1
         # Two passes at once, and one in the middle of the other.
         pairs = list(data.Dataset.zip(ds, ds.skip(3)))

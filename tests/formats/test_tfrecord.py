@@ -21,6 +21,7 @@ from conftest import TESTS
 import daskdist
 from daskdist import Dataset, FixedLenFeature, TensorSpec, VarLenFeature, data, errors, read_files, read_tfrecord
 from daskdist.core.block import Block
+from daskdist.core.dataset_base import node_of
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import Structure
 from daskdist.formats.tfrecord import crc, record_index
@@ -307,7 +308,7 @@ def test_an_index_is_kept_beside(tmp_path, monkeypatch):
     with dask.config.set({"daskdist.split-bytes": "100 kB"}):
         ds = read_tfrecord(path, index=True)
         assert ds.cardinality() == 20
-        splits = ds.node.splits()
+        splits = node_of(ds).splits()
     assert sum(split.num_rows for split in splits) == 20
     assert len(splits) > 4
     assert records_of(ds) == records

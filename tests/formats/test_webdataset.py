@@ -25,6 +25,7 @@ from PIL import Image
 
 import daskdist
 from daskdist import Dataset, TensorSpec, errors, read_webdataset
+from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.core.spec import ElementSpec
 from daskdist.formats.decoding import Decoding
 from daskdist.formats.webdataset.tar import Samples
@@ -309,7 +310,7 @@ def test_fields(tmp_path, field, content, expected):
             assert value == expected
         else:
             daskdist.testing.same_elements([value], [expected])
-    assert ElementSpec.of(next(iter(ds))).most_general_common_spec(ds.spec) is not None
+    assert ElementSpec.of(next(iter(ds))).most_general_common_spec(element_spec_of(ds)) is not None
 
 
 @pytest.mark.parametrize(
@@ -565,9 +566,9 @@ def test_a_damaged_header_costs_its_sample(tmp_path, split_bytes):
         iterator = iter(ds.ignore_errors())
         assert [row["__key__"] for row in iterator] == ["0", "1", "2", "4", "5"]
         assert iterator.stats()["num_skipped"] >= 2
-        first = next(split for split in ds.node.splits() if split.payload.range.stop > at)
+        first = next(split for split in node_of(ds).splits() if split.payload.range.stop > at)
         with pytest.raises(errors.FileError, match=f"at byte {at}: there is no header of a member|lacks|has no field"):
-            ds.node.format.read(first)
+            node_of(ds).format.read(first)
 
 
 @pytest.mark.parametrize("cut", [-10240, -20000, -10241, 30_000, 512, 700])
@@ -722,7 +723,7 @@ def test_many_archives_list_fast(tmp_path):
         (tmp_path / f"{number:04d}.tar").write_bytes(content)
     start = time.perf_counter()
     ds = read_webdataset(tmp_path)
-    assert len(ds.node.splits()) == 1001
+    assert len(node_of(ds).splits()) == 1001
     assert time.perf_counter() - start < 5
 
 
@@ -759,10 +760,10 @@ def test_an_archive_in_an_archive_of_another_kind(tmp_path):
 def written(tmp_path, rows, name="w.tar"):
     form = WebDataset(image_mode=None)
     ds = Dataset.from_tensor_slices(rows)
-    form.check(ds.spec)
+    form.check(element_spec_of(ds))
     path = tmp_path / name
     with path.open("wb") as file:
-        (block,) = [ds.node.lower(()).function(split) for split in ds.node.splits()]
+        (block,) = [node_of(ds).lower(()).function(split) for split in node_of(ds).splits()]
         form.write(block, file)
     return path
 

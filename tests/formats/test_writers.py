@@ -24,6 +24,7 @@ from dask.utils import parse_bytes
 import daskdist
 from daskdist import Dataset, Options, Ragged, TensorSpec, errors, read_parquet
 from daskdist.core.block import Block, Bundle
+from daskdist.core.dataset_base import element_spec_of
 from daskdist.core.spec import RaggedTensorSpec
 from daskdist.core.structure import Structure
 from daskdist.execute.callers.choose import using
@@ -299,7 +300,7 @@ def test_elements_that_differ_in_kind(tmp_path, second, message):
 
 
 def test_rows_that_are_not_of_the_spec():
-    spec = Dataset.from_tensor_slices({"x": np.zeros((2, 3))}).spec
+    spec = element_spec_of(Dataset.from_tensor_slices({"x": np.zeros((2, 3))}))
     other = Block(Structure.of({"y": 0})[1], [np.zeros((2, 3))])
     with pytest.raises(errors.ArgumentError, match=r"elements are \{'y': value\}, and \{'x': value\} is expected"):
         table_of(other, spec)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from daskdist import Dataset, TensorSpec
+from daskdist.core.dataset_base import node_of
 from daskdist.errors import ArgumentError, UserFunctionError
 from daskdist.testing.equality import same_elements
 
@@ -62,7 +63,7 @@ def test_a_data_array_along_its_first_dimension():
     ds = Dataset.from_dask(array)
     assert ds.element_spec == TensorSpec((2, 2), "int64")
     assert ds.cardinality() == 6
-    assert [split.num_rows for split in ds.node.splits()] == [4, 2]
+    assert [split.num_rows for split in node_of(ds).splits()] == [4, 2]
     same_elements(list(ds), list(np.arange(24).reshape(6, 2, 2)))
 
 
@@ -82,7 +83,7 @@ def test_a_dataset_gives_dicts_of_its_variables():
     expected = np.arange(24).reshape(6, 2, 2)
     same_elements(list(ds), [{"image": expected[k], "label": np.int64(k % 2)} for k in range(6)])
     # The chunks are those of both.
-    assert [split.num_rows for split in ds.node.splits()] == [3, 1, 2]
+    assert [split.num_rows for split in node_of(ds).splits()] == [3, 1, 2]
     same_elements(dask.compute(ds)[0], list(ds))
     (batch,) = ds.batch(6)
     assert batch["image"].shape == (6, 2, 2)

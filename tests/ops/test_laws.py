@@ -14,6 +14,7 @@ import pytest
 import daskdist
 from daskdist import Dataset, Ragged, TensorSpec
 from daskdist.core.block import Block, Bundle
+from daskdist.core.dataset_base import element_spec_of, node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.node import Facts, Transformation
 from daskdist.core.primitive import Compute
@@ -21,10 +22,15 @@ from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE
 from daskdist.devices import KINDS, device
 from daskdist.ops.filter import Filter
+from daskdist.ops.from_rows import FromRows
 from daskdist.ops.map import Map
 from daskdist.passes.rebatch import rebatch
 from daskdist.sharding import POLICIES, AutoShardPolicy, Decision, decide
 from daskdist.testing import DeviceLaws, Elements, NodeLaws, PolicyLaws, same_multiset
+
+
+def nodes_of(*datasets):
+    return [node_of(dataset) for dataset in datasets]
 
 
 def rows(number=10):
@@ -33,16 +39,16 @@ def rows(number=10):
 
 class TestSources(NodeLaws):
     def nodes(self):
-        return [
-            Dataset.range(7).node,
-            Dataset.range(9, 2, -2).node,
-            Dataset.range(0).node,
-            rows().node,
-            rows(0).node,
-            Dataset.from_tensor_slices((np.arange(3), np.array(["a", "b", "a"]))).node,
-            Dataset.from_tensors(([1.0, 2.0], 3)).node,
-            Dataset.from_dask(da.arange(12, chunks=5).reshape(12, 1)).node,
-        ]
+        return nodes_of(
+            Dataset.range(7),
+            Dataset.range(9, 2, -2),
+            Dataset.range(0),
+            rows(),
+            rows(0),
+            Dataset.from_tensor_slices((np.arange(3), np.array(["a", "b", "a"]))),
+            Dataset.from_tensors(([1.0, 2.0], 3)),
+            Dataset.from_dask(da.arange(12, chunks=5).reshape(12, 1)),
+        )
 
 
 class TestReadFiles(NodeLaws):
@@ -53,11 +59,11 @@ class TestReadFiles(NodeLaws):
             pq.write_table(pa.table({"a": np.arange(5) + 5 * number}), path, row_group_size=2)
 
     def nodes(self):
-        whole = daskdist.read_parquet(self.paths).node
+        whole = node_of(daskdist.read_parquet(self.paths))
         return [
             whole,
-            daskdist.read_parquet(self.paths[:1]).node,
-            daskdist.read_parquet(self.paths, columns=("a", ["a", "a"])).node,
+            node_of(daskdist.read_parquet(self.paths[:1])),
+            node_of(daskdist.read_parquet(self.paths, columns=("a", ["a", "a"]))),
             whole.shard_of_files(0, 2, by_split=False),
             whole.shard_of_files(1, 2, by_split=False),
             whole.shard_of_files(1, 2, by_split=True),
@@ -66,7 +72,7 @@ class TestReadFiles(NodeLaws):
     @pytest.mark.parametrize("by_split", [False, True])
     @pytest.mark.parametrize("is_listed", [False, True])
     def test_shards_are_the_whole(self, by_split, is_listed):
-        whole = daskdist.read_parquet(self.paths).node
+        whole = node_of(daskdist.read_parquet(self.paths))
         if is_listed:
             whole.splits()
         shares = [whole.shard_of_files(index, 3, by_split=by_split) for index in range(3)]
@@ -77,95 +83,95 @@ class TestReadFiles(NodeLaws):
 
 class TestMap(NodeLaws):
     def nodes(self):
-        return [
-            rows().map(lambda d: d["a"] + 1).node,
-            rows().map(lambda d: (d["b"], {"n": 1.0})).node,
-            rows().batch(4).map(lambda d: d["b"].sum(axis=1)).node,
-            Dataset.range(6).map(lambda x: [x, x]).node,
-            Dataset.range(7).batch(2, drop_remainder=True).batch(2).map(np.negative).node,
-            Dataset.range(0).map(lambda x: x / 2).node,
-            Dataset.range(7).batch(2).map(np.negative, device=True).node,
-        ]
+        return nodes_of(
+            rows().map(lambda d: d["a"] + 1),
+            rows().map(lambda d: (d["b"], {"n": 1.0})),
+            rows().batch(4).map(lambda d: d["b"].sum(axis=1)),
+            Dataset.range(6).map(lambda x: [x, x]),
+            Dataset.range(7).batch(2, drop_remainder=True).batch(2).map(np.negative),
+            Dataset.range(0).map(lambda x: x / 2),
+            Dataset.range(7).batch(2).map(np.negative, device=True),
+        )
 
 
 class TestMapWithRng(NodeLaws):
     def nodes(self):
-        return [
-            rows().map(lambda d, rng: d["a"] + rng.integers(9), rng=1).node,
-            rows().map(lambda d, rng: d["a"] + rng.integers(9), rng=2).node,
-            rows().batch(4).map(lambda d, rng: rng.permutation(d["b"]), rng=1).node,
-            rows().filter(lambda d: d["a"] > 2).map(lambda d, rng: (d, rng.normal(size=2)), rng=1).node,
-            Dataset.range(5).repeat().map(lambda x, rng: rng.random(), rng=1).node,
-        ]
+        return nodes_of(
+            rows().map(lambda d, rng: d["a"] + rng.integers(9), rng=1),
+            rows().map(lambda d, rng: d["a"] + rng.integers(9), rng=2),
+            rows().batch(4).map(lambda d, rng: rng.permutation(d["b"]), rng=1),
+            rows().filter(lambda d: d["a"] > 2).map(lambda d, rng: (d, rng.normal(size=2)), rng=1),
+            Dataset.range(5).repeat().map(lambda x, rng: rng.random(), rng=1),
+        )
 
 
 class TestFilter(NodeLaws):
     def nodes(self):
-        return [
-            rows().filter(lambda d: d["a"] % 3 == 0).node,
-            rows().filter(lambda d: bool(d["b"][0] < 0)).node,
-            rows().batch(4).filter(lambda d: len(d["a"]) == 4).node,
-            Dataset.from_tensor_slices((np.arange(5), np.arange(5.0))).filter(lambda x, y: x > y - 1).node,
-        ]
+        return nodes_of(
+            rows().filter(lambda d: d["a"] % 3 == 0),
+            rows().filter(lambda d: bool(d["b"][0] < 0)),
+            rows().batch(4).filter(lambda d: len(d["a"]) == 4),
+            Dataset.from_tensor_slices((np.arange(5), np.arange(5.0))).filter(lambda x, y: x > y - 1),
+        )
 
 
 class TestBatch(NodeLaws):
     def nodes(self):
-        return [
-            rows().batch(4).node,
-            rows().batch(4, drop_remainder=True).node,
-            rows().batch(1).node,
-            rows().batch(99).node,
-            rows().batch(99, drop_remainder=True).node,
-            Dataset.range(12).batch(2).batch(3).node,
-            Dataset.range(9).repeat().batch(4).node,
-            Dataset.range(9).map(lambda x: np.zeros(2)).batch(4).node,
-        ]
+        return nodes_of(
+            rows().batch(4),
+            rows().batch(4, drop_remainder=True),
+            rows().batch(1),
+            rows().batch(99),
+            rows().batch(99, drop_remainder=True),
+            Dataset.range(12).batch(2).batch(3),
+            Dataset.range(9).repeat().batch(4),
+            Dataset.range(9).map(lambda x: np.zeros(2)).batch(4),
+        )
 
 
 class TestShuffle(NodeLaws):
     def nodes(self):
-        return [
-            rows().shuffle(1, seed=3).node,
-            rows().shuffle(4, seed=3).node,
-            rows().shuffle(100, seed=3).node,
-            rows().shuffle(4, seed=4, reshuffle_each_iteration=False).node,
-            rows().batch(2).shuffle(3, seed=3).node,
-            rows().repeat().shuffle(4, seed=3).node,
-        ]
+        return nodes_of(
+            rows().shuffle(1, seed=3),
+            rows().shuffle(4, seed=3),
+            rows().shuffle(100, seed=3),
+            rows().shuffle(4, seed=4, reshuffle_each_iteration=False),
+            rows().batch(2).shuffle(3, seed=3),
+            rows().repeat().shuffle(4, seed=3),
+        )
 
 
 class TestGlobalShuffle(NodeLaws):
     def nodes(self):
-        return [
-            Dataset.range(9).global_shuffle(seed=3).node,
-            Dataset.range(9).global_shuffle(seed=4, reshuffle_each_iteration=False).node,
-            rows().batch(2).global_shuffle(seed=3).node,
-            rows().filter(lambda d: d["a"] % 2 == 0).global_shuffle(seed=3).node,
-            rows(0).global_shuffle(seed=3).node,
-        ]
+        return nodes_of(
+            Dataset.range(9).global_shuffle(seed=3),
+            Dataset.range(9).global_shuffle(seed=4, reshuffle_each_iteration=False),
+            rows().batch(2).global_shuffle(seed=3),
+            rows().filter(lambda d: d["a"] % 2 == 0).global_shuffle(seed=3),
+            rows(0).global_shuffle(seed=3),
+        )
 
 
 class TestCounting(NodeLaws):
     def nodes(self):
         chains = [Dataset.range(9), rows().batch(4), Dataset.range(9).map(lambda x: x / 2), Dataset.range(5).repeat()]
         counted = [[ds.take(3), ds.take(0), ds.take(-1), ds.skip(2), ds.skip(0), ds.skip(-1)] for ds in chains]
-        return [ds.node for each in counted for ds in each]
+        return [node_of(ds) for each in counted for ds in each]
 
 
 class TestOthers(NodeLaws):
     def nodes(self):
-        return [
-            Dataset.range(4).repeat(3).node,
-            Dataset.range(4).repeat(0).node,
-            Dataset.range(4).repeat().node,
-            Dataset.range(0).repeat(3).node,
-            rows().batch(4).repeat(2).node,
-            rows().prefetch(2).node,
-            rows().prefetch(-1).node,
-            rows().with_options(daskdist.Options(auto_shard_policy="data")).node,
-            rows().with_options(daskdist.Options(auto_shard_policy="file")).node,
-        ]
+        return nodes_of(
+            Dataset.range(4).repeat(3),
+            Dataset.range(4).repeat(0),
+            Dataset.range(4).repeat(),
+            Dataset.range(0).repeat(3),
+            rows().batch(4).repeat(2),
+            rows().prefetch(2),
+            rows().prefetch(-1),
+            rows().with_options(daskdist.Options(auto_shard_policy="data")),
+            rows().with_options(daskdist.Options(auto_shard_policy="file")),
+        )
 
 
 class TestDeal(NodeLaws):
@@ -173,7 +179,7 @@ class TestDeal(NodeLaws):
         # Pieces without rows are nobody's element; replicas' tests have them.
         chains = [rows(8).batch(4), rows(8).batch(4).map(lambda d: d["b"]), rows(8).batch(4, drop_remainder=True)]
         whole = rows(8).batch(4).with_options(daskdist.Options(on_error="skip"))
-        return [rebatch(ds.node, ds.spec, pieces) for ds in [*chains, whole] for pieces in (2, 4)]
+        return [rebatch(node_of(ds), element_spec_of(ds), pieces) for ds in [*chains, whole] for pieces in (2, 4)]
 
 
 def words():
@@ -188,16 +194,16 @@ def squares(number):
 class TestGenerated(NodeLaws):
     def nodes(self):
         spec = {"x": TensorSpec((), "int64"), "y": TensorSpec((), "float32")}
-        return [
-            Dataset.counter().node,
-            Dataset.counter(5, -2, np.float32).node,
-            Dataset.random(seed=3).node,
-            Dataset.random(seed=4, rerandomize_each_iteration=True).node,
-            Dataset.from_generator(squares, spec, (7,)).node,
-            Dataset.from_generator(squares, spec, (0,)).node,
-            Dataset.range(5, output_type=np.float32).node,
-            words().node,
-        ]
+        return nodes_of(
+            Dataset.counter(),
+            Dataset.counter(5, -2, np.float32),
+            Dataset.random(seed=3),
+            Dataset.random(seed=4, rerandomize_each_iteration=True),
+            Dataset.from_generator(squares, spec, (7,)),
+            Dataset.from_generator(squares, spec, (0,)),
+            Dataset.range(5, output_type=np.float32),
+            words(),
+        )
 
 
 class TestFromRows(NodeLaws):
@@ -205,39 +211,39 @@ class TestFromRows(NodeLaws):
         # What windows are datasets of: rows of one shape, and of different ones.
         items = [(np.zeros([2] * (number % 2)),) for number in range(5)]
         numbers = Block(LONE, [np.arange(4)])
-        return [
-            Dataset.of_rows(numbers, Dataset.range(1).spec).node,
-            Dataset.of_rows(numbers, None).node,
-            Dataset.of_rows(Bundle(LONE, items), None).node,
-            Dataset.of_rows(Bundle(LONE, items[::2]), None).node,
-        ]
+        return nodes_of(
+            Dataset(FromRows(numbers, element_spec_of(Dataset.range(1)))),
+            Dataset(FromRows(numbers, None)),
+            Dataset(FromRows(Bundle(LONE, items), None)),
+            Dataset(FromRows(Bundle(LONE, items[::2]), None)),
+        )
 
 
 class TestZip(NodeLaws):
     def nodes(self):
-        return [
-            Dataset.zip(rows(), Dataset.range(3, 20)).node,
-            Dataset.zip({"a": rows(3), "b": (rows().batch(2), Dataset.counter())}).node,
-            Dataset.zip(rows()).node,
-            Dataset.zip(words(), rows()).node,
-            Dataset.zip(rows(), rows(0)).node,
-            rows().enumerate().node,
-            rows().batch(3).enumerate(start=-2).node,
-            words().enumerate().node,
-            Dataset.counter().enumerate().node,
-        ]
+        return nodes_of(
+            Dataset.zip(rows(), Dataset.range(3, 20)),
+            Dataset.zip({"a": rows(3), "b": (rows().batch(2), Dataset.counter())}),
+            Dataset.zip(rows()),
+            Dataset.zip(words(), rows()),
+            Dataset.zip(rows(), rows(0)),
+            rows().enumerate(),
+            rows().batch(3).enumerate(start=-2),
+            words().enumerate(),
+            Dataset.counter().enumerate(),
+        )
 
 
 class TestConcatenate(NodeLaws):
     def nodes(self):
-        return [
-            rows().concatenate(rows(3)).node,
-            rows().batch(4).concatenate(rows().batch(3)).node,
-            rows().batch(4).concatenate(rows().padded_batch(3)).node,
-            rows(0).concatenate(rows(2)).node,
-            words().concatenate(words().take(2)).node,
-            Dataset.range(3).concatenate(Dataset.counter(7)).node,
-        ]
+        return nodes_of(
+            rows().concatenate(rows(3)),
+            rows().batch(4).concatenate(rows().batch(3)),
+            rows().batch(4).concatenate(rows().padded_batch(3)),
+            rows(0).concatenate(rows(2)),
+            words().concatenate(words().take(2)),
+            Dataset.range(3).concatenate(Dataset.counter(7)),
+        )
 
 
 class TestMixing(NodeLaws):
@@ -246,18 +252,18 @@ class TestMixing(NodeLaws):
         batches = [Dataset.range(9).batch(2), Dataset.range(9).padded_batch(2)]
         choices = Dataset.from_tensor_slices(np.array([0, 1, 1, 2, 1, 1, 0, 2]))
         choose, sample = Dataset.choose_from_datasets, Dataset.sample_from_datasets
-        return [
-            choose(sources, choices).node,
-            choose(sources, choices, stop_on_empty_dataset=False).node,
-            choose(sources, Dataset.range(3).repeat(), stop_on_empty_dataset=False).node,
-            choose(batches, choices.take(3)).node,
-            sample(sources, seed=1).node,
-            sample(sources, seed=1, weights=[1, 0, 3]).node,
-            sample(sources, seed=1, stop_on_empty_dataset=True).node,
-            sample(sources, seed=1, rerandomize_each_iteration=False).node,
-            sample([*sources, Dataset.counter()], seed=1).node,
-            sample(batches, seed=1).node,
-        ]
+        return nodes_of(
+            choose(sources, choices),
+            choose(sources, choices, stop_on_empty_dataset=False),
+            choose(sources, Dataset.range(3).repeat(), stop_on_empty_dataset=False),
+            choose(batches, choices.take(3)),
+            sample(sources, seed=1),
+            sample(sources, seed=1, weights=[1, 0, 3]),
+            sample(sources, seed=1, stop_on_empty_dataset=True),
+            sample(sources, seed=1, rerandomize_each_iteration=False),
+            sample([*sources, Dataset.counter()], seed=1),
+            sample(batches, seed=1),
+        )
 
 
 def _range(x):
@@ -277,7 +283,7 @@ class TestNested(NodeLaws):
     def nodes(self):
         # Inner datasets that are of memory, and such as are not; those go other ways.
         return [
-            each.node
+            node_of(each)
             for function in (_range, _few_squares, _batches)
             for each in [
                 Dataset.range(6).flat_map(function),
@@ -293,17 +299,17 @@ class TestNested(NodeLaws):
 
 class TestWindow(NodeLaws):
     def nodes(self):
-        return [
-            rows().window(3).node,
-            rows().window(3, drop_remainder=True).node,
-            rows().window(2, shift=1).node,
-            rows().window(3, shift=2, stride=2).node,
-            rows().window(2, shift=5, drop_remainder=True).node,
-            Dataset.range(7).batch(2).window(2).node,
-            Dataset.range(7).repeat().window(2).node,
-            words().window(3).node,
-            rows(0).window(2).node,
-        ]
+        return nodes_of(
+            rows().window(3),
+            rows().window(3, drop_remainder=True),
+            rows().window(2, shift=1),
+            rows().window(3, shift=2, stride=2),
+            rows().window(2, shift=5, drop_remainder=True),
+            Dataset.range(7).batch(2).window(2),
+            Dataset.range(7).repeat().window(2),
+            words().window(3),
+            rows(0).window(2),
+        )
 
 
 def _first_two(key, window):
@@ -317,50 +323,50 @@ def _pairs(key, window):
 class TestGroups(NodeLaws):
     def nodes(self):
         lone = Dataset.range(11)
-        return [
-            lone.group_by_window(lambda x: x % 3, _pairs, 3).node,
-            lone.group_by_window(lambda x: x % 2, _first_two, window_size_func=lambda key: key + 1).node,
-            rows().group_by_window(lambda d: d["a"] // 4, _pairs, 2).node,
-            lone.batch(2).group_by_window(len, _first_two, 2).node,
-            words().group_by_window(len, _first_two, 2).node,
-            words().bucket_by_sequence_length(len, [2, 4], [2, 2, 1]).node,
-            words().bucket_by_sequence_length(len, [2, 4], [2, 2, 2], drop_remainder=True).node,
-            words().bucket_by_sequence_length(len, [2, 9], [2, 2, 2], pad_to_bucket_boundary=True).node,
-            words().bucket_by_sequence_length(len, [], [3], padding_values=-1).node,
-            rows().bucket_by_sequence_length(lambda d: d["a"], [5], [2, 4], no_padding=True).node,
-        ]
+        return nodes_of(
+            lone.group_by_window(lambda x: x % 3, _pairs, 3),
+            lone.group_by_window(lambda x: x % 2, _first_two, window_size_func=lambda key: key + 1),
+            rows().group_by_window(lambda d: d["a"] // 4, _pairs, 2),
+            lone.batch(2).group_by_window(len, _first_two, 2),
+            words().group_by_window(len, _first_two, 2),
+            words().bucket_by_sequence_length(len, [2, 4], [2, 2, 1]),
+            words().bucket_by_sequence_length(len, [2, 4], [2, 2, 2], drop_remainder=True),
+            words().bucket_by_sequence_length(len, [2, 9], [2, 2, 2], pad_to_bucket_boundary=True),
+            words().bucket_by_sequence_length(len, [], [3], padding_values=-1),
+            rows().bucket_by_sequence_length(lambda d: d["a"], [5], [2, 4], no_padding=True),
+        )
 
 
 class TestPadded(NodeLaws):
     def nodes(self):
-        return [
-            words().padded_batch(3).node,
-            words().padded_batch(3, drop_remainder=True).node,
-            words().padded_batch(3, padded_shapes=[7], padding_values=-1).node,
-            rows().padded_batch(4).node,
-            Dataset.range(7).map(lambda x: str(int(x))).padded_batch(3).node,
-            words().map(lambda x: (x, x[:1])).padded_batch(2, padding_values=(0, 1)).node,
-            words().ragged_batch(3).node,
-            words().ragged_batch(3, drop_remainder=True, row_splits_dtype=np.int32).node,
-            words().ragged_batch(2).unbatch().node,
-            Dataset.range(5).ragged_batch(2).node,
-        ]
+        return nodes_of(
+            words().padded_batch(3),
+            words().padded_batch(3, drop_remainder=True),
+            words().padded_batch(3, padded_shapes=[7], padding_values=-1),
+            rows().padded_batch(4),
+            Dataset.range(7).map(lambda x: str(int(x))).padded_batch(3),
+            words().map(lambda x: (x, x[:1])).padded_batch(2, padding_values=(0, 1)),
+            words().ragged_batch(3),
+            words().ragged_batch(3, drop_remainder=True, row_splits_dtype=np.int32),
+            words().ragged_batch(2).unbatch(),
+            Dataset.range(5).ragged_batch(2),
+        )
 
 
 class TestRebatch(NodeLaws):
     def nodes(self):
-        return [
-            rows().batch(4).unbatch().node,
-            rows(9).batch(3).batch(2, drop_remainder=True).unbatch().node,
-            rows().batch(4).map(lambda d: d["b"]).unbatch().node,
-            rows().batch(4).rebatch(3).node,
-            rows().batch(4).rebatch(3, drop_remainder=True).node,
-            rows().batch(4).rebatch([2, 1]).node,
-            rows().batch(4).rebatch([0, 3]).node,
-            rows().batch(4).map(lambda d: d["b"]).rebatch(4).node,
-            rows(0).batch(4).rebatch(4).node,
-            Dataset.range(4).repeat().batch(3).rebatch(2).node,
-        ]
+        return nodes_of(
+            rows().batch(4).unbatch(),
+            rows(9).batch(3).batch(2, drop_remainder=True).unbatch(),
+            rows().batch(4).map(lambda d: d["b"]).unbatch(),
+            rows().batch(4).rebatch(3),
+            rows().batch(4).rebatch(3, drop_remainder=True),
+            rows().batch(4).rebatch([2, 1]),
+            rows().batch(4).rebatch([0, 3]),
+            rows().batch(4).map(lambda d: d["b"]).rebatch(4),
+            rows(0).batch(4).rebatch(4),
+            Dataset.range(4).repeat().batch(3).rebatch(2),
+        )
 
 
 def _parity(x):
@@ -369,40 +375,40 @@ def _parity(x):
 
 class TestResample(NodeLaws):
     def nodes(self):
-        return [
-            Dataset.range(40).rejection_resample(_parity, [0.3, 0.7], seed=1).node,
-            Dataset.range(40).rejection_resample(_parity, [0.3, 0.7], seed=2).node,
-            Dataset.range(40).rejection_resample(_parity, [0.0, 1.0], [0.5, 0.5], seed=1).node,
-            Dataset.range(0).rejection_resample(_parity, [0.3, 0.7], seed=1).node,
-            rows().batch(2).rejection_resample(lambda d: int(d["a"][0] % 4 // 2), [0.5, 0.5], seed=1).node,
-        ]
+        return nodes_of(
+            Dataset.range(40).rejection_resample(_parity, [0.3, 0.7], seed=1),
+            Dataset.range(40).rejection_resample(_parity, [0.3, 0.7], seed=2),
+            Dataset.range(40).rejection_resample(_parity, [0.0, 1.0], [0.5, 0.5], seed=1),
+            Dataset.range(0).rejection_resample(_parity, [0.3, 0.7], seed=1),
+            rows().batch(2).rejection_resample(lambda d: int(d["a"][0] % 4 // 2), [0.5, 0.5], seed=1),
+        )
 
 
 class TestOneByOne(NodeLaws):
     def nodes(self):
         repeated = Dataset.from_tensor_slices(np.array([3, 1, 3, 2, 1]))
-        return [
-            rows().shard(3, 0).node,
-            rows().shard(3, 2).node,
-            rows(2).shard(5, 4).node,
-            rows().batch(3).shard(2, 1).node,
-            Dataset.counter().shard(2, 1).node,
-            Dataset.range(9).take_while(lambda x: x < 5).node,
-            Dataset.counter().take_while(lambda x: x < 7).node,
-            rows().batch(4).take_while(lambda d: len(d["a"]) == 4).node,
-            repeated.unique().node,
-            repeated.map(lambda x: {"a": x, "b": x * 1.0}).unique().node,
-            repeated.map(lambda x: "ab"[int(x) % 2]).unique().node,
-            repeated.batch(2).unique().node,
-            words().unique().node,
-            Dataset.range(9).scan(np.int64(0), lambda total, x: (total + x, total)).node,
-            rows().scan((np.int64(0), 1.5), lambda state, d: (state, {"n": state[0], "d": d})).node,
-            Dataset.counter().scan(np.int64(0), lambda total, x: (total + x, total)).node,
-            Dataset.range(9).batch(4).scan(np.int64(0), lambda total, x: (total + len(x), x)).node,
-            rows().assert_cardinality(10).node,
-            Dataset.range(9).filter(lambda x: x > 6).assert_cardinality(2).node,
-            Dataset.range(9).repeat().assert_cardinality(-1).node,
-        ]
+        return nodes_of(
+            rows().shard(3, 0),
+            rows().shard(3, 2),
+            rows(2).shard(5, 4),
+            rows().batch(3).shard(2, 1),
+            Dataset.counter().shard(2, 1),
+            Dataset.range(9).take_while(lambda x: x < 5),
+            Dataset.counter().take_while(lambda x: x < 7),
+            rows().batch(4).take_while(lambda d: len(d["a"]) == 4),
+            repeated.unique(),
+            repeated.map(lambda x: {"a": x, "b": x * 1.0}).unique(),
+            repeated.map(lambda x: "ab"[int(x) % 2]).unique(),
+            repeated.batch(2).unique(),
+            words().unique(),
+            Dataset.range(9).scan(np.int64(0), lambda total, x: (total + x, total)),
+            rows().scan((np.int64(0), 1.5), lambda state, d: (state, {"n": state[0], "d": d})),
+            Dataset.counter().scan(np.int64(0), lambda total, x: (total + x, total)),
+            Dataset.range(9).batch(4).scan(np.int64(0), lambda total, x: (total + len(x), x)),
+            rows().assert_cardinality(10),
+            Dataset.range(9).filter(lambda x: x > 6).assert_cardinality(2),
+            Dataset.range(9).repeat().assert_cardinality(-1),
+        )
 
 
 def _fragile(x):
@@ -411,13 +417,13 @@ def _fragile(x):
 
 class TestIgnoreErrors(NodeLaws):
     def nodes(self):
-        return [
-            rows().ignore_errors().node,
-            rows().batch(4).ignore_errors().node,
-            rows().shuffle(5, seed=1).map(lambda d: d["a"]).take(4).ignore_errors().node,
-            words().padded_batch(2).ignore_errors().node,
-            rows(0).ignore_errors().node,
-        ]
+        return nodes_of(
+            rows().ignore_errors(),
+            rows().batch(4).ignore_errors(),
+            rows().shuffle(5, seed=1).map(lambda d: d["a"]).take(4).ignore_errors(),
+            words().padded_batch(2).ignore_errors(),
+            rows(0).ignore_errors(),
+        )
 
     def test_what_fails_is_left_out_where_it_fails(self):
         # So as many are taken as there are, also where a rewrite would take first.
@@ -443,7 +449,7 @@ class TestIgnoreErrors(NodeLaws):
 class TestPersisted(NodeLaws):
     @pytest.fixture(autouse=True)
     def _persisted(self):
-        self.kept = [rows().batch(4).persist().node, rows().filter(lambda d: d["a"] > 2).persist().node]
+        self.kept = nodes_of(rows().batch(4).persist(), rows().filter(lambda d: d["a"] > 2).persist())
 
     def nodes(self):
         return self.kept
@@ -513,7 +519,7 @@ class Wrong(Transformation):
 
 class _OfWrong(NodeLaws):
     def nodes(self):
-        return [Wrong(Dataset.range(6).node)]
+        return [Wrong(node_of(Dataset.range(6)))]
 
 
 @pytest.mark.parametrize(
@@ -576,7 +582,7 @@ def test_fact_of_one_is_no_fact_of_many():
 
     class _OfRunning(NodeLaws):
         def nodes(self):
-            return [Map(Dataset.range(5).node, UserFunction(running, "map"))]
+            return [Map(node_of(Dataset.range(5)), UserFunction(running, "map"))]
 
     with pytest.raises(AssertionError):
         _OfRunning().test_fact_compute()

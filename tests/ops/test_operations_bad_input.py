@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daskdist import Dataset, Options, Ragged, TensorSpec, errors
+from daskdist.core.dataset_base import node_of
 
 INT = TensorSpec((), "int64")
 NUMBERS = Dataset.range(4)
@@ -803,7 +804,7 @@ def test_unique_of_datasets():
         NUMBERS.repeat().window(2),
         Dataset.sample_from_datasets([NUMBERS.repeat(), NUMBERS.repeat()], seed=1),
     ],
-    ids=lambda ds: ds.node.name,
+    ids=lambda ds: node_of(ds).name,
 )
 @pytest.mark.parametrize(
     ("use", "says"),

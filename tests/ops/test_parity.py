@@ -15,6 +15,7 @@ from pipelines import batched, pipelines, uneven
 
 import daskdist
 from daskdist import Dataset
+from daskdist.core.dataset_base import node_of
 from daskdist.core.spec import SpecUnknown
 from daskdist.core.structure import Structure
 from daskdist.errors import StackError
@@ -83,7 +84,7 @@ def test_spec_and_cardinality(pipeline):
     if ds.cardinality() >= 0:
         assert ds.cardinality() == len(outcome.elements)
     try:
-        spec = ds.node.spec
+        spec = node_of(ds).spec
     except SpecUnknown:
         # Told from the first element, it need not be that of others.
         return

@@ -14,6 +14,7 @@ from plain_lists import shuffled
 
 import daskdist
 from daskdist import Dataset
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import lower
 from daskdist.core.selection.shuffle_buffer import Draws
 from daskdist.errors import ArgumentError
@@ -233,7 +234,7 @@ def peak_of(ds, caller=None):
     interpreter = Interpreter(caller or Now())
     interpreter.reads[None] = window = PeakWindow(interpreter.reads[None].limit_bytes)
     elements = 0
-    for bundle in BundleBuilder(interpreter, fuse(lower(ds.node)), (0,)):
+    for bundle in BundleBuilder(interpreter, fuse(lower(node_of(ds))), (0,)):
         elements += len(bundle)
     return window, elements
 
@@ -273,7 +274,7 @@ def test_all_bytes_are_given_back_when_it_is_left_half_way():
     ds = Dataset.from_tensor_slices(np.zeros((10_000, 10))).shuffle(500, seed=0).batch(10)
     with dask.config.set({"daskdist.split-bytes": 4096}):
         interpreter = Interpreter(Now())
-        builder = BundleBuilder(interpreter, fuse(lower(ds.node)), (0,))
+        builder = BundleBuilder(interpreter, fuse(lower(node_of(ds))), (0,))
         bundles = iter(builder)
         next(bundles), next(bundles)
         assert interpreter.reads[None].used_bytes > 0

@@ -12,6 +12,7 @@ from pipelines import pipelines, uneven
 
 import daskdist
 from daskdist import Dataset
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import lower, walk
 from daskdist.errors import StackError
 from daskdist.execute.callers.choose import local_caller, using
@@ -57,7 +58,7 @@ def test_optimised_is_unoptimised_for_uneven_elements(pipeline):
 
 def check_stages(pipeline):
     with pipeline.settings():
-        node = pipeline.dataset().node
+        node = node_of(pipeline.dataset())
         optimised = run(node, fuse(lower(simplify(node))))
         for stage, plan in STAGES.items():
             found = run(node, plan(node))
@@ -70,7 +71,7 @@ def check_stages(pipeline):
 @given(pipelines())
 @settings(max_examples=60, deadline=None)
 def test_simplifying_again_changes_nothing(pipeline):
-    once = simplify(pipeline.dataset().node)
+    once = simplify(node_of(pipeline.dataset()))
     assert list(map(str, _chain(simplify(once)))) == list(map(str, _chain(once)))
 
 
@@ -91,7 +92,7 @@ def files(tmp_path):
 
 def tasks(ds, *, optimised=True):
     """The number of tasks of each name that a graph has; elements themselves are under ``"element"``."""
-    node = ds.node
+    node = node_of(ds)
     plan = fuse(lower(simplify(node))) if optimised else lower(node)
     recorded = record(plan, "element-0", 0)
     counts: dict[str, int] = {}
@@ -172,7 +173,7 @@ def test_map_after_batch_is_in_the_gather_task(files):
 def test_filter_after_shuffle_keeps_its_place():
     # Moved before the shuffle it would change what the buffer holds, and so the order.
     ds = Dataset.range(50).shuffle(10, seed=1).filter(lambda x: x % 2 == 0)
-    same_elements(elements_of(ds.node, optimised=True), elements_of(ds.node), "filter after shuffle")
+    same_elements(elements_of(node_of(ds), optimised=True), elements_of(node_of(ds)), "filter after shuffle")
 
 
 def test_map_under_repeat_and_shuffle_of_batches():
@@ -184,7 +185,7 @@ def test_map_under_repeat_and_shuffle_of_batches():
         Dataset.range(9).map(np.negative).batch(2).take(3).skip(1).take(1),
     ]
     for ds in chains:
-        same_elements(elements_of(ds.node, optimised=True), elements_of(ds.node), ds.explain("pipeline"))
+        same_elements(elements_of(node_of(ds), optimised=True), elements_of(node_of(ds)), ds.explain("pipeline"))
 
 
 def test_a_seed_does_not_depend_on_rewriting():
@@ -209,15 +210,15 @@ def test_explain_shows_every_stage(files):
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
 def test_file_shards_are_the_rows(files, num_workers):
     ds = daskdist.read_parquet(files).filter(lambda d: d["a"] % 3 != 0).shuffle(7, seed=1)
-    decision, nodes = autoshard(ds.node, AutoShardPolicy.FILE, num_workers)
+    decision, nodes = autoshard(node_of(ds), AutoShardPolicy.FILE, num_workers)
     assert decision.policy is AutoShardPolicy.FILE
     assert decision.by_split == (num_workers > 4)
     assert len(nodes) == num_workers
-    same_multiset([each for node in nodes for each in elements_of(node)], elements_of(ds.node), "all shards")
+    same_multiset([each for node in nodes for each in elements_of(node)], elements_of(node_of(ds)), "all shards")
 
 
 def test_files_go_to_workers_in_turn(files):
-    _, nodes = autoshard(daskdist.read_parquet(files).node, AutoShardPolicy.FILE, 2)
+    _, nodes = autoshard(node_of(daskdist.read_parquet(files)), AutoShardPolicy.FILE, 2)
     found = [sorted({int(d["a"]) // 10 for d in elements_of(node)}) for node in nodes]
     assert found == [[0, 2], [1, 3]]
 
@@ -229,7 +230,7 @@ def test_operations_that_may_be_sharded_lose_no_row(pipeline):
     if pipeline.source.name != "parquet" or pipeline.reference().met_unmade:
         return
     with dask.config.set({"daskdist.split-bytes": pipeline.split_bytes}):
-        node = pipeline.dataset().node
+        node = node_of(pipeline.dataset())
         if any(each.facts.regroups or len(each.inputs) > 1 for each in walk(node)):
             # Batches are each worker's own, so they are of other rows, and so are pairs; else rows can be compared.
             return

@@ -11,6 +11,7 @@ from pipelines import pipelines
 
 import daskdist
 from daskdist import Dataset, Options
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import lower
 from daskdist.errors import StackError
 from daskdist.execute.callers.choose import local_caller, using
@@ -37,7 +38,7 @@ def cut_in(pieces, num_pieces):
 @settings(max_examples=100, deadline=None)
 def test_pieces_of_generated_pipelines(pipeline, num_pieces):
     with pipeline.settings(), using(Now):
-        node = pipeline.dataset().node
+        node = node_of(pipeline.dataset())
         pieces = pieces_of(node)
         if pieces is None or pieces.num_units < 0:
             return
@@ -62,7 +63,7 @@ def test_pieces_of_generated_pipelines(pipeline, num_pieces):
     ],
 )
 def test_pieces_of_files(parquet_files, build, num_units, grain, is_exact):
-    node = build(daskdist.read_parquet(parquet_files(40, 4, row_group=5))).node
+    node = node_of(build(daskdist.read_parquet(parquet_files(40, 4, row_group=5))))
     pieces = pieces_of(node)
     assert (pieces.num_units, pieces.grain, pieces.is_exact) == (num_units, grain, is_exact)
     same_elements(cut_in(pieces, 6), elements(node))
@@ -71,14 +72,14 @@ def test_pieces_of_files(parquet_files, build, num_units, grain, is_exact):
 def test_lines_are_cut_by_splits(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("".join(f"{number} {line}\n" for line in range(10)))
-    node = daskdist.read_text(str(tmp_path / "*.txt")).map(str.upper).node
+    node = node_of(daskdist.read_text(str(tmp_path / "*.txt")).map(str.upper))
     pieces = pieces_of(node)
     assert (pieces.num_units, pieces.is_exact) == (3, False)
     assert elements(pieces.cut(1, 2)) == [f"1 {line}" for line in range(10)]
 
 
 def test_endless_pieces():
-    pieces = pieces_of(Dataset.counter(5, 2).batch(3).node)
+    pieces = pieces_of(node_of(Dataset.counter(5, 2).batch(3)))
     assert pieces.num_units == -1
     assert [each.tolist() for each in elements(pieces.cut(10, 12))] == [[65, 67, 69], [71, 73, 75]]
 
@@ -98,4 +99,4 @@ def test_endless_pieces():
     ],
 )
 def test_what_depends_on_elements_before_is_not_cut(build):
-    assert pieces_of(build(Dataset.range(20)).node) is None
+    assert pieces_of(node_of(build(Dataset.range(20)))) is None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import daskdist
 from daskdist import SHARD_HINT, AutoShardPolicy, Dataset, Options, TensorSpec, read_parquet, read_text
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import walk
 from daskdist.errors import ArgumentError, ShardingError
 from daskdist.ops.read_files import ReadFiles
@@ -68,7 +69,7 @@ def rows_of(elements):
 
 
 def sharded(ds, name, num_workers):
-    decision, nodes = autoshard(ds.node, AutoShardPolicy[name.upper()], num_workers, first)
+    decision, nodes = autoshard(node_of(ds), AutoShardPolicy[name.upper()], num_workers, first)
     # Each in the same pass, as an iteration over all of them is.
     return decision, [list(afresh(Dataset(node))) for node in nodes]
 
@@ -293,9 +294,9 @@ def test_every_policy_keeps_the_rows(files, shape, num_workers):
         assert "Use AutoShardPolicy.DATA" in str(caught.value)
     # Under DATA one pipeline is dealt to all replicas, and under the others each worker has the whole.
     for name, number in {"data": 1, "off": num_workers, "hint": num_workers}.items():
-        decision, nodes = autoshard(ds.node, AutoShardPolicy[name.upper()], num_workers, first)
+        decision, nodes = autoshard(node_of(ds), AutoShardPolicy[name.upper()], num_workers, first)
         # Workers that have the whole draw differently what has no seed.
-        assert [fingerprint(node) for node in nodes] == [fingerprint(ds.node)] * number
+        assert [fingerprint(node) for node in nodes] == [fingerprint(node_of(ds))] * number
         assert decision.policy is (AutoShardPolicy.DATA if name == "data" else AutoShardPolicy.OFF)
 
 
@@ -358,7 +359,7 @@ def test_names_keep_their_order_where_elements_need_not(files, num_workers):
     # Pipelines that take names as they are done would not count the same ones.
     ds = Dataset.from_list(files * 3).map(lambda name: str(name)).flat_map(read)
     ds = ds.with_options(Options(deterministic=False))
-    _, nodes = autoshard(ds.node, AutoShardPolicy.FILE, num_workers, first)
+    _, nodes = autoshard(node_of(ds), AutoShardPolicy.FILE, num_workers, first)
     for node in nodes:
         shard = plan(node)
         while not getattr(shard, "is_counted", False):
@@ -375,7 +376,7 @@ def test_a_function_is_tried_on_the_first_name_only(files):
         seen.append(str(path))
         return read(path)
 
-    autoshard(Dataset.from_list(files).flat_map(reader).node, AutoShardPolicy.AUTO, 2, first)
+    autoshard(node_of(Dataset.from_list(files).flat_map(reader)), AutoShardPolicy.AUTO, 2, first)
     assert set(seen) <= {files[0], ""}
 
 
@@ -387,21 +388,21 @@ def test_a_generator_is_not_run_to_look_at_what_it_names(files):
         yield from files
 
     ds = Dataset.from_generator(names, TensorSpec((), np.dtypes.StringDType())).flat_map(read)
-    decision, _ = autoshard(ds.node, AutoShardPolicy.AUTO, 2, first)
+    decision, _ = autoshard(node_of(ds), AutoShardPolicy.AUTO, 2, first)
     assert decision.policy is AutoShardPolicy.DATA
     assert not runs
 
 
 def test_names_without_end_are_enough(files):
     ds = Dataset.from_list(files[:1]).repeat().flat_map(read)
-    decision, nodes = autoshard(ds.node, AutoShardPolicy.FILE, 3, first)
+    decision, nodes = autoshard(node_of(ds), AutoShardPolicy.FILE, 3, first)
     assert "files that flat_map reads for 3 workers" in decision.reason
     assert [list(map(int, Dataset(node).take(7))) for node in nodes] == [[0, 1, 2, 3, 4, 0, 1]] * 3
 
 
 def test_what_fails_upstream_of_a_reader_fails_when_it_is_iterated_over(files):
     ds = Dataset.from_list(files).map(lambda name: 1 // 0).flat_map(read)
-    decision, (node,) = autoshard(ds.node, AutoShardPolicy.AUTO, 2, first)
+    decision, (node,) = autoshard(node_of(ds), AutoShardPolicy.AUTO, 2, first)
     assert decision.policy is AutoShardPolicy.DATA
     with pytest.raises(daskdist.errors.UserFunctionError, match="division"):
         list(Dataset(node))
@@ -493,10 +494,10 @@ def test_what_is_kept_on_disk_is_each_shards_own(tmp_path, num_workers):
 
 def test_one_directory_is_not_for_shards_of_files(files, tmp_path):
     for ds in (read_parquet(files, "id").snapshot(str(tmp_path)), read_parquet(files, "id").cache(str(tmp_path))):
-        decision, _ = autoshard(ds.node, AutoShardPolicy.AUTO, 2)
+        decision, _ = autoshard(node_of(ds), AutoShardPolicy.AUTO, 2)
         assert decision.policy is AutoShardPolicy.DATA
         with pytest.raises(ShardingError, match="snapshot would mean something else"):
-            autoshard(ds.node, AutoShardPolicy.FILE, 2)
+            autoshard(node_of(ds), AutoShardPolicy.FILE, 2)
 
 
 # --- what is said ---
@@ -574,7 +575,7 @@ def splits_of(num_bytes):
 
 
 def balanced(ds, num_workers):
-    return autoshard(ds.with_options(Options(balance="bytes")).node, AutoShardPolicy.FILE, num_workers, first)
+    return autoshard(node_of(ds.with_options(Options(balance="bytes"))), AutoShardPolicy.FILE, num_workers, first)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
@@ -596,7 +597,7 @@ def test_bytes_are_balanced_and_no_row_is_lost(tmp_path, number, seed, num_worke
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_files_in_turn_are_not_balanced(tmp_path, num_workers):
     paths = texts(tmp_path, [900, 1, 1, 1, 1, 1])
-    _, nodes = autoshard(read_text(paths).node, AutoShardPolicy.FILE, num_workers)
+    _, nodes = autoshard(node_of(read_text(paths)), AutoShardPolicy.FILE, num_workers)
     assert max(len(list(Dataset(node))) for node in nodes) > 899
 
 
@@ -710,8 +711,8 @@ def test_empty_files_do_not_all_go_to_one_worker():
 def test_workers_share_one_list_of_files(tmp_path, balance):
     # Of a list of 20,000, only what is asked for is looked at: none, but for sizes.
     paths = texts(tmp_path, [1] * 3)
-    ds = Dataset(ReadFiles((*paths, *[paths[0]] * 20_000), read_text(paths).node.format))
-    _, nodes = autoshard(ds.with_options(Options(balance=balance)).node, AutoShardPolicy.FILE, 1000)
+    ds = Dataset(ReadFiles((*paths, *[paths[0]] * 20_000), node_of(read_text(paths)).format))
+    _, nodes = autoshard(node_of(ds.with_options(Options(balance=balance))), AutoShardPolicy.FILE, 1000)
     found = sources(nodes)
     assert all(node.paths is found[0].paths for node in found)
     assert sorted(itertools.chain(*[node.files for node in found])) == list(range(20_003))
@@ -724,7 +725,7 @@ def test_a_damaged_file_is_left_out_where_errors_are(tmp_path, parquet_files):
         file.write(b"garbage" * 100)
     for balance in ("files", "bytes"):
         ds = read_parquet(paths, "id").with_options(Options(balance=balance, on_error="skip"))
-        _, nodes = autoshard(ds.node, AutoShardPolicy.FILE, 2)
+        _, nodes = autoshard(node_of(ds), AutoShardPolicy.FILE, 2)
         assert rows_of(itertools.chain(*map(Dataset, nodes))) == Counter([*range(8), *range(16, 32)])
 
 
@@ -893,7 +894,7 @@ def test_what_is_said_to_be_dropped_is(tmp_path_factory, rows, name, a, b):
         paths.append(str(folder / f"{number}-{num_rows}.npy"))
         np.save(paths[-1], np.arange(num_rows) + 100 * number)
     ds = GROUPINGS[name](daskdist.read_npy(paths), a, b, True)
-    found = sharding_input(ds.node, 2).remainder(False)
+    found = sharding_input(node_of(ds), 2).remainder(False)
     _, shares = sharded(ds, "file", 2)
     kept = rows_of(ds).total(), rows_of(itertools.chain(*shares)).total()
     assert (found.num_kept, found.num_kept_by_file, found.unit) == (*kept, "rows")
@@ -950,4 +951,4 @@ def test_levels_of_groups_are_those_of_elements():
         (lambda ds: ds.concatenate(ds).batch(2), 1),
     ]:
         made = build(ds)
-        assert level(made.node) == expected == np.ndim(next(iter(made)))
+        assert level(node_of(made)) == expected == np.ndim(next(iter(made)))

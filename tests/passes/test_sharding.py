@@ -13,6 +13,7 @@ from distributed import get_worker
 import daskdist
 from daskdist import AutoShardPolicy, Dataset, Options, read_parquet
 from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.dataset_base import computed_rows, node_of
 from daskdist.passes.autoshard import autoshard
 
 POLICIES = ["auto", "file", "data", "off"]
@@ -376,10 +377,10 @@ def test_drop_remainder_drops_rows_of_the_dataset_and_no_more():
 
 def test_whole_datasets_of_workers_are_shuffled_differently_unless_a_seed_is_given():
     def orders(ds):
-        decision, nodes = autoshard(ds.node, AutoShardPolicy.OFF, 3)
+        decision, nodes = autoshard(node_of(ds), AutoShardPolicy.OFF, 3)
         assert decision.policy is AutoShardPolicy.OFF
         # All in the first pass.
-        found = [tuple(int(x) for rows in Dataset._of(node).rows() for x in rows.elements()) for node in nodes]
+        found = [tuple(int(x) for rows in computed_rows(Dataset(node)) for x in rows.elements()) for node in nodes]
         assert [sorted(order) for order in found] == [list(range(50))] * 3
         return set(found)
 

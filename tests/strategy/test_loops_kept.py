@@ -19,6 +19,7 @@ from distributed import Client
 
 import daskdist
 from daskdist import Dataset, Options, errors
+from daskdist.core.dataset_base import node_of
 from daskdist.testing import afresh
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -214,7 +215,7 @@ def test_it_stays_as_long_as_the_call(client, on_cluster, tmp_path):
 
     with dask.config.set({"daskdist.split-bytes": 80}):
         dataset = on_cluster.experimental_make_numpy_dataset(np.arange(400)).batch(4)
-    (key, *_) = [block.key for block in dataset.node.inputs[0].placing.blocks]
+    (key, *_) = [block.key for block in node_of(dataset).inputs[0].placing.blocks]
     distributed = on_cluster.distribute_dataset(dataset)
     on_cluster.local_results(on_cluster.run(later, args=(distributed, False)))
     returned = on_cluster.run(later, args=(distributed, True))
@@ -268,7 +269,7 @@ def test_data_that_goes_in_the_middle(client, on_cluster, tmp_path):
     with dask.config.set({"daskdist.split-bytes": 800, "daskdist.window-bytes": 3200}):
         dataset = on_cluster.experimental_make_numpy_dataset(np.arange(20_000)).batch(10)
     distributed = on_cluster.distribute_dataset(dataset.with_options(Options(memory_budget_bytes=3200)))
-    keys = [block.key for block in dataset.node.inputs[0].placing.blocks]
+    keys = [block.key for block in node_of(dataset).inputs[0].placing.blocks]
     ready, gate = tmp_path / "ready", tmp_path / "gate"
 
     def waiting(it):
@@ -287,7 +288,7 @@ def test_data_that_goes_in_the_middle(client, on_cluster, tmp_path):
     end = time.monotonic() + 20
     while not ready.exists() and time.monotonic() < end:
         time.sleep(0.01)
-    client.cancel([block.future for block in dataset.node.inputs[0].placing.blocks], force=True)
+    client.cancel([block.future for block in node_of(dataset).inputs[0].placing.blocks], force=True)
     while client.run_on_scheduler(has_key, key=keys[-1]) and time.monotonic() < end:
         time.sleep(0.05)
     gate.touch()

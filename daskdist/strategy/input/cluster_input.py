@@ -10,6 +10,7 @@ from typing import Any
 from dask.base import tokenize
 
 from daskdist.core.block import Block
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node, walk
 from daskdist.dataset import Dataset
 from daskdist.devices import named
@@ -46,14 +47,14 @@ class ClusterInput:
 
     def check(self, dataset: Dataset) -> None:
         """Refuse functions that do not pickle, and files that are said to be on a worker that is not there."""
-        check_functions(dataset.node)
+        check_functions(node_of(dataset))
         locations = dataset.options().locations
         if locations is None:
             return
         addresses = self.addresses(locations)
         for path, names in locations.named():
             addresses.of(path, names)
-        for node in walk(dataset.node):
+        for node in walk(node_of(dataset)):
             # A function of locations is called now, not in the middle of a pass.
             for path in node.paths if isinstance(node, ReadFiles) else ():
                 addresses(path)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
 from daskdist.core.primitive import Epoch
 from daskdist.core.spec import (
@@ -21,7 +22,7 @@ from daskdist.core.spec import (
     SpecUnknown,
     TensorSpec,
 )
-from daskdist.dataset import Dataset
+from daskdist.dataset import Dataset, spec_by
 from daskdist.devices import Device, named
 from daskdist.display.plan import Share, count, shares_table, tree
 from daskdist.errors import ArgumentError
@@ -321,12 +322,12 @@ def of_dataset(strategy: StrategyContract, dataset: Dataset, options: InputOptio
 def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> ReplicaFeed:
     given = dataset.options()
     # The spec is the same whatever a place for a shard is filled with.
-    node = filled(dataset.node, 0, 1)
-    of_one = dataset if node is dataset.node else Dataset(node)
-    spec = of_one.spec_by(lambda: strategy.reader(of_one))
+    node = filled(node_of(dataset), 0, 1)
+    of_one = dataset if node is node_of(dataset) else Dataset(node)
+    spec = spec_by(of_one, lambda: strategy.reader(of_one))
     workers = strategy.workers
     consumers = tuple(replica.worker for replica in strategy.replicas)
-    rebatched = rebatch(dataset.node, spec, len(consumers))
+    rebatched = rebatch(node_of(dataset), spec, len(consumers))
     policy = given.auto_shard_policy or AutoShardPolicy.AUTO
     sharding, nodes = autoshard(rebatched, policy, len(workers), _first_elements)
     if len(nodes) == 1:
@@ -337,7 +338,7 @@ def _feeding_of(strategy: StrategyContract, dataset: SuppliedDataset) -> Replica
             for node, worker in zip(nodes, workers, strict=True)
         ]
     if len(workers) > 1:
-        _log_once(strategy, dataset.node, sharding)
+        _log_once(strategy, node_of(dataset), sharding)
 
     def length(num_rows: int | None) -> int | None:
         is_even = len(workers) == 1 and num_rows is not None and num_rows % len(consumers) == 0

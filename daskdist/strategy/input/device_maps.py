@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from daskdist.core.dataset_base import node_of
 from daskdist.core.functions.user_function import UserFunction
 from daskdist.core.ragged import Ragged
 from daskdist.core.spec import ElementSpec
@@ -121,7 +122,7 @@ class SuppliedDataset(Dataset):
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        node, maps = without_device_maps(dataset.node)
+        node, maps = without_device_maps(node_of(dataset))
         super().__init__(node)
         self.device_maps = DeviceMaps(tuple(each.function for each in maps), tuple(map(str, maps)))
 

@@ -10,6 +10,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from daskdist.core.cardinality import INFINITE, UNKNOWN
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node, counting
 from daskdist.core.randomness.pass_numbers import JointCounter, PassCounter, PassNumber
 from daskdist.core.spec import ElementSpec
@@ -80,7 +81,7 @@ def _counters_in(function: Any) -> list[PassCounter]:
         names = getclosurevars(function)
         values += [*names.nonlocals.values(), *names.globals.values()]
         values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    found = [each.passes.counter for value in values if isinstance(value, Dataset) for each in counting(value.node)]
+    found = [each.passes.counter for value in values if isinstance(value, Dataset) for each in counting(node_of(value))]
     return list(dict.fromkeys(found))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from daskdist.core.dataset_base import node_of
 from daskdist.core.node import Node
 from daskdist.dataset import Dataset
 from daskdist.execute.caller import Caller
@@ -86,7 +87,7 @@ class LocalInput:
 
     def reader(self, dataset: Dataset) -> Caller:
         """Return a caller of this process."""
-        return local_caller(dataset.node, dataset.options().num_threads)
+        return local_caller(node_of(dataset), dataset.options().num_threads)
 
     def make_datasets(
         self, dataset_fn: Callable[[InputContext], Any], contexts: Sequence[tuple[str | None, InputContext]]
@@ -98,7 +99,7 @@ class LocalInput:
             # Threads, if one of the datasets gains by those.
             return next((each for each in map(self.reader, datasets) if each.num_ahead), Now())
 
-        return [PipelineDataset(each.node, summary_of(each)) for each in datasets], caller
+        return [PipelineDataset(node_of(each), summary_of(each)) for each in datasets], caller
 
     def place(self, node: FromTensorSlices) -> Node:
         """Return the source itself: the arrays are in this process."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daskdist.core.block import Bundle, Rows
+from daskdist.core.dataset_base import element_spec_of, node_of, primitive_of
 from daskdist.core.failing.origin import Skipped
 from daskdist.core.finalizer import Finalizer
 from daskdist.core.node import Facts, Source
@@ -14,7 +15,7 @@ from daskdist.core.primitive import Epoch, Primitive, Stream
 from daskdist.core.randomness.pass_numbers import PassNumber
 from daskdist.core.spec import ElementSpec
 from daskdist.core.structure import LONE, Leaves, Structure
-from daskdist.dataset import Dataset
+from daskdist.dataset import Dataset, spec_by
 from daskdist.display.plan import tree
 from daskdist.errors import ArgumentError
 from daskdist.execute.caller import Handle
@@ -52,10 +53,10 @@ def summary_of(dataset: SuppliedDataset) -> DatasetSummary:
     """Return the summary of a dataset; where that depends on a function, its first element is computed."""
 
     def caller() -> Any:
-        return local_caller(dataset.node, dataset.options().num_threads)
+        return local_caller(node_of(dataset), dataset.options().num_threads)
 
-    spec, options = dataset.spec_by(caller), dataset.options()
-    return DatasetSummary(spec, dataset.cardinality(), options, tree(dataset.node), dataset.device_maps)
+    spec, options = spec_by(dataset, caller), dataset.options()
+    return DatasetSummary(spec, dataset.cardinality(), options, tree(node_of(dataset)), dataset.device_maps)
 
 
 def make_dataset(
@@ -98,9 +99,9 @@ class WorkerPass:
     """One pass over a dataset, by the engine of the process it is in."""
 
     def __init__(self, dataset: Dataset, epoch: Epoch) -> None:
-        caller = local_caller(dataset.node, dataset.options().num_threads)
+        caller = local_caller(node_of(dataset), dataset.options().num_threads)
         self._interpreter = _SkipCollector(caller, budget_bytes=dataset.options().memory_budget_bytes)
-        self._rows = rows_by(self._interpreter, dataset.primitive, epoch, lambda: _without_rows(dataset))
+        self._rows = rows_by(self._interpreter, primitive_of(dataset), epoch, lambda: _without_rows(dataset))
         self._rest: Rows | None = None
         Finalizer(self, self._interpreter.close)
 
@@ -116,7 +117,7 @@ class WorkerPass:
 
 
 def _without_rows(dataset: Dataset) -> tuple[Structure, Leaves]:
-    return dataset.spec.structure, tuple(leaf.zeros() for leaf in dataset.spec.leaves)
+    return element_spec_of(dataset).structure, tuple(leaf.zeros() for leaf in element_spec_of(dataset).leaves)
 
 
 @dataclass(frozen=True)
