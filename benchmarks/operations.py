@@ -285,6 +285,14 @@ CASES: Final[dict[str, Case]] = {
         share=0.1,
         is_same_order=False,
     ),
+    "batch_by_size": Case(
+        "numbers that are lengths, batch_by_size(16,384), sorted 2,048 at a time",
+        lambda data: Dataset.from_tensor_slices(_numbers(data) % 64).batch_by_size(16_384, lambda x: x, 8 * BATCH),
+        lambda data: _slices(np.sort(_numbers(data) % 64)),
+        "NumPy sort and slices",
+        target=1,
+        is_same_order=False,
+    ),
     "window": Case(
         "rows of 16, window(16), flat_map to batches of 16",
         lambda data: Dataset.from_tensor_slices(data.rows).window(WINDOW).flat_map(lambda each: each.batch(WINDOW)),

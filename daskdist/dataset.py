@@ -58,6 +58,7 @@ from daskdist.formats.tfrecord.tfrecord_format import TFRecord
 from daskdist.formats.webdataset.webdataset_format import WebDataset
 from daskdist.formats.write import DirectoryWriter, ZarrWriter, compression_to_write, npy_to_write, rows_of_chunk
 from daskdist.ops.assert_cardinality import AssertCardinality
+from daskdist.ops.batch_by_size import BatchBySize
 from daskdist.ops.bucket_by_sequence_length import BucketBySequenceLength
 from daskdist.ops.cache import Cache
 from daskdist.ops.choose_from_datasets import ChooseFromDatasets
@@ -1183,6 +1184,60 @@ class Dataset(DatasetBase, DaskMethodsMixin):  # type: ignore[misc]
             label=name,
         )
         return self._with(node)
+
+    def batch_by_size(
+        self,
+        budget: int,
+        length_fn: Callable[..., Any],
+        buffer_size: int | None = None,
+        padding_values: Any = None,
+        ragged: bool = False,
+        round_size: int = 1,
+        name: str | None = None,
+    ) -> Dataset:
+        """Make batches of as many elements as a budget allows: so many tokens a batch, say.
+
+        Parameters
+        ----------
+        budget
+            The most that a batch comes to: its number of elements times the longest length, which is what padding makes
+            of it; or the sum of its lengths if ``ragged``.
+        length_fn
+            Called as in `map`, gives an element's length, a whole number; 0 counts as 1.
+        buffer_size
+            So many consecutive elements are sorted by their lengths first, so that those of a batch are of similar
+            length; elements stay in order if None. Batches come from short to long: shuffle them afterwards.
+        padding_values
+            As in `padded_batch`.
+        ragged
+            Whether leaves with a length that varies become `Ragged`; else they are filled up to the longest.
+        round_size
+            Have each buffer give a multiple of so many batches, so that consumers that take turns get batches of
+            similar lengths; some are smaller for it.
+
+        Raises
+        ------
+        ArgumentError
+            A number is less than 1, or ``round_size`` is given without a ``buffer_size``.
+        UserFunctionError
+            While iterating: an element is longer than the budget, or its length is no whole number.
+
+        >>> from daskdist import Ragged
+        >>> words = Dataset.from_tensor_slices(Ragged([1, 2, 2, 3, 3, 3, 4], [0, 1, 3, 6, 7]))
+        >>> [batch.tolist() for batch in words.batch_by_size(4, len)]
+        [[[1, 0], [2, 2]], [[3, 3, 3]], [[4]]]
+        >>> [batch.tolist() for batch in words.batch_by_size(4, len, buffer_size=4)]
+        [[[1], [4]], [[2, 2]], [[3, 3, 3]]]
+        """
+        operation = "batch_by_size"
+        yes_or_no(operation, "ragged", ragged)
+        if ragged and padding_values is not None:
+            raise ArgumentError("batch_by_size: give padding_values, or ragged=True, which pads nothing")
+        padding = None if ragged else Padding.of(operation, self._known_spec(), None, padding_values)
+        length_function = self._function(length_fn, operation)
+        return self._with(
+            BatchBySize(self._node, length_function, budget, buffer_size, round_size, padding, label=name)
+        )
 
     # --- elements kept ---
 

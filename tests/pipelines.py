@@ -477,6 +477,17 @@ def _grow_bucket(draw, made, fixed):
     return made.then("bucket_by_sequence_length", *arguments, kind="lone", num_axes=2)
 
 
+def _grow_batch_by_size(draw, made, fixed):
+    if made.kind != Kind("uneven", 1):
+        return None
+    buffer_size = draw(st.sampled_from([None, 1, 4, 9]))
+    round_size = 1 if buffer_size is None else draw(st.sampled_from([1, 2, 3]))
+    ragged, budget = draw(st.booleans()), draw(st.integers(9, 30))
+    value = None if ragged else draw(st.sampled_from([None, -1]))
+    arguments = (budget, f.length_of, buffer_size, value, ragged, round_size)
+    return made.then("batch_by_size", *arguments, kind="ragged" if ragged else "lone", num_axes=2)
+
+
 def _grow_unbatch(draw, made, fixed):
     if made.kind.num_axes < 1:
         return None
@@ -584,7 +595,7 @@ _GROW = [
     _grow_unlike,
 ]
 # Those that few kinds of elements are for.
-_OF_UNEVEN = [_grow_ragged_batch, _grow_bucket, _grow_padded_batch]
+_OF_UNEVEN = [_grow_ragged_batch, _grow_bucket, _grow_batch_by_size, _grow_padded_batch]
 _OF_ROWS = [_grow_unbatch, _grow_rebatch]
 
 

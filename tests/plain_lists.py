@@ -262,6 +262,31 @@ class Reference:
         fill = {number: boundary - 1 for number, boundary in enumerate(boundaries)} if to_boundary else {}
         return [_padded(group, values, fill.get(number)) for number, group in groups]
 
+    def _batch_by_size(self, elements, budget, length_of, buffer_size=None, value=None, ragged=False, round_size=1):
+        buffer_size = None if buffer_size is None else -(-buffer_size // round_size) * round_size
+        length = lambda each: max(int(call_with(length_of, each)), 1)  # noqa: E731
+        if any(length(each) > budget for each in elements):
+            reject()
+        fits = lambda group: (  # noqa: E731
+            sum(map(length, group)) <= budget if ragged else len(group) * max(map(length, group)) <= budget
+        )
+        groups = []
+        step = buffer_size or max(len(elements), 1)
+        for start in range(0, len(elements), step):
+            buffer = elements[start : start + step]
+            found = []
+            for each in buffer if buffer_size is None else sorted(buffer, key=length):
+                if found and fits([*found[-1], each]):
+                    found[-1].append(each)
+                else:
+                    found.append([each])
+            while len(found) % round_size and len(found) < len(buffer):
+                largest = max(found, key=len)
+                half = len(largest) - len(largest) // 2
+                found[found.index(largest) : found.index(largest) + 1] = [largest[:half], largest[half:]]
+            groups += found
+        return [daskdist.Ragged.of(group) if ragged else _padded(group, value) for group in groups]
+
     # --- nested ---
 
     def _flat_map(self, elements, inner):

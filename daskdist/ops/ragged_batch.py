@@ -68,13 +68,10 @@ class RaggedBatch(Transformation):
         return spec.with_leaves([self._grouped(leaf, size) for leaf in spec.leaves])
 
     def _grouped(self, leaf: TensorSpec, size: int | None) -> TensorSpec:
-        if self.is_of_rows:
-            return leaf.grouped(size)
-        kind = RaggedTensorSpec if self._is_ragged(leaf) else TensorSpec
-        return kind((size, *leaf.shape), leaf.dtype, leaf.name)
+        return leaf.grouped(size) if self.is_of_rows else _ragged_leaf(leaf, size)
 
     def _is_ragged(self, leaf: TensorSpec) -> bool:
-        return isinstance(leaf, RaggedRowSpec) if self.is_of_rows else None in leaf.shape
+        return isinstance(leaf, RaggedRowSpec) if self.is_of_rows else is_ragged(leaf)
 
     @property
     def cardinality(self) -> int:
@@ -83,9 +80,24 @@ class RaggedBatch(Transformation):
     def lower(self, inputs: tuple[Primitive, ...]) -> Primitive:
         rows = BatchRows(self.batch_size, self.drop_remainder)
         batches = Arrange((gathered(inputs[0]),), rows, grouped=1, name=self.name)
-        is_ragged = None if self.element_spec is None else tuple(map(self._is_ragged, self.element_spec.leaves))
-        function = RaggedRows(is_ragged, np.dtype(self.row_splits_dtype))
+        ragged_leaves = None if self.element_spec is None else tuple(map(self._is_ragged, self.element_spec.leaves))
+        function = RaggedRows(ragged_leaves, np.dtype(self.row_splits_dtype))
         return Compute(batches, function, self.name, factor=1, unstacked=True)
+
+
+def is_ragged(leaf: TensorSpec) -> bool:
+    """Return whether batches of a leaf are `Ragged`: one of its lengths varies."""
+    return None in leaf.shape
+
+
+def ragged_spec(spec: ElementSpec, size: int | None) -> ElementSpec:
+    """Return the spec of batches of ``size`` elements, where leaves with a length that varies become `Ragged`."""
+    return spec.with_leaves([_ragged_leaf(leaf, size) for leaf in spec.leaves])
+
+
+def _ragged_leaf(leaf: TensorSpec, size: int | None) -> TensorSpec:
+    kind = RaggedTensorSpec if is_ragged(leaf) else TensorSpec
+    return kind((size, *leaf.shape), leaf.dtype, leaf.name)
 
 
 def batch(source: Node, batch_size: int, drop_remainder: bool, label: str | None) -> Transformation:

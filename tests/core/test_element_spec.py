@@ -143,6 +143,8 @@ OTHERS = [
     lambda: batches().rebatch(2),
     lambda: lists().enumerate(),
     lambda: lists().bucket_by_sequence_length(len, [3], [2, 2]),
+    lambda: lists().batch_by_size(20, len),
+    lambda: lists().batch_by_size(20, len, 3, ragged=True),
     lambda: lists().concatenate(lists()),
     lambda: Dataset.from_list([[1, 2], [1]]),
     lambda: Dataset.range(7).batch(7).map(lambda x: x[: int(x[0]) + 2]),

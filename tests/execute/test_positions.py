@@ -89,6 +89,8 @@ PIPELINES = {
     "window": lambda: Dataset.range(17).window(3, 2).flat_map(lambda w: w.batch(3)),
     "group_by_window": lambda: Dataset.range(17).group_by_window(lambda x: x % 3, lambda k, w: w.batch(4), 2),
     "bucket_by_sequence_length": lambda: arrays().bucket_by_sequence_length(len, [2, 4], [2, 2, 2]),
+    "batch_by_size": lambda: arrays().batch_by_size(9, len),
+    "batch_by_size in rounds": lambda: arrays().batch_by_size(9, len, 5, round_size=2),
     "padded_batch": lambda: arrays().shuffle(3, seed=1).padded_batch(2),
     "ragged_batch": lambda: arrays().shuffle(3, seed=1).ragged_batch(2),
     "unbatch": lambda: Dataset.range(9).batch(2).map(lambda x: x).unbatch(),
@@ -186,7 +188,15 @@ def test_every_method_has_its_row():
     made = {"map", "filter", "flat_map", "interleave", "enumerate", "scan", "take", "skip", "take_while", "shard"}
     made |= {"repeat", "concatenate", "unique", "shuffle", "global_shuffle", "rejection_resample", "prefetch", "cache"}
     made |= {"ignore_errors", "batch", "padded_batch", "ragged_batch", "unbatch", "rebatch", "window"}
-    made |= {"group_by_window", "bucket_by_sequence_length", "zip", "choose", "sample", "assert_cardinality"}
+    made |= {
+        "group_by_window",
+        "bucket_by_sequence_length",
+        "batch_by_size",
+        "zip",
+        "choose",
+        "sample",
+        "assert_cardinality",
+    }
     assert not {name for name in made if name not in covered}
 
 

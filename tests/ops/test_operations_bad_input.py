@@ -236,6 +236,7 @@ def test_true_or_false_is_asked_for(operation, argument, build, given):
         ("group_by_window", lambda f: NUMBERS.group_by_window(f, to_window, 2)),
         ("group_by_window", lambda f: NUMBERS.group_by_window(same, f, 2)),
         ("bucket_by_sequence_length", lambda f: LENGTHS.bucket_by_sequence_length(f, [2], [1, 1])),
+        ("batch_by_size", lambda f: LENGTHS.batch_by_size(4, f)),
         ("from_generator", lambda f: Dataset.from_generator(f, INT)),
         ("apply", lambda f: NUMBERS.apply(f)),
     ],
@@ -495,7 +496,7 @@ def two_keys(x):
 
 
 def length_that_raises(x):
-    return 1 // int(x.sum() - 4)
+    return 1 // int(x.sum() != 4)
 
 
 def half_of_length(x):
@@ -555,6 +556,8 @@ ZERO = np.int64(0)
             ["{'a': value, 'b': value}", "value before", "the window of key 2"],
         ),
         ("bucket_by_sequence_length", bucketed, length_that_raises, ["ZeroDivisionError"]),
+        ("batch_by_size", lambda f: LENGTHS.batch_by_size(4, f), length_that_raises, ["ZeroDivisionError"]),
+        ("batch_by_size", lambda f: LENGTHS.batch_by_size(4, f), half_of_length, ["0.5", "a length is one integer"]),
         ("bucket_by_sequence_length", bucketed, half_of_length, ["0.5", "a length is one integer"]),
         ("rejection_resample", lambda f: NUMBERS.rejection_resample(f, [0.5, 0.5]), reciprocal, ["-1", "0 to 1"]),
         ("rejection_resample", lambda f: NUMBERS.rejection_resample(f, [0.5, 0.5]), too_high, ["7", "0 to 1"]),
@@ -772,6 +775,30 @@ def test_a_length_beyond_the_last_boundary():
     with pytest.raises(
         errors.UserFunctionError, match=r"bucket_by_sequence_length: len returned 3 on row 3 .*boundary, 3"
     ):
+        list(ds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"budget": 0}, ["budget is 0"]),
+        ({"budget": 1.5}, ["budget is 1.5"]),
+        ({"buffer_size": 0}, ["buffer_size is 0"]),
+        ({"round_size": 0, "buffer_size": 4}, ["round_size is 0"]),
+        ({"round_size": 2}, ["round_size is 2", "buffer_size"]),
+        ({"ragged": 1}, ["ragged is 1"]),
+        ({"ragged": True, "padding_values": 0}, ["padding_values", "ragged=True"]),
+        ({"padding_values": 1.5}, ["padding_values", "1.5", "int64"]),
+    ],
+)
+def test_sizes_of_batches_that_do_not_go(arguments, says):
+    refused(lambda: LENGTHS.batch_by_size(**{"budget": 4, "length_fn": len} | arguments), ["batch_by_size", *says])
+
+
+@pytest.mark.parametrize("length", [lambda x: len(x) - 1, lambda x: len(x) + 1])
+def test_a_length_that_no_batch_has_room_for(length):
+    ds = LENGTHS.batch_by_size(3, length)
+    with pytest.raises(errors.UserFunctionError, match=r"batch_by_size: .* returned (-1|4) on row \d .*the budget, 3"):
         list(ds)
 
 

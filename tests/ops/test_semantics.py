@@ -684,6 +684,43 @@ def test_bucket_by_sequence_length(boundaries, sizes, arguments, expected):
 
 
 @pytest.mark.parametrize(
+    ("budget", "arguments", "expected"),
+    [
+        # Padded: the number of elements times the longest.
+        (6, {}, [[[1, 0], [2, 2]], [[3, 3, 3], row(1, 3)], [[4, 4, 4, 4]], [[1]]]),
+        (6, {"padding_values": -1}, [[[1, -1], [2, 2]], [[3, 3, 3], [1, -1, -1]], [[4, 4, 4, 4]], [[1]]]),
+        # Ragged: the sum of lengths.
+        (6, {"ragged": True}, [[[1], [2, 2], [3, 3, 3]], [[1], [4, 4, 4, 4], [1]]]),
+        (99, {"ragged": True}, [[[1], [2, 2], [3, 3, 3], [1], [4, 4, 4, 4], [1]]]),
+        (6, {"buffer_size": 99}, [[[1], [1], [1]], [[2, 2, 0], [3, 3, 3]], [[4, 4, 4, 4]]]),
+        (6, {"buffer_size": 3}, [[[1, 0], [2, 2]], [[3, 3, 3]], [[1], [1]], [[4, 4, 4, 4]]]),
+        (6, {"buffer_size": 99, "ragged": True}, [[[1], [1], [1], [2, 2]], [[3, 3, 3]], [[4, 4, 4, 4]]]),
+        # A multiple of so many batches a buffer, which the largest are split for.
+        (6, {"buffer_size": 99, "round_size": 2}, [[[1], [1]], [[1]], [[2, 2, 0], [3, 3, 3]], [[4, 4, 4, 4]]]),
+        (4, {"buffer_size": 3, "round_size": 2}, [[[1]], [[1]], [[2, 2]], [[3, 3, 3]], [[1]], [[4, 4, 4, 4]]]),
+    ],
+)
+def test_batch_by_size(budget, arguments, expected):
+    build = lambda: lengths(1, 2, 3, 1, 4, 1).batch_by_size(budget, len, **arguments)  # noqa: E731
+    check(build, expected)
+    assert build().cardinality() == UNKNOWN
+
+
+def test_the_spec_of_batches_by_size():
+    ds = lengths(1, 2).map(lambda x: {"x": x, "n": len(x)})
+    length = lambda each: each["n"]  # noqa: E731
+    assert ds.batch_by_size(4, length).element_spec == {
+        "x": TensorSpec((None, None), "int64"),
+        "n": TensorSpec((None,), "int64"),
+    }
+    ragged = ds.batch_by_size(4, length, ragged=True)
+    assert ragged.element_spec == {"x": RaggedTensorSpec((None, None), "int64"), "n": TensorSpec((None,), "int64")}
+    assert [batch["x"].tolist() for batch in ragged] == [[[1], [2, 2]]]
+    # An element without content counts: else one batch would take as many as there are.
+    check(lambda: lengths(0, 0, 0).batch_by_size(2, len), [[[], []], [[]]])
+
+
+@pytest.mark.parametrize(
     ("size", "expected"),
     [
         ({"window_size": 2}, [[5, 3], [2, 4], [1, 7], [6]]),

@@ -95,6 +95,10 @@ TAILS = {
         lambda: triangles(8).bucket_by_sequence_length(lambda x: len(x), [2], [3, 2]),
         [[[0, 1, 0], [0, 1, 2]], [[0], [0], [0]], [[0, 1, 0], [0, 1, 2]], [[0]]],
     ),
+    "batch_by_size": (
+        lambda: triangles(6).batch_by_size(6, len),
+        [[[0, 0], [0, 0], [0, 1]], [[0, 1, 2], [0, 0, 0]], [[0]]],
+    ),
     "flat_map": (
         lambda: numbers(2).flat_map(lambda x: Dataset.range(5).batch(4)),
         [[0, 1, 2, 3], [4], [0, 1, 2, 3], [4]],

@@ -119,6 +119,7 @@ SHAPES = {
         "FILE",
         "5 files",
     ),
+    "batch_by_size": (lambda f: read_parquet(f, "id").batch_by_size(6, lambda x: 2), "FILE", "5 files"),
     # Files that a function reads.
     "flat_map": (lambda f: Dataset.from_tensor_slices(f).flat_map(read), "FILE", "5 files that flat_map reads"),
     "flat_map-text": (
@@ -304,7 +305,7 @@ def test_every_policy_keeps_the_rows(files, shape, num_workers):
 CLUSTERED = [
     *[("auto", shape) for shape in ("text", "list_files", "names-shuffled-repeated-taken", "names-few", "zip")],
     *[("auto", shape) for shape in ("concatenate", "zip-other-files", "cache", "bucket", "from_dask", "take")],
-    *[("auto", shape) for shape in ("group_by_window", "from_generator")],
+    *[("auto", shape) for shape in ("group_by_window", "batch_by_size", "from_generator")],
     *[("off", shape) for shape in ("flat_map", "zip")],
 ]
 
@@ -319,7 +320,7 @@ def steps_of(strategy, ds):
 )
 def test_rows_over_replicas_are_the_rows(start_cluster, files, name, shape, num_workers):
     ds = SHAPES[shape][0](files)
-    if shape not in ("group_by_window", "bucket"):
+    if shape not in ("group_by_window", "bucket", "batch_by_size"):
         ds = ds.batch(8)
     ds = ds.with_options(policy(name))
     with daskdist.MultiWorkerMirroredStrategy(start_cluster(num_workers, 1)) as strategy:
@@ -948,6 +949,7 @@ def test_levels_of_groups_are_those_of_elements():
         (lambda ds: ds.batch(2).rebatch(3), 1),
         (lambda ds: ds.batch(2).map(lambda x: x + 1).shuffle(3).repeat(2), 1),
         (lambda ds: ds.bucket_by_sequence_length(lambda x: 1, [2], [2, 2]), 1),
+        (lambda ds: ds.batch_by_size(6, lambda x: 2), 1),
         (lambda ds: ds.concatenate(ds).batch(2), 1),
     ]:
         made = build(ds)
