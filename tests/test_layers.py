@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -384,6 +385,25 @@ def _public_functions(tree: ast.Module):
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             yield node
+
+
+# Rooms whose variables and parameters say what they hold.
+ROOMS_WITH_PLAIN_NAMES = ("execute/", "storage/")
+VAGUE_VARIABLES = {"each", "found", "given", "made", "own"}
+# Words in messages that are not how people speak today; docstrings and comments are left to readers.
+OLD_WORDS = re.compile(r"\b(mend|anew|whoever)\b")
+
+
+@each_file
+def test_variables_say_what_they_hold(path):
+    if not name_of(path).startswith(ROOMS_WITH_PLAIN_NAMES):
+        return
+    for node in ast.walk(tree_of(path)):
+        is_stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        name = node.id if is_stored else node.arg if isinstance(node, ast.arg) else None
+        assert name not in VAGUE_VARIABLES, f"{name_of(path)}:{node.lineno}: a variable is called {name}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert not OLD_WORDS.search(node.value), f"{name_of(path)}:{node.lineno}: {node.value!r:.80}"
 
 
 def test_public_methods_name_their_options():

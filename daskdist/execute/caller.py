@@ -136,7 +136,7 @@ class Caller(Protocol):
         Returns
         -------
         handle
-            The payload, placed on ``worker`` if it is not on the cluster yet; None if the payload is passed anew to
+            The payload, placed on ``worker`` if it is not on the cluster yet; None if the payload is passed again to
             each call that needs it.
         """
         ...

@@ -166,7 +166,7 @@ class FixedLength:
         rows: RecordRange = split.payload
         path, size = rows.version.path, self.record_bytes
         if self.storage.version(path) != rows.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
         if rows.compression is None:
             start, stop = self.header_bytes + rows.start * size, self.header_bytes + rows.stop * size
             data = self.storage.read(path, start, stop)

@@ -139,7 +139,7 @@ class Hdf5:
 
     def _rows(self, part: Hdf5Split, label: str) -> Block:
         if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{label}: the file was changed since it was listed; make the dataset anew")
+            raise FileError(f"{label}: the file was changed since it was listed; create the dataset again")
         with ExitStack() as opened, failures(label, kinds=(Exception,)):
 
             @cache

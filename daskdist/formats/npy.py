@@ -163,7 +163,7 @@ class Npy:
         part: NpySplit = split.payload
         # Reading a mapped file that was cut short kills the process: check first that it is unchanged.
         if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
         members = {each.name: each for each in part.members}
         with failures(split.label, kinds=(Exception,)):
             return part.arrays.block(lambda stored: self._rows(part, members[stored.name]), split.label)

@@ -130,7 +130,7 @@ class Parquet:
         version, group = split.payload
         path = version.path
         if self.storage.version(path) != version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
         # Not for filters, which compare values with texts.
         repeated = [] if self.filters is not None or is_remote(path) else _footer_of(version).repeated_texts(group)
         with self._opened(version, repeated) as (file, names), failures(split.label):

@@ -132,7 +132,7 @@ class Zarr:
             def rows(stored: StoredArray) -> Any:
                 array, stamp = found[stored.name]
                 if stamp != part.stamps[stored.name]:
-                    raise FileError(f"{label}: the store was changed since it was listed; make the dataset anew")
+                    raise FileError(f"{label}: the store was changed since it was listed; create the dataset again")
                 key = part.path, stored.name, stamp
                 return by_chunks(stored, part.start, part.stop, key, lambda start, stop: _values(array, start, stop))
 

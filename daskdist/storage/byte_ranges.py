@@ -1,12 +1,12 @@
 """Files of records one after the other, cut into byte ranges at the ends of records.
 
-A range is stated by its size only, so that a file of any size is listed at once; where its first record begins
-is found when it is read. Where that can be told only from the record before it (a quoted newline, a length), it is
-found from the nearest place already known in this process, which is the end of the range before where files are
-read in order.
+A range is stated by its size only, so that a file of any size is listed at once. The beginning of its first record is
+found when the range is read. If only the record before it tells (a quoted newline, a length), the search starts at the
+nearest boundary this process knows, which is the end of the previous range when files are read in order.
 
-What is compressed cannot be entered in the middle. It is read in parts, each from where the one before it ended: the
-decompressor is kept for it. Read by another process, or out of order, a part is decompressed from the beginning.
+A compressed file cannot be entered in the middle. It is read in parts, each continuing where the one before it ended,
+with the same decompressor. A part that is read by another process or out of order is decompressed from the beginning
+of the file.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from daskdist.storage.filesystem import Storage, Version, failures
 _MARGIN: Final = 2**16
 # Bytes decompressed at a time.
 _CHUNK: Final = 2**18
-# A part of a compressed file is a split for what it becomes, if that is about so many times as much.
+# The assumed ratio of decompressed to compressed bytes; a split is sized by its decompressed bytes.
 _RATIO: Final = 8
-# What text that is taken apart is counted as: that takes so long that smaller ranges let the first rows come soon, and
-# keep all threads at work.
+# The growth assumed for text that is parsed. Parsing is slow, so smaller ranges let the first rows come soon and keep
+# all threads busy.
 GROWTH: Final = 4
-# Files whose beginnings of ranges are remembered, and decompressors that are kept.
+# The number of files whose range boundaries are remembered, and of decompressors that are kept.
 _NUM_FILES: Final = 256
 _NUM_PARKED: Final = 16
 
 
-class BrokenRecord(Exception):  # noqa: N818 - a signal between a framing and who reads
-    """There is no telling where the next record begins.
+class BrokenRecord(Exception):  # noqa: N818 - a signal from a framing to its reader
+    """A record so damaged that the beginning of the next one is unknown.
 
     Parameters
     ----------
     offset
-        Where the record begins that is broken.
+        The byte where the broken record begins.
     reason
         What is wrong, and what was expected.
     """
@@ -56,7 +56,7 @@ class BrokenRecord(Exception):  # noqa: N818 - a signal between a framing and wh
 
 
 class Framing(Protocol):
-    """The way records follow one another. Implementations are frozen dataclasses."""
+    """A rule for finding record boundaries. Implementations are frozen dataclasses."""
 
     @property
     def is_local(self) -> bool:
@@ -64,28 +64,28 @@ class Framing(Protocol):
         ...
 
     def boundary(self, data: bytes, at_least: int, *, is_end: bool) -> int | None:
-        """Return the first place from ``at_least`` on where a record begins; None where it is beyond the data.
+        """Return the first offset from ``at_least`` on where a record begins; None if it is beyond the data.
 
         Parameters
         ----------
         data
-            Bytes that begin with a record, or anywhere where the framing is local.
+            Bytes of the file; they begin with a record unless the framing is local.
         at_least
-            From 0 up to their number; from 1 where they begin anywhere.
+            An offset in the data: at least 0, or 1 if the data may begin inside a record.
         is_end
-            Whether the file ends with them: their end is a beginning then.
+            Whether the file ends with the data; the end then counts as a boundary.
 
         Raises
         ------
-        Broken
-            There is none, for what is before it is broken.
+        BrokenRecord
+            A record before the boundary is broken.
         """
         ...
 
 
 @runtime_checkable
 class Hops(Protocol):
-    """A framing of records that say how long they are: those before a range are passed over without being read."""
+    """A framing of records that state their length, so that those before a range are skipped without being read."""
 
     def hop(self, read: Callable[[int, int], bytes], at: int, at_least: int, num_bytes: int) -> int:
         """Return the first record boundary from ``at_least`` on, going from the one at ``at``, or the end of the file.
@@ -93,18 +93,18 @@ class Hops(Protocol):
         Parameters
         ----------
         read
-            Gives the bytes of the file from one place to another.
+            Returns the bytes of the file between two offsets.
         at
-            Where a record begins.
+            The offset of a record.
         at_least
-            From there up to the end of the file.
+            The smallest offset to return, from ``at`` to the size of the file.
         num_bytes
             The size of the file.
 
         Raises
         ------
-        Broken
-            There is none, for what is before it is broken.
+        BrokenRecord
+            A record before the boundary is broken.
         """
         ...
 
@@ -118,12 +118,12 @@ class ByteRange:
     version
         The file, as it was listed.
     compression
-        How it is compressed, or None.
+        The name of its compression, or None.
     index
         The number of the range.
     start, stop
-        Where it starts and stops: its records are those that begin there. Of a compressed file, how much of it has
-        been read by then.
+        The bytes of the file; the range has the records that begin in them. For a compressed file these are compressed
+        bytes, read before the part starts and when it stops.
     """
 
     version: Version
@@ -150,13 +150,13 @@ class RangeRecords:
     Parameters
     ----------
     data
-        Their bytes.
+        The bytes of the records.
     offset
-        Where in the file, or in what it becomes when it is decompressed, they begin.
+        Their offset in the decompressed file.
     broken
-        Why what comes after them cannot be read, where it cannot.
+        The reason why the rest of the file cannot be read; None if it can.
     is_after
-        Whether that is of an earlier range already.
+        Whether the damage is in an earlier range.
     """
 
     data: bytes
@@ -172,11 +172,11 @@ class ByteRanges:
     Parameters
     ----------
     framing
-        How records follow one another.
+        The rule for record boundaries.
     storage
-        How files are opened.
+        Opens the files.
     compression
-        How they are compressed: ``"infer"``, a name, or None.
+        The compression of the files: ``"infer"``, a name, or None.
     """
 
     framing: Framing
@@ -189,19 +189,19 @@ class ByteRanges:
         Parameters
         ----------
         path
-            Its path.
+            Its path or URL.
         file
-            Its number.
+            Its number in the dataset.
         growth
-            About how many times as much its records become when they are decoded.
+            The approximate ratio of the decoded size of its records to their size in the file.
 
         Raises
         ------
         FileError
-            It is missing, or not compressed as its name says.
+            The file is missing, or not compressed as its name says.
         """
         version, compression = self.storage.version(path), self.compression_of(path)
-        # What grows much when it is decoded was compressed already.
+        # The larger factor only: records that decoding enlarges are compact, and compress little further.
         ratio = max(_RATIO if compression else 1, growth)
         size = max(in_bytes("split-bytes") // ratio, 1)
         kind = "compressed bytes" if compression else "bytes"
@@ -225,7 +225,7 @@ class ByteRanges:
         return inferred(path, self.storage.read(path, 0, 8))
 
     def head(self, path: str, num_bytes: int) -> tuple[bytes, bool]:
-        """Return the first bytes of a decompressed file, and whether they are all of it."""
+        """Return the first bytes of a decompressed file, and whether they are the whole file."""
         compression = self.compression_of(path)
         with self.storage.open(path) as file, failures(path):
             stream = decompressed(file, compression)
@@ -239,18 +239,18 @@ class ByteRanges:
         Parameters
         ----------
         split
-            One of those listed.
+            A split that `list` returned.
         is_lenient
-            Whether records before one that is broken are given, and the rest noted, instead of an error.
+            Whether to return the records before a broken one with the reason, rather than raise.
 
         Raises
         ------
         FileError
-            The file is gone, is another by now, or is damaged.
+            The file is missing, has changed since it was listed, or is damaged.
         """
         part: ByteRange = split.payload
         if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
         with failures(split.label):
             piece = self._from_stream(part) if part.compression else self._from_file(part)
         if piece.broken is not None and not is_lenient:
@@ -262,7 +262,7 @@ class ByteRanges:
             return self._between(part, max(part.start - 1, 0))
         begins, size = _begins((part.version, self.framing, part.size)), part.size
         with begins.lock:
-            # They are found one after the other.
+            # Boundaries are found in order.
             nearest = min(part.index, len(begins.offsets) - 1)
             if nearest < part.index and isinstance(self.framing, Hops):
                 self._hopped(part, nearest, begins, self.framing)
@@ -274,7 +274,7 @@ class ByteRanges:
             return self._noted(part, begins)
 
     def _hopped(self, part: ByteRange, nearest: int, begins: _Begins, framing: Hops) -> None:
-        # Where the ranges up to a part begin, from the nearest of which that is known.
+        # Find the boundaries of the ranges up to a part, starting from the nearest known one.
         with self.storage.open(part.version.path) as file:
 
             def read(start: int, stop: int) -> bytes:
@@ -290,10 +290,10 @@ class ByteRanges:
                     return
 
     def _noted(self, part: ByteRange, begins: _Begins) -> RangeRecords:
-        # The records of a range, and where those of the next begin, for whoever reads that.
+        # Return the records of a range, and note the boundary of the next one.
         begin = begins.offsets.get(part.index)
         if begin is None:
-            # Something before it is broken, and is told of there.
+            # The reader of the damaged range reports the damage.
             return RangeRecords(b"", part.start, begins.broken, is_after=True)
         piece = self._between(part, begin)
         if piece.broken is None:
@@ -303,7 +303,7 @@ class ByteRanges:
         return piece
 
     def _between(self, part: ByteRange, at: int) -> RangeRecords:
-        # From `at` on, which is a beginning unless the framing is local.
+        # Read from `at` on, which is a record boundary unless the framing is local.
         size, framing = part.version.num_bytes, self.framing
         margin = _MARGIN
         if at >= part.stop:
@@ -324,12 +324,12 @@ class ByteRanges:
                         data[first : error.offset], at + first, f"at byte {at + error.offset}: {error.reason}"
                     )
                 if begin is None and at + len(data) >= part.stop + _MARGIN:
-                    # It is within one record, however far that goes on.
+                    # No record begins in the range.
                     return RangeRecords(b"", part.stop)
                 if begin is not None and stop is not None:
                     if begin:
                         return RangeRecords(data[begin:stop], at + begin)
-                    # Cut off in place: whoever has bytes alone need not copy them for that.
+                    # Truncate in place: bytes with no other owner are not copied for that.
                     held = io.BytesIO(data)
                     del data
                     held.truncate(stop)
@@ -341,10 +341,10 @@ class ByteRanges:
 
     def _from_stream(self, part: ByteRange) -> RangeRecords:
         key = part.version, part.compression, self.framing, part.size
-        found = _streams.taken(key, part.index)
-        if isinstance(found, RangeRecords):
-            return found
-        stream = found
+        parked = _streams.taken(key, part.index)
+        if isinstance(parked, RangeRecords):
+            return parked
+        stream = parked
         try:
             if stream is None:
                 raw = Reopened(self.storage, part.version.path)
@@ -377,16 +377,16 @@ _known_lock = threading.Lock()
 
 def _begins(key: Any) -> _Begins:
     with _known_lock:
-        found = _known.setdefault(key, _Begins())
+        begins = _known.setdefault(key, _Begins())
         _known.move_to_end(key)
         while len(_known) > _NUM_FILES:
             _known.popitem(last=False)
-        return found
+        return begins
 
 
 @dataclass(eq=False)
 class _Stream:
-    # A compressed file that has been read up to a part: what is to come of it, and what was read too far.
+    # A compressed file that has been read up to a part: the rest of the stream, and bytes read beyond the part.
     raw: Reopened
     stream: Any
     index: int = 0
@@ -410,13 +410,13 @@ class _Stream:
             data = b"".join(parts)
             _refuse_long_records(framing, data)
             end = framing.boundary(data, len(data), is_end=self.is_end)
-            wanted = _CHUNK
+            target = _CHUNK
             while end is None:
-                # Twice as much each time: to look at all of a long record after each chunk would take for ever.
+                # Double the amount each time: scanning a long record again after each chunk takes quadratic time.
                 parts, more = [data], 0
-                while more < wanted and not self.is_end:
+                while more < target and not self.is_end:
                     more += self._more(parts)
-                wanted = min(wanted * 2, max(_longest(), _CHUNK))
+                target = min(target * 2, max(_longest(), _CHUNK))
                 data = b"".join(parts)
                 _refuse_long_records(framing, data)
                 end = framing.boundary(data, length, is_end=self.is_end)
@@ -433,7 +433,7 @@ class _Stream:
         return piece
 
     def _more(self, parts: list[bytes]) -> int:
-        # No more than comes at once: what comes before the place where it is damaged is not lost with that.
+        # Read in small pieces, so that the data before a damaged place is not lost.
         chunk: bytes = getattr(self.stream, "read1", self.stream.read)(_CHUNK)
         self.is_end = not chunk
         parts.append(chunk)
@@ -445,7 +445,7 @@ def _longest() -> int:
 
 
 def _refuse_long_records(framing: Framing, data: bytes, at: int = 0) -> None:
-    """Raise `BrokenRecord` for the first record that is longer than one may be, from one on that begins at ``at``."""
+    """Raise `BrokenRecord` for the first record from offset ``at`` on that is longer than the setting allows."""
     longest = _longest()
     while len(data) - at > longest:
         step = _whole(framing, data[at : at + longest])
@@ -453,46 +453,48 @@ def _refuse_long_records(framing: Framing, data: bytes, at: int = 0) -> None:
             raise BrokenRecord(
                 at,
                 f"{data[at : at + 40]!r} is the beginning of a line or record of more than {longest} bytes, which the "
-                "setting daskdist.max-record-bytes does not allow; set it higher if that is what the file is to hold",
+                "setting daskdist.max-record-bytes does not allow; set it higher if such records are expected",
             )
         at += step
 
 
 def _whole(framing: Framing, data: bytes) -> int:
-    # The bytes of the records that are whole: the last place where one begins, found by halving.
+    # Return the number of bytes of complete records: the last boundary, found by bisection.
     low, high, end = 0, len(data), 0
     while low <= high:
         middle = (low + high) // 2
         try:
-            found = framing.boundary(data, middle, is_end=False)
+            boundary = framing.boundary(data, middle, is_end=False)
         except BrokenRecord as error:
             return error.offset
-        if found is None:
+        if boundary is None:
             high = middle - 1
         else:
-            low, end = found + 1, found
+            low, end = boundary + 1, boundary
     return end
 
 
 class _Streams:
-    # Compressed files that were read in part, for whoever reads the next part.
+    # Partly read streams of compressed files, kept for the readers of their next parts.
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._parked: OrderedDict[tuple[Any, int], list[_Stream]] = OrderedDict()
         # The first and last part of each stream that is being read.
         self._running: list[tuple[Any, int, int]] = []
-        # Parts that were come by on the way to others: whoever asks for them was overtaken only.
+        # Parts that were read on the way to later parts, kept for their slower readers.
         self._passed: dict[tuple[Any, int], RangeRecords] = {}
         self._waiting: list[tuple[Any, int]] = []
 
     def taken(self, key: Any, index: int) -> _Stream | RangeRecords | None:
-        """Take the stream closest before a part, or the part itself; wait for one that is on its way there."""
+        """Take the part, or the stream closest before it; wait for a stream that will reach it."""
         with self._changed:
             while True:
                 if (key, index) in self._passed:
                     return self._passed.pop((key, index))
-                here = max((number for each, number in self._parked if each == key and number <= index), default=-1)
-                running = [(start, stop) for each, start, stop in self._running if each == key]
+                here = max(
+                    (number for parked_key, number in self._parked if parked_key == key and number <= index), default=-1
+                )
+                running = [(start, stop) for running_key, start, stop in self._running if running_key == key]
                 will_pass = any(start <= index < stop for start, stop in running)
                 will_come = max((stop + 1 for _, stop in running if stop < index), default=-1) > here
                 if not (will_pass or will_come):
@@ -510,18 +512,20 @@ class _Streams:
             return stream
 
     def passed(self, key: Any, index: int, piece: RangeRecords) -> None:
-        """Keep a part for whoever was overtaken: there are no more of those than threads."""
+        """Keep a part for its slower reader; at most one part for each thread is kept."""
         with self._changed:
             self._passed[key, index] = piece
-            unasked = [each for each in self._passed if each not in self._waiting]
-            for each in unasked[: -num_threads()]:
-                del self._passed[each]
+            unasked = [part for part in self._passed if part not in self._waiting]
+            for part in unasked[: -num_threads()]:
+                del self._passed[part]
             self._changed.notify_all()
 
     def put_back(self, key: Any, index: int, stream: _Stream | None) -> None:
-        """Leave a stream for whoever reads on, once a part has been read; None where there is nothing to read on."""
+        """Keep a stream, read up to a part, for the reader of the next part; None if the file has ended."""
         with self._changed:
-            self._running.remove(next(each for each in self._running if each[0] == key and each[2] == index))
+            self._running.remove(
+                next(running for running in self._running if running[0] == key and running[2] == index)
+            )
             if stream is not None:
                 self._parked.setdefault((key, stream.index), []).append(stream)
                 while len(self._parked) > _NUM_PARKED:

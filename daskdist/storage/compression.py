@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 from daskdist.errors import ArgumentError, FileError
 from daskdist.storage.filesystem import Storage, is_remote
 
-# Compression -> how names end, and how content begins. What zlib makes begins in too many ways to tell it by that.
+# Compression -> the suffixes of names, and the first bytes of content (zlib has too many different ones).
 _ENDS: Final[dict[str, tuple[str, ...]]] = {
     "gzip": (".gz", ".gzip"),
     "zlib": (".zz", ".zlib"),
@@ -35,7 +35,7 @@ def compression_of(name: str | None) -> str | None:
     Raises
     ------
     ArgumentError
-        There is no such name.
+        The name is unknown.
     """
     name = _SPELLINGS.get(name or "", name)
     if name is not None and name != "infer" and name not in _ENDS:
@@ -44,34 +44,34 @@ def compression_of(name: str | None) -> str | None:
 
 
 def inferred(path: str, head: bytes) -> str | None:
-    """Tell the compression of a file by its first bytes and its name.
+    """Return the compression of a file by its first bytes and its name.
 
     Raises
     ------
     FileError
-        Its name says that it is compressed in one way, and its content is not.
+        The content is not compressed as the name says.
     """
     by_head = next((name for name, magic in _MAGIC.items() if head.startswith(magic)), None)
     by_name = next((name for name, ends in _ENDS.items() if path.endswith(ends)), None)
     if by_head is None and by_name in _MAGIC and head:
         raise FileError(
-            f"{path}: its name says {by_name}, and it does not begin as such files do; "
+            f"{path}: its name says {by_name}, but its content does not begin like that; "
             "give compression=None to read it as it is"
         )
-    # By content first: a name may be wrong, and what begins so is never text.
+    # Content decides: a name may be wrong, and no text begins with such bytes.
     return by_head or by_name
 
 
 def without_suffix(path: str) -> str:
-    """Return the name a file would have if it were not compressed."""
+    """Return the name of a file without the suffix of its compression."""
     end = next((end for end in SUFFIXES if path.endswith(end)), "")
     return path.removesuffix(end)
 
 
 def decompressed(file: Any, compression: str | None) -> IO[bytes]:
-    """Open the decompressed content of a file, to be read from its beginning to its end.
+    """Open the decompressed content of a file, to be read sequentially.
 
-    Reading it raises ``EOFError``, ``OSError``, ``zlib.error`` or ``lzma.LZMAError`` where it is damaged.
+    Reading raises ``EOFError``, ``OSError``, ``zlib.error`` or ``lzma.LZMAError`` if the file is damaged.
     """
     if compression is None:
         return file  # type: ignore[no-any-return]
@@ -102,7 +102,7 @@ def compressed(data: bytes, compression: str | None) -> bytes:
 
         return pa.Codec("zstd").compress(data, asbytes=True)  # type: ignore[no-any-return]
     if compression == "gzip":
-        # Without the time, so that what is written twice is the same twice.
+        # Without the time, so that the same data gives the same file.
         return gzip.compress(data, mtime=0)
     if compression == "zlib":
         return zlib.compress(data)
@@ -122,23 +122,23 @@ class _Zlib(io.RawIOBase):
             data = self._stream.unconsumed_tail or self._file.read(io.DEFAULT_BUFFER_SIZE)
             if self._stream.eof:
                 if data or self._stream.unused_data:
-                    raise OSError("there is something after the end of what is compressed")
+                    raise OSError("there is data after the end of the compressed stream")
                 return 0
             if not data:
-                raise EOFError("the file ends before what is compressed in it does")
-            made = self._stream.decompress(data, len(buffer))
-            if made:
-                buffer[: len(made)] = made
-                return len(made)
+                raise EOFError("the file ends before the compressed stream does")
+            content = self._stream.decompress(data, len(buffer))
+            if content:
+                buffer[: len(content)] = content
+                return len(content)
 
 
 class Reopened(io.RawIOBase):
-    """A file that is open only while it is read from, so that it can be kept for long.
+    """A file that is open only during each read, so that it can be kept for long.
 
     Parameters
     ----------
     storage
-        How it is opened.
+        Opens the file.
     path
         Its path or URL.
     """
@@ -159,10 +159,10 @@ class Reopened(io.RawIOBase):
         if not self._ahead:
             self._ahead = self._storage.read(self._path, self.position, self.position + self._num_bytes)
             self.position += len(self._ahead)
-        made, self._ahead = self._ahead[: len(buffer)], self._ahead[len(buffer) :]
-        buffer[: len(made)] = made
-        return len(made)
+        content, self._ahead = self._ahead[: len(buffer)], self._ahead[len(buffer) :]
+        buffer[: len(content)] = content
+        return len(content)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Raise, as the file is read from its beginning to its end."""
-        raise io.UnsupportedOperation("it is read from its beginning to its end")
+        """Raise, because the file is read sequentially."""
+        raise io.UnsupportedOperation("the file can only be read sequentially")

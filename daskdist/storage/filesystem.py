@@ -41,12 +41,12 @@ DAMAGE: Final = (
 
 @dataclass(frozen=True, repr=False)
 class Storage:
-    """File systems, with what is needed to get in.
+    """File systems, and the options to access them.
 
     Parameters
     ----------
     options
-        What fsspec's file system takes, by name: credentials, an endpoint, ``anon``. They are pickled with the
+        Arguments of fsspec's file system by name: credentials, an endpoint, ``anon``. They are pickled with the
         pipeline, and never shown.
     """
 
@@ -63,25 +63,25 @@ class Storage:
         return hash(tuple(sorted(self.options or ())))
 
     def expand(self, paths: Paths, suffixes: Sequence[str]) -> tuple[str, ...]:
-        """Return the files that paths, globs and directories name: those of one pattern sorted, in the order given.
+        """Return the files that paths, globs and directories name, in that order; those of one pattern are sorted.
 
         Parameters
         ----------
         paths
             Local paths or fsspec URLs, each a file, a glob or a directory.
         suffixes
-            How the names of the files taken from a directory end: any of these.
+            Files in a directory are taken if their names end in any of these.
 
         Raises
         ------
         FileError
-            A path or pattern names no file, or files of a directory that a writer here has not finished, or that are
-            not as they were written.
+            A path or pattern names no file, or a directory whose write is unfinished or whose files were changed after
+            they were written.
 
         Notes
         -----
-        What begins with ``_`` or ``.``, and is in directories that do, is skipped in directories and by the wildcards
-        of globs, and taken where a path or a glob spells it out.
+        Names that begin with ``_`` or ``.`` and the contents of such directories are skipped, in directories and by the
+        wildcards of globs, unless a path or a glob spells them out.
         """
         if isinstance(paths, (str, os.PathLike)):
             paths = [paths]
@@ -96,19 +96,19 @@ class Storage:
 
     def _expand_one(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
         try:
-            found = self._finished(self._listed(path, suffixes), path, suffixes)
+            files = self._finished(self._listed(path, suffixes), path, suffixes)
         except _ChangedError:
             # List again: the listing may be older than the end of a write.
             if is_remote(path):
                 self.located(path)[0].invalidate_cache()
-            found = self._finished(self._listed(path, suffixes), path, suffixes)
-        if found:
-            return found
+            files = self._finished(self._listed(path, suffixes), path, suffixes)
+        if files:
+            return files
         if not is_remote(path) and os.path.isdir(local(path)):
             ends = " or ".join(map(repr, suffixes))
             raise FileError(
-                f"no file matches: the directory {path!r} has none whose name ends in {ends}; what begins with '_' or "
-                "'.', and is in directories that do, is skipped"
+                f"no file matches: the directory {path!r} has none whose name ends in {ends}; names that begin with "
+                "'_' or '.', and the contents of such directories, are skipped"
             )
         kind = "no file matches" if glob.has_magic(path) else "no such file:"
         where = "" if is_remote(path) else f" (looked in {Path(local(path)).parent})"
@@ -119,7 +119,7 @@ class Storage:
 
     def _listed_remote(self, path: str, suffixes: tuple[str, ...]) -> Listing:
         fs, inner = self.located(path)
-        # What comes after it tells where the file system itself lies: zip://*.csv::archive.zip
+        # The file system itself lies in the part after "::", as in zip://*.csv::archive.zip
         _, chained, outer = path.partition("::")
         manifests: list[str] = []
         try:
@@ -134,7 +134,7 @@ class Storage:
             else:
                 names = [inner] if fs.exists(inner) else []
                 if not names:
-                    # Some say that there is nothing where they may not look.
+                    # Some file systems list nothing where access is denied; info raises.
                     fs.info(inner)
         except FileNotFoundError:
             return Listing([], [])
@@ -146,8 +146,8 @@ class Storage:
                 raise
             raise FileError(f"{path!r} cannot be looked up: {error}{advice or ''}") from error
 
-        def urls(found: Sequence[str]) -> list[str]:
-            return sorted(fs.unstrip_protocol(name) + chained + outer for name in found)
+        def urls(inner_paths: Sequence[str]) -> list[str]:
+            return sorted(fs.unstrip_protocol(name) + chained + outer for name in inner_paths)
 
         return Listing(urls(names), urls(manifests))
 
@@ -156,7 +156,7 @@ class Storage:
         return [name for name in fs.glob(pattern) if not is_hidden_from(name, stripped)]
 
     def _finished(self, listing: Listing, pattern: str, suffixes: tuple[str, ...]) -> list[str]:
-        # Without what a manifest says is no part of a dataset, and with all that it says is.
+        # Apply the manifests: leave out the files they ignore, and require those they list.
         ignored, listed = set(), dict[str, int]()
 
         def is_wanted(name: str) -> bool:
@@ -171,36 +171,36 @@ class Storage:
             directory = inner.rpartition("/")[0]
             if manifest.is_unfinished and any(map(is_wanted, manifest.ignored)):
                 raise FileError(
-                    f"{directory}: what was being written here did not come to its end, or has not yet: "
-                    f"{os.path.basename(inner)} lists no file that is whole; write it again"
+                    f"{directory}: the write to this directory has not finished: "
+                    f"{os.path.basename(inner)} lists no complete file; write it again"
                 )
             ignored |= {f"{directory}/{name}{chained}{outer}" for name in manifest.ignored}
             listed |= {
                 f"{directory}/{name}{chained}{outer}": size for name, size in manifest.files.items() if is_wanted(name)
             }
         names = set(listing.files)
-        for (path, size), found in zip(listed.items(), self.sizes(list(listed)) if listed else (), strict=True):
-            if path not in names or found != size:
+        for (path, size), actual_size in zip(listed.items(), self.sizes(list(listed)) if listed else (), strict=True):
+            if path not in names or actual_size != size:
                 raise _ChangedError(
-                    f"{path}: {f'of {found} bytes' if path in names else 'missing'}, and the list of the files that "
-                    f"were written there has it with {size}; restore it, or, if it was changed on purpose, delete "
+                    f"{path}: {f'has {actual_size} bytes' if path in names else 'missing'}, but the manifest of the "
+                    f"write lists it with {size} bytes; restore it, or, if it was changed on purpose, delete "
                     f"{PATTERN} beside it to read the directory as it is"
                 )
         return [name for name in listing.files if name not in ignored]
 
     def located(self, path: str) -> tuple[Any, str]:
-        """Return the file system of a path, and the path there.
+        """Return the file system of a path, and the path within it.
 
         Raises
         ------
         FileError
-            There is no such file system, or its library is not installed.
+            The file system is unknown, or its library is not installed.
         """
         import fsspec
 
         try:
             fs, inner = fsspec.core.url_to_fs(path, **(self.options or {}))
-        # TypeError: of options that the file system does not know.
+        # TypeError: the file system does not know an option.
         except (ValueError, ImportError, TypeError, OSError) as error:
             raise FileError(f"{path!r} cannot be opened: {error}") from None
         return fs, inner
@@ -212,9 +212,9 @@ class Storage:
         Raises
         ------
         FileError
-            It is missing, or may not be read.
+            The file is missing, or access is denied.
         """
-        # Errors of reading become `FileError`; all others in the caller's code pass through.
+        # Only errors of reading become `FileError`; others from the caller's code pass through.
         with failures(path, "cannot be read", (OSError,)):
             if is_remote(path):
                 fs, inner = self.located(path)
@@ -230,10 +230,10 @@ class Storage:
         Raises
         ------
         FileError
-            It is missing, or may not be looked up.
+            The file is missing, or access is denied.
         """
         if not is_remote(path):
-            # As there may be very many: what catches failures is only made where there is one.
+            # There may be very many files: the context manager is entered only after a failure.
             try:
                 known = os.stat(path)
             except OSError:
@@ -243,7 +243,7 @@ class Storage:
         with failures(path, "cannot be looked up"):
             fs, inner = self.located(path)
             info = fs.info(inner)
-            # Each file system has its own word for it; not all tell the size without reading the file.
+            # File systems differ in the name of the tag, and not all know the size without reading the file.
             tag = _tag(info)
             if is_http(path):
                 return Version(path, num_bytes(fs, inner, info), tag)
@@ -257,30 +257,30 @@ class Storage:
 
         Notes
         -----
-        Far away, files of one directory are looked up together.
+        Remote files in one directory are looked up with one listing.
         """
         remote: dict[str, list[int]] = {}
-        found = [0] * len(paths)
+        sizes = [0] * len(paths)
         for number, path in enumerate(paths):
             if is_remote(path):
                 remote.setdefault(path.rpartition("/")[0], []).append(number)
                 continue
             with suppress(OSError):
-                found[number] = os.stat(path.removeprefix("file://")).st_size
+                sizes[number] = os.stat(path.removeprefix("file://")).st_size
         for numbers in remote.values():
             known = self._sizes_in(paths[numbers[0]]) if len(numbers) > 1 else {}
             for number in numbers:
                 size = known.get(paths[number].rpartition("/")[2])
-                found[number] = self._size(paths[number]) if size is None else size
-        return found
+                sizes[number] = self._size(paths[number]) if size is None else size
+        return sizes
 
     def states(self, paths: Sequence[str]) -> list[Any]:
-        """Return for each file what changes when it is changed; of a directory, for each file in it.
+        """Return for each file a value that changes with its content; for a directory, the values of its files.
 
-        Of a local file those are its size and the times of the last change of its content and of its metadata; of a
-        remote one its size, and the tag or time that its file system has for it. None where it cannot be looked up.
+        For a local file these are its size and the times of the last change of its content and of its metadata; for a
+        remote one its size and the tag or time that its file system has for it. None if the lookup fails.
         """
-        found: list[Any] = [None if is_remote(path) else _local_state(path) for path in paths]
+        states: list[Any] = [None if is_remote(path) else _local_state(path) for path in paths]
         remote = [number for number, path in enumerate(paths) if is_remote(path)]
         folders: dict[str, list[int]] = {}
         for number in remote:
@@ -293,16 +293,16 @@ class Storage:
                 if entry is None or not _tag(entry):
                     alone.append(number)
                 else:
-                    found[number] = entry.get("size"), _tag(entry)
+                    states[number] = entry.get("size"), _tag(entry)
         if alone:
             with ThreadPoolExecutor(min(len(alone), _LOOKED_UP_AT_ONCE)) as pool:
                 looked_up = pool.map(self._remote_state, [paths[number] for number in alone])
                 for number, state in zip(alone, looked_up, strict=True):
-                    found[number] = state
-        return found
+                    states[number] = state
+        return states
 
     def _listed_beside(self, path: str) -> dict[str, Any]:
-        # The entries of a directory by name, as they are now; none where the file system does not tell.
+        # Return the current entries of a directory by name; none if the file system cannot list them.
         if "::" in path:
             return {}
         try:
@@ -318,12 +318,12 @@ class Storage:
             fs, inner = self.located(path)
             info = fs.info(inner)
         except Exception:
-            # Reading it says what is wrong.
+            # The error is reported when the file is read.
             return None
         return info.get("size"), _tag(info)
 
     def _sizes_in(self, path: str) -> dict[str, Any]:
-        # The sizes of the files beside a file by name, as far as the file system lists them.
+        # Return the sizes of the files in the same directory by name, as far as the file system lists them.
         if "::" in path:
             return {}
         try:
@@ -340,7 +340,7 @@ class Storage:
             return 0
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read the bytes of a file from ``start`` to ``stop``, fewer where it ends before."""
+        """Read the bytes of a file from ``start`` to ``stop``, fewer if it ends before."""
         with self.open(path) as file:
             file.seek(start)
             return file.read() if stop is None else file.read(max(0, stop - start))
@@ -348,7 +348,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A file as it was when it was listed.
+    """The state of a file when it was listed.
 
     Parameters
     ----------
@@ -357,7 +357,7 @@ class Version:
     num_bytes
         Its size.
     tag
-        What changes when its content does: a time, or what the file system has for it; empty where it has nothing.
+        A value that changes with its content, such as a time or an ETag; empty if the file system has none.
     """
 
     path: str
@@ -369,16 +369,16 @@ class Version:
 def failures(
     label: str, what: str = "damaged or cut short", kinds: tuple[type[Exception], ...] = DAMAGE
 ) -> Iterator[None]:
-    """Make what goes wrong inside a `FileError` that names the file.
+    """Raise errors of this context as a `FileError` that names the file.
 
     Parameters
     ----------
     label
-        The file, or the split of it.
+        The name of the file or of its split.
     what
-        What it means where a library cannot go on.
+        The meaning of other errors, for the message.
     kinds
-        What libraries raise then.
+        The errors of libraries to convert.
     """
     try:
         yield
@@ -386,11 +386,11 @@ def failures(
         raise
     except FileNotFoundError as error:
         raise FileError(
-            f"{label}: not found: gone since it was listed, or on a disk that this machine does not see"
+            f"{label}: not found: deleted since it was listed, or on a disk that this machine cannot access"
         ) from error
     except PermissionError as error:
         remote = f"; {_CREDENTIALS}" if is_remote(label) else ""
-        raise FileError(f"{label}: may not be read: {error}{remote}") from error
+        raise FileError(f"{label}: access denied: {error}{remote}") from error
     except Exception as error:
         advice = _advice(error)
         if advice is None and not isinstance(error, kinds):
@@ -398,7 +398,7 @@ def failures(
         raise FileError(f"{label}: {what}: {error or type(error).__name__}{advice or ''}") from error
 
 
-# Libraries below file systems whose errors derive from no class of Python's but Exception.
+# Libraries of file systems whose errors derive from Exception only.
 _REMOTE_LIBRARIES: Final = {
     "botocore",
     "aiobotocore",
@@ -425,15 +425,15 @@ def _advice(error: Exception) -> str | None:
         return f"; {_CREDENTIALS}"
     if any(word in name for word in ("Endpoint", "Connect", "Timeout", "Region", "Bucket")):
         return (
-            "; see that the name and the endpoint are right and can be reached: storage_options={'endpoint_url': ...} "
+            "; check that the name and the endpoint are right and reachable: storage_options={'endpoint_url': ...} "
             "for s3://"
         )
-    return "; see what storage_options the file system takes"
+    return "; check which storage_options the file system takes"
 
 
-# Remote files that are looked up at the same time.
+# The number of remote files to look up at the same time.
 _LOOKED_UP_AT_ONCE: Final = 16
-# Names that file systems have for a tag or time of a file's content, the most reliable first.
+# The names that file systems use for a tag or time of a file's content, the most reliable first.
 _TAGS: Final = (
     "ETag",
     "etag",
@@ -475,7 +475,7 @@ class Listing:
     files
         The files.
     manifests
-        The manifests of writes beside them.
+        The write manifests in the same directories.
     """
 
     files: list[str]
@@ -483,7 +483,7 @@ class Listing:
 
 
 class _ChangedError(FileError):
-    # A file is not as its manifest says.
+    # A file that differs from its manifest.
     pass
 
 
@@ -495,8 +495,8 @@ def _listed_local(path: str, suffixes: tuple[str, ...]) -> Listing:
         if not glob.has_magic(path):
             return Listing([], [])
         files, manifests = (
-            sorted(name for name in glob.glob(each, recursive=True) if not is_hidden_from(name, each))
-            for each in (path, _manifests_beside(path))
+            sorted(name for name in glob.glob(pattern, recursive=True) if not is_hidden_from(name, pattern))
+            for pattern in (path, _manifests_beside(path))
         )
         return Listing(list(filter(os.path.isfile, files)), manifests)
     files, manifests = [], []
@@ -508,14 +508,14 @@ def _listed_local(path: str, suffixes: tuple[str, ...]) -> Listing:
 
 
 def _manifests_beside(pattern: str) -> str:
-    # The glob of the manifests in the directories that a glob takes files from.
+    # Return the glob of the manifests in the directories of a glob.
     last = pattern.rpartition("/")[2]
     head = pattern.removesuffix(last)
     return f"{head}**/{PATTERN}" if "**" in last else f"{head}{PATTERN}"
 
 
 def local(path: str) -> str:
-    """Return a path on this machine as an absolute one: a worker's working directory differs from the program's."""
+    """Return a local path as an absolute one: a worker's working directory differs from the program's."""
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
 
 

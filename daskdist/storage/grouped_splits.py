@@ -16,7 +16,7 @@ from daskdist.core.block import Block, Bundle, Rows, merge
 from daskdist.core.failing.origin import JoinedOrigin, Origin, SelectedOrigins, Skipped
 from daskdist.core.primitive import Split
 
-# So many times what a split should be at most, rows are put together as they come.
+# Rows are merged as they come up to this multiple of the setting split-bytes.
 _TIMES_SPLIT: Final = 4
 
 
@@ -27,11 +27,11 @@ class GroupSplits:
     Parameters
     ----------
     splits
-        Gives those that are joined.
+        Returns the splits to group.
     most
-        The most of them in one.
+        The largest number of splits in a group.
     place
-        Tells by its path where a file is: those of different places are not joined. None where all can be.
+        Returns the location of a file by its path; splits at different locations are not grouped. None if all may be.
     """
 
     splits: Callable[[], Sequence[Split]]
@@ -47,14 +47,14 @@ class GroupSplits:
 
 
 class GroupedSplits(Sequence[Split]):
-    """Neighbouring splits as one, whose payload is a tuple of them; splits are listed only as far as needed.
+    """Groups of adjacent splits, each a split whose payload is a tuple; splits are listed only as far as needed.
 
     Parameters
     ----------
     splits
-        What is joined.
+        The splits to group.
     most
-        The most of them in one. They are fewer where they are larger than the setting ``split-bytes`` together.
+        The largest number of splits in a group; the setting ``split-bytes`` limits their total size too.
     place
         As in `GroupSplits`.
     """
@@ -116,20 +116,20 @@ def _joined(parts: list[Split]) -> Split:
 
 @dataclass(frozen=True)
 class ReadGroup:
-    """A reader of the splits of a group, one after the other.
+    """A function that reads the splits of a group in order.
 
     Parameters
     ----------
     function
-        Reads one of those they are joined of.
+        Reads a single split.
     """
 
     function: Callable[[Split], Rows]
 
     def __call__(self, split: Split) -> Rows:
-        first, *others = split.payload
-        together = _MergedRows(self.function(first), (split.num_rows or 0) if others else 0)
-        for part in others:
+        first, *rest = split.payload
+        together = _MergedRows(self.function(first), (split.num_rows or 0) if rest else 0)
+        for part in rest:
             together.add(self.function(part))
         rows = together.rows()
         rows.label = split.label
@@ -139,24 +139,24 @@ class ReadGroup:
 class _MergedRows:
     """The rows of several splits merged into one block, if shapes and dtypes agree.
 
-    They are put where they belong as they come: the next can then be made in the memory that they came in, which the
-    processor has at hand.
+    Rows are copied to their final place as they come. The memory they came in is reused for the next split while it is
+    in the processor's cache.
 
     Parameters
     ----------
     first
-        Those of the first split.
+        The rows of the first split.
     num_rows
-        For how many rows to make room; those without are put together at the end.
+        The number of rows to allocate; with 0 the rows are concatenated at the end.
     """
 
     def __init__(self, first: Rows, num_rows: int) -> None:
         self._room = num_rows
-        # The first that has rows, or one that has none.
+        # The first block with rows; until one comes, the first block.
         self._like = first
         self._leaves: list[Any] = []
         self._num_rows = 0
-        # As they came, from the first on that did not fit.
+        # The blocks from the first on that did not fit, in order.
         self._others: list[Rows] = []
         self._origins: list[Origin | SelectedOrigins | JoinedOrigin] = []
         self._counts: list[int] = []
@@ -177,8 +177,8 @@ class _MergedRows:
                 self._make_room_for_all_like(rows)
             if self._fits(rows):
                 stop = self._num_rows + len(rows)
-                for made, leaf in zip(self._leaves, rows.leaves, strict=True):
-                    made[self._num_rows : stop] = leaf
+                for target, leaf in zip(self._leaves, rows.leaves, strict=True):
+                    target[self._num_rows : stop] = leaf
                 self._num_rows = stop
                 return
         self._others.append(rows)
@@ -189,7 +189,7 @@ class _MergedRows:
         return isinstance(self._like, Block) and self._like.is_like(rows)
 
     def _make_room_for_all_like(self, rows: Block) -> None:
-        # The first may be far larger than the others are.
+        # The first block may be far larger than the others.
         num_bytes = rows.nbytes // len(rows) * self._room
         is_room = num_bytes <= _TIMES_SPLIT * in_bytes("split-bytes")
         if is_room and all(isinstance(leaf, np.ndarray) for leaf in rows.leaves):
@@ -200,11 +200,11 @@ class _MergedRows:
         like, parts = self._like, self._others
         if self._num_rows:
             leaves = [leaf[: self._num_rows] for leaf in self._leaves]
-            made = [Block(like.structure, leaves, like.label)]
+            blocks = [Block(like.structure, leaves, like.label)]
             if parts:
-                # They may not go together: each has memory of its own then, so that whoever keeps one keeps no other.
-                made = [made[0].take([row]) for row in range(self._num_rows)]
-            parts = [*made, *parts]
+                # Rows of different shapes become a bundle, each in separate memory: keeping one keeps no other alive.
+                blocks = [blocks[0].take([row]) for row in range(self._num_rows)]
+            parts = [*blocks, *parts]
         rows = merge(parts, like)
         # The origins of rows in bundles are not known.
         if isinstance(rows, Block) and sum(self._counts) == len(rows):

@@ -1,7 +1,7 @@
-"""Files and directories that are no part of a dataset by their names, which begin with ``_`` or ``.``.
+"""Names of files and directories that are not part of a dataset: they begin with ``_`` or ``.``.
 
-Such are ``_SUCCESS``, ``_temporary/``, ``_delta_log/``, ``.cache/`` and the manifests that the writers here leave. As
-in pandas and pyarrow they are skipped in directories, and as in Spark in globs too, unless the path spells them out.
+Examples are ``_SUCCESS``, ``_temporary/``, ``_delta_log/``, ``.cache/`` and this package's write manifests. As in
+pandas and pyarrow they are skipped in directories, and as in Spark in globs too, unless the path spells them out.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def _is_spelled(parts: Sequence[str], patterns: Sequence[str]) -> bool:
         return is_more or _is_spelled(parts, patterns[1:])
     if not parts or not (parts[0] == patterns[0] or fnmatchcase(parts[0], patterns[0])):
         return False
-    # A bracket at the beginning names what it is for; a star or a question mark does not.
+    # A leading bracket spells out the character; a star or a question mark does not.
     return not (is_hidden(parts[0]) and patterns[0][0] in "*?") and _is_spelled(parts[1:], patterns[1:])

@@ -1,4 +1,4 @@
-"""Columns that the names of directories make, as Hive lays out tables: ``day=2024-02-29/part-0.parquet``."""
+"""Columns encoded in the names of directories, as in Hive tables: ``day=2024-02-29/part-0.parquet``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TEXT: Final = np.dtype(np.dtypes.StringDType())
 
 @dataclass(frozen=True)
 class Partitions:
-    """Their names, and which of them are integers.
+    """The partition columns of a dataset.
 
     Parameters
     ----------
     names
-        As they come in paths.
+        Their names, in the order of the path.
     integers
-        Those whose values are integers in all paths; the others are text.
+        The columns whose values are integers in all paths; the others are text.
     """
 
     names: tuple[str, ...] = ()
@@ -32,13 +32,13 @@ class Partitions:
 
     @classmethod
     def of(cls, paths: Sequence[str]) -> Partitions:
-        """Return the partition columns that all of some paths have."""
+        """Return the partition columns that all paths have."""
         values: dict[str, set[str]] = {}
         for number, path in enumerate(paths):
-            found = dict(_PART.findall(path))
+            pairs = dict(_PART.findall(path))
             if number == 0:
-                values = {name: set() for name in found}
-            values = {name: known | {found[name]} for name, known in values.items() if name in found}
+                values = {name: set() for name in pairs}
+            values = {name: known | {pairs[name]} for name, known in values.items() if name in pairs}
         return cls(tuple(values), frozenset(name for name in values if all(map(_INTEGER.fullmatch, values[name]))))
 
     def dtype(self, name: str) -> np.dtype[Any]:

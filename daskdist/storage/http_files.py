@@ -1,4 +1,4 @@
-"""Files of HTTP servers that do not serve ranges: read whole, once, and kept in memory up to a limit."""
+"""Files of HTTP servers without range requests: downloaded whole, once, and kept in memory up to a limit."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from daskdist.config import in_bytes, setting
 from daskdist.errors import FileError
 
 _AT_ONCE: Final = 2**20
-# The message of fsspec when it asked for a range and got the whole file.
+# Part of fsspec's message when a request for a range returned the whole file.
 _REFUSED: Final = "range requests"
 
 
 def is_http(path: str) -> bool:
-    """Return whether a URL is one of a file on an HTTP server."""
+    """Return whether a URL is on an HTTP server."""
     return path.startswith(("http://", "https://"))
 
 
 def open_http(fs: Any, url: str, info: Mapping[str, Any]) -> IO[bytes]:
-    """Open a file, of which ranges are read where the server serves them, and else the whole.
+    """Open a file, read by ranges if the server supports them and otherwise as a whole.
 
     Parameters
     ----------
     fs
         The file system.
     url
-        The file.
+        The URL of the file.
     info
-        What the server says of it.
+        The server's metadata of the file.
 
     Raises
     ------
@@ -61,18 +61,18 @@ def open_http(fs: Any, url: str, info: Mapping[str, Any]) -> IO[bytes]:
 
 
 def num_bytes(fs: Any, url: str, info: Mapping[str, Any]) -> int:
-    """Return the size of a file, which is read if the server does not tell.
+    """Return the size of a file, which is downloaded if the server does not state it.
 
     Raises
     ------
     FileError
-        It has to be read, and is larger than the setting ``whole-file-bytes``.
+        The file has to be downloaded, and is larger than the setting ``whole-file-bytes``.
     """
     return len(_whole.content(fs, url, info)) if info.get("size") is None else int(info["size"])
 
 
 class _WholeFiles:
-    # Files that were read whole, those used last; together no more than the limit.
+    # Downloaded files up to a total size; the least recently used are dropped.
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._locks: dict[Any, threading.Lock] = {}
@@ -86,20 +86,20 @@ class _WholeFiles:
         key = _key(url, info)
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
-        # Once for all threads that want it.
+        # Threads that need the same file download it once.
         with lock:
             with self._lock:
                 if key in self._files:
                     self._files.move_to_end(key)
                     return self._files[key]
             limit = in_bytes("whole-file-bytes")
-            found = _fetched(fs, url, info.get("size"), limit)
+            content = _fetched(fs, url, info.get("size"), limit)
             with self._lock:
-                self._files[key] = found
+                self._files[key] = content
                 while len(self._files) > 1 and sum(map(len, self._files.values())) > limit:
                     old, _ = self._files.popitem(last=False)
                     self._locks.pop(old, None)
-        return found
+        return content
 
 
 _whole: Final = _WholeFiles()
@@ -110,18 +110,18 @@ def _key(url: str, info: Mapping[str, Any]) -> Any:
 
 
 def _fetched(fs: Any, url: str, size: int | None, limit: int) -> bytes:
-    found = bytearray()
+    content = bytearray()
     if size is None or size <= limit:
         with fs.open(url, "rb", block_size=0) as stream:
-            while len(found) <= limit and (chunk := stream.read(_AT_ONCE)):
-                found += chunk
-        if len(found) <= limit:
-            if size is not None and len(found) != size:
-                raise FileError(f"{url}: the server says it has {size} bytes, and sent {len(found)}")
-            return bytes(found)
+            while len(content) <= limit and (chunk := stream.read(_AT_ONCE)):
+                content += chunk
+        if len(content) <= limit:
+            if size is not None and len(content) != size:
+                raise FileError(f"{url}: the server states {size} bytes, but sent {len(content)}")
+            return bytes(content)
     raise FileError(
-        f"{url}: its server does not serve ranges of files, so that it has to be read whole, and its "
-        f"{size if size is not None else f'more than {limit}'} bytes are more than the setting "
-        f"daskdist.whole-file-bytes, {setting('whole-file-bytes')}; set that higher, where memory is large enough, or "
+        f"{url}: the server does not support range requests, so the file has to be downloaded whole, but its "
+        f"{size if size is not None else f'more than {limit}'} bytes exceed the setting "
+        f"daskdist.whole-file-bytes, {setting('whole-file-bytes')}; set that higher if there is enough memory, or "
         "download the file first"
     )

@@ -15,12 +15,12 @@ Name = str | int
 
 @dataclass(frozen=True)
 class Locations:
-    """A map from paths to workers. It is not part of what a pipeline computes, nor of its fingerprint.
+    """A map from paths to workers. It affects neither the elements of a pipeline nor its fingerprint.
 
     Parameters
     ----------
     given
-        What the user says: a mapping of files and folders to names or addresses of workers, or a function of a path.
+        The user's value: a mapping of files and folders to names or addresses of workers, or a function of a path.
     """
 
     given: Mapping[str, tuple[Name, ...]] | Callable[[str], Any]
@@ -34,13 +34,13 @@ class Locations:
             return cls(value)
         if not isinstance(value, Mapping):
             raise ArgumentError(
-                f"Options: locations is {type(value).__name__}; give a mapping of paths to workers, or a function that "
-                "tells the workers of a path"
+                f"Options: locations is {type(value).__name__}; give a mapping of paths to workers, or a function from "
+                "a path to workers"
             )
         return cls({_absolute(path): _names(path, names) for path, names in value.items()})
 
     def names_of(self, path: str) -> tuple[Name, ...]:
-        """Return the names or addresses of the workers that have a file, or its closest folder that is listed."""
+        """Return the names or addresses of the workers that have a file, or its closest listed folder."""
         if not isinstance(self.given, Mapping):
             return _names(path, self.given(path))
         for place in _upwards(path):
@@ -49,7 +49,7 @@ class Locations:
         return ()
 
     def named(self) -> Iterator[tuple[str, tuple[Name, ...]]]:
-        """Return an iterator over paths and the names given for each; an empty one where a function gives them."""
+        """Return an iterator over paths and the names of their workers; empty if the map is a function."""
         return iter(self.given.items() if isinstance(self.given, Mapping) else ())
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Addresses:
     Parameters
     ----------
     locations
-        Says it in names of workers, or addresses.
+        The map from paths to names or addresses of workers.
     workers
         The workers of the cluster, by address.
     """
@@ -75,7 +75,9 @@ class Addresses:
     def __init__(self, locations: Locations, workers: Mapping[str, Mapping[str, Any]]) -> None:
         self._locations = locations
         self._names = {address: str(info["name"]) for address, info in workers.items()}
-        self._addresses = {name: address for address, name in self._names.items()} | {each: each for each in workers}
+        self._addresses = {name: address for address, name in self._names.items()} | {
+            address: address for address in workers
+        }
 
     def __call__(self, path: str) -> Sequence[str]:
         return self.of(path, self._locations.names_of(path))
@@ -86,14 +88,14 @@ class Addresses:
         Raises
         ------
         ArgumentError
-            There is none of such a name or address.
+            No worker has such a name or address.
         """
         for name in names:
             if str(name) not in self._addresses:
-                there = ", ".join(f"{name!r} ({address})" for address, name in self._names.items())
+                known = ", ".join(f"{name!r} ({address})" for address, name in self._names.items())
                 raise ArgumentError(
-                    f"Options: locations has {path} on worker {name!r}, and the cluster has no such worker; "
-                    f"there are {there}"
+                    f"Options: locations has {path} on worker {name!r}, but the cluster has no such worker; "
+                    f"it has {known}"
                 )
         return [self._addresses[str(name)] for name in names]
 
@@ -120,7 +122,7 @@ def _absolute(path: Any) -> str:
 
 
 def _upwards(path: str) -> Iterator[str]:
-    # The path itself, then the folders it is in.
+    # Yield the path, then each folder around it.
     yield path
     while "/" in path.rstrip("/"):
         path = path.rstrip("/").rpartition("/")[0]

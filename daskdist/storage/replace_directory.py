@@ -1,9 +1,9 @@
-"""Put a finished directory, such as a Zarr store, in the place of another.
+"""Replacement of a directory, such as a Zarr store, by a finished one.
 
-A pointer beside the place, written in one step, says where the finished directory is until it has its name. Whoever
-looks for the directory by `current` has the old one before that and the new one from then on, whenever the process that
-replaces it is killed. Others, who do not know the pointer, find no store while it is being replaced, and never a part
-of one: its metadata goes first and comes last.
+A pointer file beside the directory, written in one step, names the finished directory until that is renamed. A reader
+that uses `current` sees the old directory before the pointer is written and the new one afterwards, whenever the
+writing process is killed. Readers that do not know the pointer see no store during the replacement, never part of one:
+the metadata is deleted first and copied last.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-# Without these files a directory is no Zarr store.
+# The metadata files of a Zarr store; without them a directory is none.
 METADATA: Final = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 
 def temporary_beside(path: str) -> str:
-    """Return a new hidden name beside a directory, for what is to take its place."""
+    """Return a new hidden path beside a directory, for its replacement."""
     parent, _, last = path.rpartition("/")
     return f"{parent}/.{last}.{uuid.uuid4().hex}.tmp"
 
 
 def pointer_to(path: str) -> str:
-    """Return the path of the pointer of a directory; of a glob of directories, that of their pointers.
+    """Return the path of a directory's pointer; for a glob of directories, the glob of their pointers.
 
     >>> pointer_to("/data/a.zarr")
     '/data/.a.zarr.daskdist.json'
@@ -36,50 +36,50 @@ def pointer_to(path: str) -> str:
 
 
 def pointed_from(pointer: str) -> str:
-    """Return the directory whose pointer a path is."""
+    """Return the directory that a pointer belongs to."""
     parent, slash, last = pointer.rpartition("/")
     return parent + slash + last.removeprefix(".").removesuffix(".daskdist.json")
 
 
 def current(fs: Any, path: str) -> str:
-    """Return where a directory is now: at its path, or where its pointer says.
+    """Return the current path of a directory: its own, or the one its pointer names.
 
     Parameters
     ----------
     fs
         Its file system.
     path
-        Its path there, without a slash at the end.
+        Its path in the file system, without a slash at the end.
     """
     parent, slash, last = path.rpartition("/")
     try:
         name = json.loads(fs.cat_file(pointer_to(path)))["directory"]
-    # Where there is none. Some servers refuse to say that.
+    # There is no pointer. Some servers deny access rather than say so.
     except (OSError, ValueError, LookupError, TypeError):
         return path
     if not isinstance(name, str) or not _temporaries(last).fullmatch(name):
         return path
     place = f"{parent}{slash}{name}"
-    return place if any(fs.exists(f"{place}/{each}") for each in METADATA) else path
+    return place if any(fs.exists(f"{place}/{file}") for file in METADATA) else path
 
 
 def replace_directory(fs: Any, new: str, path: str, put: Callable[[Any, str, bytes], None]) -> None:
-    """Give a finished directory beside a path that path, in place of what is there.
+    """Move a finished directory to a path beside it, in place of the existing directory.
 
     Parameters
     ----------
     fs
         The file system.
     new
-        The finished directory, of a name that `temporary_beside` gave.
+        The finished directory, at a path from `temporary_beside`.
     path
-        The name it is to have.
+        The path to replace.
     put
         Writes a small file in one step.
 
     Notes
     -----
-    What killed processes left beside it is removed, so only one process at a time may write to a path.
+    Leftovers of killed processes are removed, so only one process at a time may write to a path.
     """
     put(fs, pointer_to(path), json.dumps({"directory": new.rpartition("/")[2]}).encode())
     if _renames(fs):
@@ -94,7 +94,7 @@ def replace_directory(fs: Any, new: str, path: str, put: Callable[[Any, str, byt
 
 
 def remove_temporaries_beside(fs: Any, path: str) -> None:
-    """Remove what replacing a directory left beside it; as far as that can be, for what stays is hidden."""
+    """Remove what a replacement left beside a directory, if possible; leftovers are hidden from readers."""
     parent, _, last = path.rpartition("/")
     fs.invalidate_cache(parent)
     with suppress(OSError):
@@ -111,14 +111,14 @@ def _temporaries(last: str) -> re.Pattern[str]:
 
 
 def _renames(fs: Any) -> bool:
-    # In one step, and a directory too. Of others that say they do, that is not known.
+    # Only the local file system is known to rename a directory in one step.
     from fsspec.implementations.local import LocalFileSystem
 
     return isinstance(fs, LocalFileSystem)
 
 
 def _files(fs: Any, path: str) -> tuple[list[str], list[str]]:
-    # The files that make it a store, the outermost first, and the other files.
+    # Return the metadata files, the outermost first, and the other files.
     fs.invalidate_cache(path)
     names = [str(name) for name in fs.find(path)]
     metadata = [name for name in names if name.rpartition("/")[2] in METADATA]
@@ -131,7 +131,7 @@ def _remove_store(fs: Any, path: str) -> None:
     for name in _files(fs, path)[0]:
         fs.rm_file(name)
     with suppress(FileNotFoundError):
-        # Where directories are but names of files, there may be nothing left.
+        # In object stores, where directories exist only in names of files, nothing may be left.
         fs.rm(path, recursive=True)
     fs.invalidate_cache(path)
 
@@ -140,8 +140,8 @@ def _copy_store(fs: Any, source: str, target: str) -> None:
     def targets(names: Sequence[str]) -> list[str]:
         return [target + name[len(source) :] for name in names]
 
-    metadata, others = _files(fs, source)
-    if others:
-        fs.copy(others, targets(others))
+    metadata, data = _files(fs, source)
+    if data:
+        fs.copy(data, targets(data))
     for name, copied in reversed(list(zip(metadata, targets(metadata), strict=True))):
         fs.cp_file(name, copied)

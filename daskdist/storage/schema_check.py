@@ -11,7 +11,7 @@ from daskdist.core.spec import ElementSpec
 from daskdist.errors import FileError
 
 logger: Final = logging.getLogger("daskdist")
-# Where so many files cannot be read, before one that can, it is not the files that are wrong.
+# The number of unreadable files after which the cause is not a few damaged files.
 _MOST_UNREADABLE: Final = 64
 T = TypeVar("T")
 
@@ -33,24 +33,24 @@ class FirstFile:
 
 
 def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[str, T]]:
-    """Yield the files that something can be learned from, and what was learned; at least one.
+    """Yield each readable file with the result of ``learn``; at least one.
 
     Parameters
     ----------
     paths
         The files.
     learn
-        Finds out about one file what elements are.
+        Returns information about the elements of one file.
 
     Raises
     ------
     FileError
-        There is none: what is wrong with the first.
+        No file is readable; this is the error of the first.
 
     Notes
     -----
-    Files before the first that can be read are logged. Reading them is an error, or they are left out where errors are
-    skipped, as with any other file.
+    Unreadable files before the first readable one are logged. Reading them later raises, or skips them if errors are
+    skipped, as for any file.
     """
     failed: list[FileError] = []
     has_readable = False
@@ -63,7 +63,7 @@ def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[
                 break
             continue
         if failed and not has_readable:
-            logger.warning("%s; what elements are is learned from %s instead", failed[0], path)
+            logger.warning("%s; the spec of the elements is taken from %s instead", failed[0], path)
         has_readable = True
         yield path, learned
     if not has_readable:
@@ -73,5 +73,5 @@ def readable(paths: Sequence[str], learn: Callable[[str], T]) -> Iterator[tuple[
 def unlike(path: str, spec: ElementSpec, first: FirstFile) -> FileError:
     """Return the error for a file whose elements differ from those of the first."""
     return FileError(
-        f"{path}: its elements are {spec.packed}, those of {first.path}, the first file, {first.spec.packed}"
+        f"{path}: its elements are {spec.packed}, but those of the first file, {first.path}, are {first.spec.packed}"
     )

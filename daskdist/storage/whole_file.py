@@ -1,4 +1,4 @@
-"""Files that take their name once they are whole, so that a reader never sees half of one."""
+"""Files that get their name when they are complete, so that a reader never sees part of one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TEMPORARY: Final = re.compile(r"\.(.*)\.[0-9a-f]{32}\.tmp")
 
 
 def located(directory: str) -> tuple[Any, str]:
-    """Return the file system of a directory, and its path there."""
+    """Return the file system of a directory, and its path within it."""
     import fsspec
 
     try:
         fs, root = fsspec.core.url_to_fs(directory)
-    # ImportError: of a file system whose library is not installed.
+    # ImportError: the library of the file system is not installed.
     except (ValueError, ImportError) as error:
         raise FileError(f"{directory!r} cannot be opened: {error}") from None
     return fs, root.rstrip("/")
@@ -28,17 +28,17 @@ def located(directory: str) -> tuple[Any, str]:
 
 @contextmanager
 def writing(directory: str, name: str) -> Iterator[Any]:
-    """Open a file for writing, which takes its name once it is whole.
+    """Open a file for writing, which gets its name when it is complete.
 
     Raises
     ------
     FileError
-        It cannot be written; what was written of it is removed.
+        The file cannot be written; the partial file is removed.
 
     Notes
     -----
-    A process that dies leaves a temporary file, never half a file of that name. A machine that loses power
-    may: nothing waits for the disk.
+    A process that dies leaves a temporary file, never a partial file of that name. A power failure may leave one,
+    because nothing waits for the disk.
     """
     fs, root = located(directory)
     with whole_file(fs, f"{root}/{name}") as file:
@@ -47,7 +47,7 @@ def writing(directory: str, name: str) -> Iterator[Any]:
 
 @contextmanager
 def whole_file(fs: Any, path: str) -> Iterator[Any]:
-    """Open a file for writing like `writing`, given a file system and a path there."""
+    """Open a file for writing like `writing`, by a file system and a path within it."""
     root, _, name = path.rpartition("/")
     temporary = f"{root}/.{name}.{uuid.uuid4().hex}.tmp"
     try:
@@ -65,7 +65,7 @@ def whole_file(fs: Any, path: str) -> Iterator[Any]:
 
 
 def remove_temporaries(fs: Any, path: str) -> None:
-    """Delete what processes that died have left of a file, where nobody else writes it now; as far as it can be."""
+    """Delete temporary files that dead processes left of a file, if possible; no process may be writing it."""
     root, _, name = path.rpartition("/")
     with suppress(Exception):
         for entry in fs.ls(root, detail=False):
@@ -75,34 +75,34 @@ def remove_temporaries(fs: Any, path: str) -> None:
 
 
 def rename(fs: Any, source: str, target: str) -> None:
-    """Rename a file; where files cannot be renamed, copy and delete it."""
+    """Rename a file; copy and delete it if the file system cannot rename."""
     from fsspec import AbstractFileSystem
 
     if type(fs).mv is not AbstractFileSystem.mv:
         fs.mv(source, target)
         return
-    # The generic method of fsspec takes names with brackets for patterns.
+    # fsspec's generic method reads names with brackets as patterns.
     fs.cp_file(source, target)
     fs.rm_file(source)
 
 
 def put(fs: Any, path: str, data: bytes) -> None:
-    """Write a small file in place of the one there is: at any time one of them is there, and whole.
+    """Replace a small file in one step: readers see the old content or the new one.
 
     Raises
     ------
     FileError
-        It cannot be written.
+        The file cannot be written.
     """
     from fsspec import AbstractFileSystem
 
     if type(fs).mv is AbstractFileSystem.mv:
-        # In an object store an object appears once it is complete.
+        # In an object store an object appears when it is complete.
         fs.pipe_file(path, data)
         return
     with whole_file(fs, path) as file:
         file.write(data)
         file.flush()
-        # Not all file systems have a disk behind them.
+        # Some file systems cannot flush to a disk.
         with suppress(OSError, AttributeError):
             os.fsync(file.fileno())

@@ -1,10 +1,9 @@
 """The manifest of a written directory: which of its files are the dataset, and which are not.
 
-The writers put one into a directory, a small JSON file for each format: before the first file has its name there, and
-again when all of them have. Until then it lists the files that were there before, so that whoever reads the directory
-has the old dataset or the new one, and never some of a write that was killed. Spark's empty ``_SUCCESS`` would tell
-that a write has ended, but not which files are of it once a directory is overwritten. Names that begin with ``_`` are
-skipped by pandas, pyarrow and Spark.
+Writers put one small JSON file for each format into a directory: before the first file gets its name, and again after
+the last. Until then it lists the files of the previous dataset, so that a reader sees the old dataset or the new one,
+never part of a write that was killed. Spark's empty ``_SUCCESS`` would tell that a write has finished, but not which
+files belong to it after an overwrite. The name begins with ``_``, so pandas, pyarrow and Spark skip it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final
 
 from daskdist.errors import FileError
 
-# Matches the manifests of all formats.
+# The manifests of all formats.
 PATTERN: Final = "_daskdist_*.json"
 _VERSION: Final = 1
 
@@ -31,7 +30,7 @@ def manifest_name(format: str) -> str:
 
 
 def is_manifest_name(name: str) -> bool:
-    """Return whether a file is such a manifest, by its name."""
+    """Return whether a name is that of a manifest."""
     start, _, end = PATTERN.partition("*")
     return name.startswith(start) and name.endswith(end)
 
@@ -43,13 +42,13 @@ class WriteManifest:
     Parameters
     ----------
     files
-        Those of the dataset, with their sizes in bytes.
+        The files of the dataset, with their sizes in bytes.
     ignored
-        Those that an unfinished write may have left, or that are about to be deleted because others took their place.
+        Files that an unfinished write may have left, or that are about to be deleted after their replacement.
 
     Notes
     -----
-    Files that it does not name were put there by others, and are read as if there were no manifest.
+    Files that it does not name were put there by others and are read too.
     """
 
     files: Mapping[str, int] = field(default_factory=dict)
@@ -61,18 +60,18 @@ class WriteManifest:
         return bool(self.ignored) and not self.files
 
     def to_bytes(self) -> bytes:
-        """Return it as JSON."""
+        """Return the manifest as JSON."""
         content = {"version": _VERSION, "files": dict(self.files), "ignored": list(self.ignored)}
         return json.dumps(content, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> WriteManifest:
-        """Return what `to_bytes` gave.
+        """Return the manifest that `to_bytes` encoded.
 
         Raises
         ------
         FileError
-            It is damaged, or of a version not known here.
+            The manifest is damaged, or of an unknown version.
         """
         try:
             content = json.loads(data)
@@ -82,13 +81,15 @@ class WriteManifest:
                 return cls(files, tuple(map(_plain, content["ignored"])))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise FileError(
-                f"{path}: the list of the files written there is damaged: {error or type(error).__name__}; delete it "
+                f"{path}: the manifest is damaged: {error or type(error).__name__}; delete it "
                 "to read all files of the directory"
             ) from error
-        raise FileError(f"{path}: of version {version!r}, and only version {_VERSION} is known here; update daskdist")
+        raise FileError(
+            f"{path}: version {version!r} is unknown, only version {_VERSION} is supported; update daskdist"
+        )
 
 
 def _plain(name: str) -> str:
     if not isinstance(name, str) or not name or "/" in name:
-        raise ValueError(f"{name!r} is no name of a file")
+        raise ValueError(f"{name!r} is not a file name")
     return name

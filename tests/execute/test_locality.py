@@ -317,7 +317,7 @@ def test_small_files_of_different_places_are_not_read_together(on_cluster, tmp_p
 def test_a_worker_there_is_not(on_cluster, texts, say):
     ds = located(read_text(texts), say({texts[3]: "worker-9"})).batch(4)
     with pytest.raises(
-        errors.ArgumentError, match=rf"{texts[3]} on worker 'worker-9', .*there are '.*{on_cluster.workers[1]}"
+        errors.ArgumentError, match=rf"{texts[3]} on worker 'worker-9', .*it has '.*{on_cluster.workers[1]}"
     ):
         on_cluster.distribute_dataset(ds)
 

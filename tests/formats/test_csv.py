@@ -630,7 +630,7 @@ def test_a_wide_file(tmp_path):
 def test_rows_of_too_many_or_too_few_fields(tmp_path):
     path = write(tmp_path, 'a,b\n1,2\n\n3,4,5\n6\n"7\n7",8\n')
     with pytest.raises(
-        errors.FileError, match=r"row 1 of it, at byte 9, has 3 fields, not 2: '3,4,5'; mend it, or .*on_error=\"skip\""
+        errors.FileError, match=r"row 1 of it, at byte 9, has 3 fields, not 2: '3,4,5'; fix it, or .*on_error=\"skip\""
     ):
         list(read_csv(path))
     assert read_csv(path).element_spec == {"a": TensorSpec((), TEXT), "b": TensorSpec((), "int64")}

@@ -101,7 +101,7 @@ def test_what_spark_leaves_beside_its_files_is_not_read(tmp_path, name):
     other.write_bytes((tmp_path / "table" / "part-00000.parquet").read_bytes())
     for place in (tmp_path / "table", tmp_path, f"{tmp_path}/*/*", f"{tmp_path}/**/*"):
         assert len(daskdist.read_parquet(place)) == len(daskdist.read_files(place)) == 3
-    with pytest.raises(errors.FileError, match=r"has none whose name ends in .*begins with '_' or '.*is skipped"):
+    with pytest.raises(errors.FileError, match=r"has none whose name ends in .*begin with '_' or '.'.*are skipped"):
         daskdist.read_csv(tmp_path)
 
 

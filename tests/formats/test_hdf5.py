@@ -412,7 +412,7 @@ def test_a_file_that_was_changed_since(tmp_path):
     ds = read_hdf5(path, "x")
     assert len(list(ds)) == 10
     write(path, {"x": np.arange(500)})
-    with pytest.raises(errors.FileError, match="the file was changed since it was listed; make the dataset anew"):
+    with pytest.raises(errors.FileError, match="the file was changed since it was listed; create the dataset again"):
         list(ds)
 
 

@@ -505,9 +505,9 @@ def test_a_file_that_may_not_be_read(as_somebody):
         pq.write_table(pa.table({"id": [1, 2]}), path)
         ds = read_parquet(path)
         Path(path).chmod(0)
-        with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
+        with pytest.raises(errors.FileError, match=r"a\.parquet: access denied"):
             list(ds)
-        with pytest.raises(errors.FileError, match=r"a\.parquet: may not be read"):
+        with pytest.raises(errors.FileError, match=r"a\.parquet: access denied"):
             list(read_text(path))
 
 

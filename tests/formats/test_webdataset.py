@@ -599,7 +599,7 @@ def test_a_compressed_archive_cut_short(tmp_path, compress):
     whole = compress(archive([(f"{k:03d}.bin", noise.bytes(num_bytes)) for k in range(200)]))
     path = tmp_path / f"a.tar.{ {gzip.compress: 'gz', bz2.compress: 'bz2', lzma.compress: 'xz'}[compress] }"
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(errors.FileError, match=r"a\.tar\..*damaged or cut short|may not be read|damaged"):
+    with pytest.raises(errors.FileError, match=r"a\.tar\..*damaged or cut short|access denied|damaged"):
         list(read_webdataset(path, decode=False))
     if compress is gzip.compress:
         with dask.config.set({"daskdist.split-bytes": "200 kB"}):

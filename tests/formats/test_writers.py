@@ -617,7 +617,7 @@ def test_a_manifest_says_which_files_are_the_dataset(tmp_path):
         read_parquet(place)
     manifest.write_text(json.dumps(content | {"files": {}, "ignored": ["part-00002.parquet"]}))
     for path in (place, f"{place}/*.parquet"):
-        with pytest.raises(errors.FileError, match="data: what was being written here did not come to its end"):
+        with pytest.raises(errors.FileError, match="data: the write to this directory has not finished"):
             read_parquet(path)
     manifest.write_text(json.dumps(content | {"files": {}, "ignored": ["../x"]}))
     with pytest.raises(errors.FileError, match=r"_daskdist_parquet.json: the list .* is damaged: '../x' is no name"):

@@ -336,7 +336,7 @@ def test_a_store_that_was_changed_since(tmp_path):
     ds = read_zarr(path, "x")
     assert len(list(ds)) == 10
     write_group(path, {"x": np.arange(5)})
-    with pytest.raises(errors.FileError, match="the store was changed since it was listed; make the dataset anew"):
+    with pytest.raises(errors.FileError, match="the store was changed since it was listed; create the dataset again"):
         list(ds)
     assert len(list(read_zarr(path, "x"))) == 5
 

@@ -125,8 +125,8 @@ class WorkerFetch:
         while True:
             if key in worker.data:
                 return worker.data[key]
-            others = [address for address in holders if address != worker.address]
-            data = await self._fetch_from(others, key) if others else {}
+            other_holders = [address for address in holders if address != worker.address]
+            data = await self._fetch_from(other_holders, key) if other_holders else {}
             if key in data:
                 return data[key]
             status = (await worker.scheduler.get_task_status(keys=[key]))[key]
@@ -140,16 +140,18 @@ class WorkerFetch:
         who_has: dict[Any, Sequence[str]] = await self._worker.scheduler.who_has(keys=[key])
         return who_has.get(key, ())
 
-    async def _fetch_from(self, others: Sequence[str], key: Any) -> dict[Any, Any]:
+    async def _fetch_from(self, addresses: Sequence[str], key: Any) -> dict[Any, Any]:
         worker = self._worker
-        task = asyncio.ensure_future(gather_from_workers({key: others}, rpc=worker.rpc, who=worker.address))
+        task = asyncio.ensure_future(gather_from_workers({key: addresses}, rpc=worker.rpc, who=worker.address))
         while not (await asyncio.wait([task], timeout=_CHECK_EVERY_S))[0]:
             # Without this check it would try for a long time to connect to a lost worker.
-            if not set(others) & set(await self._holders_of(key)):
+            if not set(addresses) & set(await self._holders_of(key)):
                 task.cancel()
                 return {}
         data: dict[Any, Any]
         data, _, failed, _ = task.result()
         if failed:
-            raise ClusterError(f"{key} is on {', '.join(others)} and cannot be read on {worker.address}: see its log")
+            raise ClusterError(
+                f"{key} is on {', '.join(addresses)} and cannot be read on {worker.address}: see its log"
+            )
         return data

@@ -115,23 +115,23 @@ def _copy(leaf: Any) -> Any:
     return Ragged(_copy(leaf.values), leaf.row_splits.copy()) if type(leaf) is Ragged else leaf.copy("C")
 
 
-def _is_same(one: Block, other: Block) -> bool:
-    pairs = zip(one.leaves, other.leaves, strict=True)
-    return one.structure == other.structure and all(_has_same_bytes(a, b) for a, b in pairs)
+def _is_same(block: Block, other: Block) -> bool:
+    pairs = zip(block.leaves, other.leaves, strict=True)
+    return block.structure == other.structure and all(_has_same_bytes(a, b) for a, b in pairs)
 
 
-def _has_same_bytes(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
+def _has_same_bytes(leaf: Any, other: Any) -> bool:
+    if type(leaf) is not type(other):
         return False
-    if type(one) is Ragged:
-        return _has_same_bytes(one.row_splits, other.row_splits) and _has_same_bytes(one.values, other.values)
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if type(leaf) is Ragged:
+        return _has_same_bytes(leaf.row_splits, other.row_splits) and _has_same_bytes(leaf.values, other.values)
+    if leaf.dtype != other.dtype or leaf.shape != other.shape:
         return False
-    if one.dtype.kind == "T":
-        return bool((one == other).all())
-    if one.dtype.hasobject:
-        return all(map(is_, one.ravel().tolist(), other.ravel().tolist()))
+    if leaf.dtype.kind == "T":
+        return bool((leaf == other).all())
+    if leaf.dtype.hasobject:
+        return all(map(is_, leaf.ravel().tolist(), other.ravel().tolist()))
     # Compare bits, so that NaN equals itself and 0.0 differs from -0.0.
-    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (leaf, other))
     width = 8 if not len(a) % 8 else 1
     return bool((a.view(f"u{width}") == b.view(f"u{width}")).all())

@@ -404,13 +404,21 @@ def _copied_series(column: Sequence[Any], series: Sequence[_Series], empty: Empt
     first = column[0]
     if isinstance(first, Ragged) or first.dtype.kind not in NUMBERS:
         # Ragged arrays and arrays of objects or text do not support strided views.
-        starts = [(one, one.start + number * one.step) for one in series for number in range(one.times)]
-        return concat([column[one.place][start : start + one.length] for one, start in starts])
-    rows = _empty((sum(one.times * one.length for one in series), *first.shape[1:]), first.dtype, empty)
+        starts = [
+            (intervals, intervals.start + number * intervals.step)
+            for intervals in series
+            for number in range(intervals.times)
+        ]
+        return concat([column[intervals.place][start : start + intervals.length] for intervals, start in starts])
+    rows = _empty(
+        (sum(intervals.times * intervals.length for intervals in series), *first.shape[1:]), first.dtype, empty
+    )
     end = 0
-    for one in series:
-        begin, end = end, end + one.times * one.length
-        rows[begin:end].reshape(one.times, one.length, *first.shape[1:])[...] = one.of(column[one.place])
+    for intervals in series:
+        begin, end = end, end + intervals.times * intervals.length
+        rows[begin:end].reshape(intervals.times, intervals.length, *first.shape[1:])[...] = intervals.of(
+            column[intervals.place]
+        )
     return rows
 
 

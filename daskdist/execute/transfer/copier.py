@@ -58,14 +58,14 @@ class Channel:
         if len(self.consumers) > 1 and self.consumers[-1] == stream:
             return
         with self._lock:
-            first, *others = self.consumers
-            others = [other for other in others if other != stream]
-            while len(others) > _MOST_STREAMS - 2:
+            first, *remaining = self.consumers
+            remaining = [other for other in remaining if other != stream]
+            while len(remaining) > _MOST_STREAMS - 2:
                 # Drop the oldest stream: writers wait once for the work that it has so far.
-                event = others.pop(0).record()
+                event = remaining.pop(0).record()
                 for writer in self._writers:
                     writer.wait(event)
-            self.consumers = (first, *others, stream)
+            self.consumers = (first, *remaining, stream)
 
     def add_unknown_consumers(self, wait: Callable[[], None]) -> None:
         """Protect memory from copies while a framework whose streams are not known computes with it.

@@ -168,7 +168,7 @@ class Arrow:
 
         version = split.payload.version
         if self.storage.version(version.path) != version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
         index = index_of(self.storage, version)
         names = index.schema.names
         wanted = set(self._tables.read_from(names))

@@ -355,7 +355,7 @@ class Csv:
             row = min(unequal)
             text = data[begins[row] : ends[row]].decode("utf-8", "replace")
             return FileError(
-                f"{where(row)}has {unequal[row]} fields, not {len(fields.names)}: {text!r:.120}; mend it, or leave "
+                f"{where(row)}has {unequal[row]} fields, not {len(fields.names)}: {text!r:.120}; fix it, or leave "
                 'such rows out by Options(on_error="skip")'
             )
         _, invalid_values = fields.without_invalid(data)

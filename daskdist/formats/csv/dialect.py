@@ -243,7 +243,7 @@ def header_of(path: str, ranges: ByteRanges, dialect: Dialect) -> tuple[tuple[st
                 names = tuple(fields_in(row, dialect.delimiter or ",", dialect.quote or ""))
             twice = _twice(names)
             if twice is not None:
-                raise FileError(f"{path}: two columns are called {twice!r}; mend it, or give header=[...] for others")
+                raise FileError(f"{path}: two columns are called {twice!r}; fix it, or give header=[...] for others")
             return names, first[1]
         if is_all:
             return None

@@ -188,7 +188,7 @@ def find_invalid(value: Any, kind: Any, path: tuple[str | int, ...] = ()) -> str
     where = f"{_called(path)} is {value!r:.60}, where {kind} is expected"
     both = common(_kind_of_arrow(kind), given)
     if _problem_of(both) is not None:
-        return f"{where}; leave it out with columns=[...], or mend it"
+        return f"{where}; leave it out with columns=[...], or fix it"
     return f"{where}; write dtypes={_spelled(path, both)}"
 
 

@@ -143,7 +143,7 @@ class TFRecord:
 
     def _part(self, split: Split, part: TFRecordSplit, framing: Records) -> RangeRecords:
         if self.storage.version(part.version.path) != part.version:
-            raise FileError(f"{split.label}: the file was changed since it was listed; make the dataset anew")
+            raise FileError(f"{split.label}: the file was changed since it was listed; create the dataset again")
         with failures(split.label):
             data = self.storage.read(part.version.path, part.start, part.stop)
         try:
